@@ -1,0 +1,112 @@
+"""Targets: the records, their names, and what torch's properties of a device become."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from transconv import target
+from transconv.errors import ConfigError, Unsupported
+from transconv.ir.dtype import bf16, f16, f32, f64, i8
+from transconv.target import TARGETS, Target
+
+
+@pytest.mark.parametrize("record", TARGETS.values(), ids=str)
+def test_records_are_whole(record: Target) -> None:
+    assert Target.parse(record.name) is record
+    assert TARGETS[str(record)] is record
+    assert record.backend in {"cuda", "hip", "xpu", "interpreter"}
+    assert record.warp_size in {16, 32, 64}
+    assert min(record.sms, record.shared_bytes, record.regs, record.l2_bytes) > 0
+    assert min(record.bandwidth_gbs, record.tflops, record.ridge) > 0
+    assert {f16, bf16} <= record.mma_dtypes
+    assert "ieee" in record.precisions
+    assert record.upcast16 == (record.name == "interpreter")
+
+
+def test_numbers_that_kernels_depend_on() -> None:
+    shared = {name: TARGETS[name].shared_bytes for name in TARGETS}
+    assert shared["sm_90"] == shared["sm_100"] == 232448
+    assert shared["sm_80"] == 166912
+    assert shared["sm_86"] == shared["sm_89"] == shared["sm_120"] == 101376
+    assert shared["gfx942"] == shared["gfx1100"] == 65536
+    assert [t.name for t in TARGETS.values() if "box" in t.features] == [
+        "sm_90", "sm_100", "sm_120", "interpreter"]
+    assert [t.name for t in TARGETS.values() if "wgmma" in t.features] == ["sm_90"]
+    assert f64 in TARGETS["sm_90"].mma_dtypes and f64 not in TARGETS["sm_86"].mma_dtypes
+
+
+def test_only_one_amd_chip_takes_tf32() -> None:
+    amd = [t for t in TARGETS.values() if t.backend == "hip"]
+    assert [t.name for t in amd if t.precisions != ("ieee",)] == ["gfx942"]
+    assert "tf32" in TARGETS["gfx942"].precisions
+
+
+def test_least_dot() -> None:
+    assert TARGETS["sm_90"].min_dot_of(f16) == (1, 1, 16)
+    assert TARGETS["sm_90"].min_dot_of(i8) == (1, 1, 32)
+    assert TARGETS["xpu"].min_dot_of(i8) == (1, 16, 32)
+    assert TARGETS["gfx942"].min_dot_of(i8) == TARGETS["gfx942"].min_dot_of(f32) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "like", "arch"), [
+    ("sm_87", "sm_86", 87), ("sm_103", "sm_100", 103), ("sm_121", "sm_120", 121),
+    ("gfx1101", "gfx1100", "gfx1101"), ("gfx1200", "gfx1201", "gfx1200"),
+    ("gfx941", "gfx90a", "gfx941")])
+def test_siblings_of_known_chips(name: str, like: str, arch: int | str) -> None:
+    found = Target.parse(name)
+    assert (found.name, found.arch) == (name, arch)
+    assert found.shared_bytes == TARGETS[like].shared_bytes
+    assert found.features == TARGETS[like].features
+
+
+@pytest.mark.parametrize("name", ["sm_75", "sm_90a", "gfx906", "gfx1030", "h100", "", "sm_"])
+def test_unknown_names_list_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Target.parse(name)
+    assert str(caught.value) == (f"target '{name}' is unknown; expected one of "
+                                 + " ".join(TARGETS))
+
+
+def test_properties_of_a_device_replace_the_counts() -> None:
+    h200 = SimpleNamespace(name="H200", major=9, minor=0, multi_processor_count=66,
+                           L2_cache_size=60 << 20, memory_clock_rate=3_201_000,
+                           memory_bus_width=6144)
+    found = target.from_properties(h200)
+    assert (found.name, found.sms, found.l2_bytes) == ("sm_90", 66, 60 << 20)
+    assert found.bandwidth_gbs == pytest.approx(4917, rel=0.001)
+    assert found.tflops == pytest.approx(TARGETS["sm_90"].tflops / 2)
+    assert found.shared_bytes == TARGETS["sm_90"].shared_bytes
+
+
+def test_properties_that_are_not_told_keep_the_record() -> None:
+    amd = SimpleNamespace(name="MI300X", gcnArchName="gfx942:sramecc+:xnack-",
+                          multi_processor_count=304)
+    assert target.from_properties(amd, is_hip=True) == TARGETS["gfx942"]
+
+
+def test_a_gpu_without_a_record_is_unsupported_with_a_reason() -> None:
+    old = SimpleNamespace(name="T4", major=7, minor=5, multi_processor_count=40)
+    with pytest.raises(Unsupported, match=re.escape("no record for T4; expected")) as caught:
+        target.from_properties(old)
+    assert caught.value.reason == "target:sm_75"
+
+
+def test_detect_without_a_gpu_or_when_told_to_interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    assert target.detect(torch.device("cpu")) is TARGETS["interpreter"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert target.detect() is TARGETS["interpreter"]
+    fake = SimpleNamespace(name="A100", major=8, minor=0, multi_processor_count=108)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: fake)
+    monkeypatch.setattr(torch.version, "hip", None)
+    target._of_gpu.cache_clear()
+    try:
+        assert target.detect(torch.device("cuda", 3)) == target.detect(3) == TARGETS["sm_80"]
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert target.detect(3) is TARGETS["interpreter"]
+    finally:
+        target._of_gpu.cache_clear()

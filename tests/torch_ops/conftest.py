@@ -1,0 +1,41 @@
+"""Every test starts with no routes, no counts, no warnings given, and the default switches."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transconv
+from transconv.torch_ops import routes, stats
+
+torch.set_num_threads(1)  # tiny problems: threads would only wait for each other
+
+if "expecttest" not in sys.modules:
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:  # torch's test data imports it and needs nothing of it
+        stub = types.ModuleType("expecttest")
+        stub.TestCase = __import__("unittest").TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = stub
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than a few seconds")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    transconv.config.fallback = "silent"
+    transconv.config.cpu = "fallback"
+    stats.forget_warnings()
+    transconv.stats(reset=True)
+    torch.manual_seed(0)
+    yield
+    transconv.config.fallback = "silent"
+    transconv.config.cpu = "fallback"
+    routes.forget()
+    torch._dynamo.reset()

@@ -1,0 +1,83 @@
+"""transconv: convolutions described once and transpiled into Triton kernels, for PyTorch.
+
+The public names. Each is loaded when it is first asked for, so that ``import transconv`` brings in
+neither torch nor triton nor sympy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transconv import nn as nn
+    from transconv.problem import ConvProblem as ConvProblem
+    from transconv.problem import Prop as Prop
+    from transconv.torch_ops.convert import convert_ as convert_
+    from transconv.torch_ops.convert import disable as disable
+    from transconv.torch_ops.convert import enable as enable
+    from transconv.torch_ops.convert import revert_ as revert_
+    from transconv.torch_ops.convert import use as use
+    from transconv.torch_ops.explain import explain as explain
+    from transconv.torch_ops.fold import fold as fold
+    from transconv.torch_ops.functional import conv1d as conv1d
+    from transconv.torch_ops.functional import conv2d as conv2d
+    from transconv.torch_ops.functional import conv3d as conv3d
+    from transconv.torch_ops.functional import conv_transpose1d as conv_transpose1d
+    from transconv.torch_ops.functional import conv_transpose2d as conv_transpose2d
+    from transconv.torch_ops.functional import conv_transpose3d as conv_transpose3d
+    from transconv.torch_ops.fused import fused_conv1d as fused_conv1d
+    from transconv.torch_ops.fused import fused_conv2d as fused_conv2d
+    from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
+    from transconv.torch_ops.routes import counted as stats
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "conv1d": "torch_ops.functional", "conv2d": "torch_ops.functional",
+    "conv3d": "torch_ops.functional", "conv_transpose1d": "torch_ops.functional",
+    "conv_transpose2d": "torch_ops.functional", "conv_transpose3d": "torch_ops.functional",
+    "fused_conv1d": "torch_ops.fused", "fused_conv2d": "torch_ops.fused",
+    "fused_conv3d": "torch_ops.fused", "fold": "torch_ops.fold",
+    "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
+    "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
+    "stats": "torch_ops.routes", "FallbackWarning": "torch_ops.stats",
+    "ConvProblem": "problem", "Prop": "problem",
+}
+_INNER_NAMES = {"stats": "counted"}
+
+__all__ = [*_HOMES, "config", "nn", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("transconv.nn")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'transconv' has no attribute '{name}'")
+    home = importlib.import_module(f"transconv.{_HOMES[name]}")
+    value = getattr(home, _INNER_NAMES.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This module. ``transconv.config`` are the switches of a running program, although a module of
+    kernel configs has the same dotted name: importing that one must not put it in their place."""
+
+    @property
+    def config(self) -> Any:
+        return importlib.import_module("transconv.torch_ops.settings").settings
+
+    @config.setter
+    def config(self, module: ModuleType) -> None:
+        if not isinstance(module, ModuleType):
+            raise AttributeError("transconv.config cannot be replaced; set its switches instead")
+
+
+sys.modules[__name__].__class__ = _Package

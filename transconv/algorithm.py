@@ -1,0 +1,185 @@
+"""Stage 2. In: ConvProblem, Prop. Out: Algorithms: axes, three views, and what is combined how.
+
+One relation makes every convolution. In each spatial dimension
+
+    i = o*S + k*D - P                                   S stride, D dilation, P low padding
+
+and a propagation kind chooses which two of (o, i, k) are loop axes; the third is solved from it:
+
+    FWD, BWD_W   axes o, k;  i = o*S + k*D - P                     inside when 0 <= i < I
+    BWD_D        axes i, k;  t = i + P - k*D;  o = t // S          inside when t % S == 0, 0 <= o < O
+
+    A, B, C  =  FWD: src, wei, dst    BWD_D: dst, wei, src    BWD_W: src, dst, wei        C += A * B
+
+For BWD_D with a stride, i = S*q + r splits the work into phases r, and k = k0(r) + S/gcd(S, D) * t
+are the only taps that meet a phase: the stride condition then holds by construction (the simplifier
+proves it) and no multiplication is wasted. Nothing after this module knows which kind it compiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from math import gcd
+
+from transconv.epilogue import Epilogue
+from transconv.ir import DType, Expr, Tensor, Var, View, ViewDim, eq
+from transconv.problem import ConvProblem, Prop
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop of the computation: its name, its trip count, and what it counts (``pixel``: images
+    and positions; ``tap``: of the filter; ``channel``; ``group``; ``part``: of a split sum)."""
+
+    name: str
+    size: int
+    role: str
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """``c[...] = epilogue(sum over the K axes of a[...] * b[...])`` for every point of the others."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    a: View
+    b: View | None
+    c: View
+    acc: DType
+    epilogue: Epilogue = Epilogue()
+
+    def kind(self, axis: str) -> str:
+        """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B
+        by all three. An axis that only C mentions is an M axis, one that only A has is a K axis."""
+        in_a, in_b, in_c = (_mentions(v, axis) for v in (self.a, self.b, self.c))
+        if in_c:
+            return "B" if in_a and in_b else "N" if in_b else "M"
+        return "K"
+
+    def size(self, axis: str) -> int:
+        return next(x.size for x in self.axes if x.name == axis)
+
+    def axes_of(self, kind: str) -> tuple[Axis, ...]:
+        return tuple(x for x in self.axes if self.kind(x.name) == kind)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The kernel's parameters in call order: A, B, what the epilogue reads, C."""
+        inputs = [v.tensor for v in (self.a, self.b) if v is not None]
+        return (*inputs, *(v.tensor for v in self.epilogue.views(self.c)), self.c.tensor)
+
+    def __str__(self) -> str:
+        lines = [f"algorithm {self.name}"]
+        for kind, meaning in (("B", "batch"), ("M", "rows"), ("N", "columns"), ("K", "summed")):
+            if axes := self.axes_of(kind):
+                sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
+                lines.append(f"    {kind} ({meaning}): {sizes}")
+        for role, view in (("A", self.a), ("B", self.b), ("C", self.c)):
+            if view is not None:
+                lines.append(f"    {role} = {view}")
+        lines.append(f"    C = {self.epilogue or 'acc'}, acc in {self.acc}")
+        return "\n".join(lines)
+
+
+def _mentions(view: View | None, axis: str) -> bool:
+    from transconv.ir import free_vars
+
+    return view is not None and any(Var(axis) in free_vars(d.coord) for d in view.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spatial:
+    """The relation of one spatial dimension: two axes, and where they meet each tensor."""
+
+    outer: Axis  # the axis that C or the sum runs over (o, i or q)
+    tap: Axis
+    i: ViewDim
+    o: ViewDim
+    k: ViewDim
+
+
+def _solve_i(p: ConvProblem, x: int) -> _Spatial:
+    n = p.spatial_names[x]
+    o, k = Axis(f"o{n}", p.o[x], "pixel"), Axis(f"k{n}", p.k[x], "tap")
+    i = o.var * p.stride[x] + k.var * p.dilation[x] - p.pad_lo[x]
+    inside = (i >= 0) & (i < p.i[x])
+    return _Spatial(o, k, ViewDim(i, inside), ViewDim(o.var), ViewDim(k.var))
+
+
+def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
+    n, stride, dilation = p.spatial_names[x], p.stride[x], p.dilation[x]
+    if stride == 1:
+        outer, tap = Axis(f"i{n}", p.i[x], "pixel"), Axis(f"k{n}", p.k[x], "tap")
+        i: Expr = outer.var
+        k: Expr = tap.var
+    else:
+        first, step, taps = _phase_taps(p, x, phase)
+        outer = Axis(f"q{n}", max(0, -(-(p.i[x] - phase) // stride)), "pixel")
+        tap = Axis(f"t{n}", taps, "tap")
+        i, k = outer.var * stride + phase, tap.var * step + first
+    t = i + p.pad_lo[x] - k * dilation
+    o = t // stride if stride > 1 else t
+    inside = (o >= 0) & (o < p.o[x])
+    if stride > 1:
+        inside = eq(t % stride, 0) & inside
+    return _Spatial(outer, tap, ViewDim(i), ViewDim(o, inside), ViewDim(k))
+
+
+def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
+    """First tap, step and number of the taps k with ``(phase + P - k*D) % S == 0``."""
+    stride, dilation = p.stride[x], p.dilation[x]
+    step = stride // gcd(stride, dilation)
+    for k in range(min(step, p.k[x])):
+        if (phase + p.pad_lo[x] - k * dilation) % stride == 0:
+            return k, step, -(-(p.k[x] - k) // step)
+    return 0, step, 0
+
+
+def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Algorithm, ...]:
+    """The algorithms whose outputs together are the result: one, or one per stride phase of BWD_D.
+
+    Phases that own no element of the output (more phases than positions) are left out.
+    """
+    if prop is not Prop.BWD_D:
+        return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
+    phases = itertools.product(*(range(min(s, n)) for s, n in zip(p.stride, p.i, strict=True)))
+    made = []
+    for phase in phases:
+        spatial = [_solve_o(p, x, r) for x, r in enumerate(phase)]
+        label = "".join(f"_{r}" for r in phase) if max(p.stride) > 1 else ""
+        made.append(_assemble(p, prop, spatial, epilogue, label))
+    return tuple(made)
+
+
+def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None,
+              label: str) -> Algorithm:
+    mb, g = Axis("mb", p.mb, "pixel"), Axis("g", p.g, "group")
+    ic, oc = Axis("ic", p.icg, "channel"), Axis("oc", p.ocg, "channel")
+    names = p.spatial_names
+    src = Tensor("src", ("mb", "ic", *(f"i{n}" for n in names)), (p.mb, p.ic, *p.i), p.src.layout)
+    wei = Tensor("wei", ("oc", "ic", *(f"k{n}" for n in names)), (p.oc, p.icg, *p.k), p.wei.layout)
+    dst = Tensor("dst", ("mb", "oc", *(f"o{n}" for n in names)), (p.mb, p.oc, *p.o), p.dst.layout)
+    src_c, dst_c = _channel(g, p.icg, ic), _channel(g, p.ocg, oc)
+    views = {
+        "src": View(src, (ViewDim(mb.var), ViewDim(src_c), *(s.i for s in spatial))),
+        "wei": View(wei, (ViewDim(dst_c), ViewDim(ic.var), *(s.k for s in spatial))),
+        "dst": View(dst, (ViewDim(mb.var), ViewDim(dst_c), *(s.o for s in spatial))),
+    }
+    roles = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
+             Prop.BWD_W: ("src", "dst", "wei")}[prop]
+    outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
+    order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, ic, *taps, oc),
+            Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
+    a, b, c = (views[r] for r in roles)
+    used = tuple(x for x in order if x is not g or p.g > 1)
+    return Algorithm(f"{prop.value}{label}", used, a, b, c, p.acc, epilogue or Epilogue())
+
+
+def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:
+    """The channel of a tensor, counted over all groups."""
+    return g.var * per_group + inner.var if g.size > 1 else inner.var

@@ -1,0 +1,1 @@
+"""The Triton backend: IR -> source text -> JIT function -> launch."""

@@ -1,0 +1,253 @@
+"""From a problem to a kernel that can be launched: the pipeline, its stages, and what is kept.
+
+``PIPELINE`` is the whole compiler, read from top to bottom. ``stages`` returns the kernel after each
+pass, ``plan`` what is needed to run it, ``explain`` why it looks like this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transconv import heuristics, knobs
+from transconv.algorithm import Algorithm, algorithms
+from transconv.backend_triton.emit_tl import emit, grid_size
+from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.module import write
+from transconv.config import Config, why_not
+from transconv.epilogue import Epilogue
+from transconv.errors import ConfigError, StageError, Unsupported
+from transconv.ir import Kernel, Tensor
+from transconv.ir.verify import verify
+from transconv.passes import (
+    blockwise, cse, final, gridwise, hoist, lanewise, lets, naive, narrow, simplification, strength,
+    unroll,
+)
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+log = logging.getLogger("transconv.compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a pass may ask: the algorithm, the config, the target, and how f32 is multiplied."""
+
+    algorithm: Algorithm
+    config: Config
+    target: Target
+    precision: str = "tf32"
+
+    @property
+    def dot_precision(self) -> str:
+        if self.target.upcast16 or self.precision not in self.target.precisions:
+            return "ieee"
+        return self.precision
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step of the pipeline. An optional one can be switched off and the kernel is still right."""
+
+    name: str
+    phrase: str
+    run: Callable[[Kernel, Context], Kernel]
+    optional: bool = True
+    default: bool = True
+
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass("gridwise", "axes become grid x loop x tile",
+         lambda k, c: gridwise.gridwise(k, c.config), optional=False),
+    Pass("blockwise", "how the parts of a split sum meet",
+         lambda k, c: blockwise.blockwise(k, c.config, c.algorithm), optional=False),
+    Pass("lanewise", "tiles become vectors, products become calls",
+         lambda k, c: lanewise.lanewise(k, c.config, c.dot_precision), optional=False),
+    Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
+    Pass("simplify", "shorter indices, fewer masks",
+         lambda k, c: simplification.simplify_kernel(k)),
+    Pass("lets", "names that nothing reads disappear", lambda k, c: lets.optimise_lets(k)),
+    Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
+    Pass("strength", "products with the loop counter become sums",
+         lambda k, c: strength.strength(k), default=False),
+    Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
+    Pass("tidy", "names that the passes before left over",
+         lambda k, c: lets.optimise_lets(k)),
+    Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
+         optional=False),
+    Pass("final", "what the target spells differently",
+         lambda k, c: final.final(k, c.target.upcast16), optional=False),
+)
+STAGES = ("problem", "algorithm", "config", "naive", *(p.name for p in PIPELINE), "emit")
+
+
+def lower(algorithm: Algorithm, config: Config, target: Target, name: str, precision: str = "tf32",
+          switches: dict[str, bool] | None = None) -> list[tuple[str, Kernel]]:
+    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``.
+
+    Raises ConfigError for a config that is not legal. With TRANSCONV_VERIFY=1 the well-formedness
+    rules are checked after each pass.
+    """
+    if reason := why_not(config, algorithm, target):
+        raise ConfigError(f"{config}: {reason}")
+    context = Context(algorithm, config, target, precision)
+    kernel = naive.naive(algorithm, name)
+    made = [("naive", kernel)]
+    checked = knobs.verify()
+    for step in PIPELINE:
+        if (switches or {}).get(step.name, step.default) or not step.optional:
+            kernel = step.run(kernel, context)
+            if checked:
+                verify(kernel)
+        made.append((step.name, kernel))
+    return made
+
+
+@dataclass(slots=True)
+class Step:
+    """One launch of a plan: a kernel, its text, and the config that shaped it."""
+
+    algorithm: Algorithm
+    config: Config
+    kernel: Kernel
+    source: str
+    path: Path | None
+    launcher: Launcher
+    zero: Tensor | None = None  # cleared before the launch
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A plan: the launches that compute one direction of one problem."""
+
+    problem: ConvProblem
+    prop: Prop
+    target: Target
+    config: Config
+    epilogue: Epilogue
+    steps: tuple[Step, ...]
+    workspaces: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return "\n\n".join(s.source for s in self.steps)
+
+    def launch(self, src: Any, wei: Any, dst: Any, **extra: Any) -> None:
+        """Run on torch tensors that match the problem; the direction's result is written in place.
+
+        ``bia`` and ``res`` are what the epilogue reads. Launches go to the current stream; a split
+        sum takes its workspace from torch's allocator for the time of the call.
+        """
+        tensors = {"src": src, "wei": wei, "dst": dst, **extra}
+        for name, spec in self.workspaces.items():
+            import torch
+
+            dtype = torch.float64 if spec.dtype.bits == 64 else torch.float32
+            tensors[name] = torch.empty(spec.layout.span, dtype=dtype, device=src.device)
+        for step in self.steps:
+            if step.zero is not None:
+                tensors[step.zero.name].zero_()
+            step.launcher([tensors[p.name] for p in step.kernel.params])
+
+
+def _switches() -> dict[str, bool]:
+    return dict(knobs.passes())
+
+
+def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config | None,
+               epilogue: Epilogue) -> list[tuple[Algorithm, Config]]:
+    """The algorithms to run, in order, each with its config: phases, and second stages of sums."""
+    made: list[tuple[Algorithm, Config]] = []
+    for algorithm in algorithms(problem, prop, epilogue):
+        if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
+            continue
+        chosen = config or heuristics.default(algorithm, target)
+        if config is not None and any(x.size == 0 for x in algorithm.axes_of("K")):
+            chosen = heuristics.default(algorithm, target)
+        made.append((algorithm, chosen))
+        if chosen.split_k > 1 and chosen.reduce == "partials":
+            second = blockwise.combine(algorithm, chosen.split_k)
+            made.append((second, heuristics.default(second, target)))
+    return made
+
+
+def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
+          epilogue: Epilogue | None = None) -> Compiled:
+    """Compile one direction of a problem, without looking at what is kept.
+
+    Raises ConfigError when the given config is not legal, Unsupported when nothing is.
+    """
+    epilogue = epilogue or Epilogue()
+    if problem.src.dtype.kind != "float":
+        raise Unsupported(f"dtype:{problem.src.dtype}")
+    started = time.perf_counter()
+    steps: list[Step] = []
+    spaces: dict[str, Tensor] = {}
+    switches = _switches()
+    for algorithm, chosen in plan_steps(problem, prop, target, config, epilogue):
+        try:
+            steps.append(_step(problem, algorithm, chosen, target, switches))
+        except ConfigError:
+            raise
+        except Exception as cause:
+            raise StageError(stage="passes", problem=str(problem), direction=prop.value,
+                             config=str(chosen), reason=f"{type(cause).__name__}: {cause}") from cause
+        if chosen.split_k > 1 and chosen.reduce == "partials":
+            spaces["partials"] = blockwise.workspace(algorithm, chosen.split_k)
+        elif chosen.split_k > 1 and not any(s.zero for s in steps):
+            steps[-1].zero = algorithm.c.tensor
+    used = steps[0].config if steps else config or Config()
+    spent = time.perf_counter() - started
+    level = logging.INFO if spent > 1 else logging.DEBUG
+    log.log(level, "%s %s on %s: %s, generated in %.2f s", problem, prop, target.name, used, spent)
+    return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces)
+
+
+def kernel_name(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> str:
+    """``conv_fwd_mb32ic64..._1f3a``: direction, problem, and a short digest of everything else."""
+    shape = "".join(c for c in problem.shape_text if c.isalnum() or c == "_")[:80]
+    rest = f"{problem} {algorithm.epilogue} {config} {target.name} {algorithm.name}"
+    digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
+    return f"conv_{algorithm.name}_{shape}_{digest}"
+
+
+def header(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> tuple[str, ...]:
+    return (f"{algorithm.name} of {problem}",
+            *([f"epilogue {algorithm.epilogue}"] if algorithm.epilogue else []),
+            f"config {config}", f"target {target.name}")
+
+
+def _step(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target,
+          switches: dict[str, bool]) -> Step:
+    name = kernel_name(problem, algorithm, config, target)
+    kernel = lower(algorithm, config, target, name, problem.math, switches)[-1][1]
+    source = emit(kernel, header(problem, algorithm, config, target))
+    path = write(source, name)
+    launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages)
+    return Step(algorithm, config, kernel, source, path, launcher)
+
+
+_plans: dict[tuple[Any, ...], Compiled] = {}
+_lock = threading.Lock()
+
+
+def plan(problem: ConvProblem, prop: Prop, target: Target, config: Config | str | None = None,
+         epilogue: Epilogue | str = "") -> Compiled:
+    """``build``, remembered: the same question gets the same plan, compiled once per process."""
+    if isinstance(config, str):
+        config = Config.parse(config)
+    if isinstance(epilogue, str):
+        epilogue = Epilogue.parse(epilogue)
+    key = (problem, prop, target.name, config, epilogue)
+    found = _plans.get(key)
+    if found is None:
+        made = build(problem, prop, target, config, epilogue)
+        with _lock:
+            found = _plans.setdefault(key, made)
+    return found

@@ -1,0 +1,224 @@
+"""Stage 3. One line that says how an algorithm becomes a kernel: blocks and words.
+
+    mb.oh.ow:128 oc:128 ic:64 | mma | a=gather b=gather | group_m=8 stages=3 warps=8
+
+A block is an ordered group of fused axes and an extent, the piece of them that one program (or one
+step of the sum) handles. Axes without a block are handled one by one: M, N and B axes by separate
+programs, K axes by separate steps. ``Config.parse(str(c)) == c``; legality is answered in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from math import prod
+
+from transconv.algorithm import Algorithm
+from transconv.errors import ConfigError
+from transconv.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Fused axes, outermost first, and how many consecutive positions of them form a tile."""
+
+    axes: tuple[str, ...]
+    extent: int
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.axes)}:{self.extent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Blocks and words.
+
+    unit      ``mma`` multiplies tiles on the matrix unit, ``fma`` element by element
+    a, b      how an operand is fetched: ``gather`` computes one address per element
+    swap      take B as the left operand: acc[n, m] instead of acc[m, n]
+    order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
+    group_m   programs that share columns run next to each other in groups of this many row blocks
+    split_k   so many programs share one sum; ``reduce`` says how they meet: ``partials`` stores
+              f32 tiles and adds them in a second kernel (same bits every run), ``atomic`` adds in place
+    unroll    1 writes the steps of the sum out instead of looping
+    stages    loop iterations whose loads are in flight; warps   warps per program
+    """
+
+    blocks: tuple[Block, ...] = ()
+    unit: str = "mma"
+    a: str = "gather"
+    b: str = "gather"
+    swap: int = 0
+    order: str = ""
+    group_m: int = 8
+    split_k: int = 1
+    reduce: str = "partials"
+    unroll: int = 0
+    stages: int = 3
+    warps: int = 4
+
+    def __str__(self) -> str:
+        words = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = {"stages", "warps"}
+        tail = [f"{n}={v}" for n, v in words.items() if n not in ("blocks", "unit", "a", "b")
+                and (n in shown or v != _DEFAULTS[n])]
+        blocks = " ".join(map(str, self.blocks))
+        return f"{blocks} | {self.unit} | a={self.a} b={self.b} | {' '.join(tail)}".strip()
+
+    @staticmethod
+    def parse(text: str) -> Config:
+        """Read the one-line form; words may be left out (their defaults hold) and come in any order."""
+        blocks: list[Block] = []
+        words: dict[str, object] = {}
+        for token in text.replace("|", " ").split():
+            name, eq_sign, value = token.partition("=")
+            axes, colon, extent = token.partition(":")
+            if eq_sign and name in _DEFAULTS and name not in ("blocks", "unit"):
+                words[name] = _word(name, value, text)
+            elif colon and extent.isdigit() and all(a.isidentifier() for a in axes.split(".")):
+                blocks.append(Block(tuple(axes.split(".")), int(extent)))
+            elif token in CHOICES["unit"]:
+                words["unit"] = token
+            else:
+                raise ConfigError(f"config '{text}': '{token}' is neither a block (mb.oh.ow:128), nor "
+                                  f"mma or fma, nor one of {', '.join(sorted(_DEFAULTS))}=...")
+        return Config(tuple(blocks), **words)  # type: ignore[arg-type]
+
+    def block_of(self, axis: str) -> Block | None:
+        return next((b for b in self.blocks if axis in b.axes), None)
+
+
+CHOICES = {"unit": ("mma", "fma"), "a": ("gather",), "b": ("gather",),
+           "reduce": ("partials", "atomic")}
+_DEFAULTS = {f.name: f.default for f in fields(Config)}
+
+
+def _word(name: str, value: str, text: str) -> object:
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise ConfigError(f"config '{text}': {name}={value}, expected {' or '.join(CHOICES[name])}")
+        return value
+    if name == "order":
+        return value
+    if not value.isdigit():
+        raise ConfigError(f"config '{text}': {name}={value}, expected a whole number")
+    return int(value)
+
+
+Rule = Callable[[Config, Algorithm, Target], "str | None"]
+
+
+def why_not(config: Config, algorithm: Algorithm, target: Target) -> str | None:
+    """None if the config is legal for the algorithm on the target, else the reason in a sentence."""
+    for rule in RULES:
+        if reason := rule(config, algorithm, target):
+            return reason
+    return None
+
+
+def _axes_exist(c: Config, alg: Algorithm, target: Target) -> str | None:
+    known = [x.name for x in alg.axes]
+    used = [a for b in c.blocks for a in b.axes]
+    for a in used:
+        if a not in known:
+            return f"there is no axis '{a}' in {alg.name}; its axes are {' '.join(known)}"
+        if used.count(a) > 1:
+            return f"axis '{a}' is in two blocks"
+    order = c.order.split(".") if c.order else []
+    summed = [x.name for x in alg.axes_of("K")]
+    if order and sorted(order) != sorted(summed):
+        return f"order={c.order} must name every summed axis once: {'.'.join(summed)}"
+    return None
+
+
+def _blocks_are_pure(c: Config, alg: Algorithm, target: Target) -> str | None:
+    for b in c.blocks:
+        kinds = sorted({alg.kind(a) for a in b.axes})
+        if len(kinds) > 1:
+            return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
+        if b.extent < 1 or b.extent & (b.extent - 1):
+            return f"block {b}: an extent is a power of two"
+        if kinds == ["K"] and c.order:
+            names = c.order.split(".")
+            at = [names.index(a) for a in b.axes]
+            if at != list(range(at[0], at[0] + len(at))):
+                return f"order={c.order} does not keep the axes of block {b} together"
+    return None
+
+
+def tile(c: Config, alg: Algorithm, kind: str) -> int:
+    """The extent of the tile along a kind: the product of its blocks."""
+    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind), start=1)
+
+
+def _matrix_unit(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.unit != "mma":
+        return None
+    if "mma" not in target.features:
+        return f"{target.name} has no matrix unit"
+    if alg.b is None:
+        return "a reduction has no second operand, the matrix unit multiplies two"
+    if alg.acc.name == "f64":
+        return "64-bit floats are multiplied element by element (unit fma)"
+    for kind in "MNK":
+        blocks = [b for b in c.blocks if alg.kind(b.axes[0]) == kind]
+        if len(blocks) != 1:
+            return f"the matrix unit takes one {kind} block, the config has {len(blocks)}"
+        if blocks[0].extent < 16:
+            return f"block {blocks[0]} is smaller than the matrix unit's 16"
+    if tile(c, alg, "B") > 1:
+        return "a tile for the matrix unit covers one group"
+    return None
+
+
+def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
+    m, n, k = (tile(c, alg, kind) for kind in "MNK")
+    m *= tile(c, alg, "B")
+    if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
+        return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
+    if target.backend == "interpreter":
+        return None
+    if not 1 <= c.warps <= 32 or c.warps & (c.warps - 1):
+        return f"warps={c.warps}: the number of warps is a power of two up to 32"
+    acc = m * n * alg.acc.bytes // 4
+    threads = c.warps * target.warp_size
+    if acc > 224 * threads:
+        return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
+                f"{c.warps} warps have 224 to give")
+    if c.unit == "mma" and alg.b is not None:
+        per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
+        need = per_stage * max(1, c.stages)
+        if need > target.shared_bytes:
+            return (f"{c.stages} stages of {m}x{k} and {k}x{n} need {need} bytes of shared memory, "
+                    f"{target.name} has {target.shared_bytes}")
+    if c.unit == "fma" and m * n * k > 256 * threads:
+        return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
+    return None
+
+
+def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.split_k < 1:
+        return f"split_k={c.split_k}: at least one program works on a sum"
+    if c.split_k == 1:
+        return None
+    if c.reduce == "atomic":
+        if alg.c.tensor.dtype.name != "f32":
+            return f"atomic sums are kept in f32, {alg.c.tensor.name} is {alg.c.tensor.dtype}"
+        if alg.epilogue:
+            return f"the epilogue {alg.epilogue} needs the whole sum, atomic parts never see it"
+    steps = k_steps(c, alg)
+    if c.split_k > max(1, steps):
+        return f"split_k={c.split_k}, but the sum has only {steps} steps"
+    return None
+
+
+def k_steps(c: Config, alg: Algorithm) -> int:
+    """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
+    steps = 1
+    for b in c.blocks:
+        if alg.kind(b.axes[0]) == "K":
+            steps *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+    return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
+
+
+RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split)

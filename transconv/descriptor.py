@@ -1,0 +1,198 @@
+"""The shape part of a problem's text: oneDNN's benchdnn descriptor, read into numbers and printed.
+
+    desc := { key INT | "_" } [ "n" NAME ]
+    key  := g mb ic id ih iw oc od oh ow kd kh kw sd sh sw pd ph pw dd dh dw
+
+Keys come in any order and the last value wins. What is left out follows from the rest: strides 1,
+dilation 0 (dense; this module converts to and from the 1 = dense of the code), one of output and
+padding from the other, a square or cubic image from its first axis, and with no axis but w a 1D
+problem.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from transconv.errors import ProblemError
+
+SPATIAL = "dhw"
+KEYS = ("g", "mb", "ic", "oc", *(role + x for role in "iokspd" for x in SPATIAL))
+INT_MAX = 2**63 - 1
+DEFAULT_MB = 2
+MISSING = -1  # a padding that was not written
+
+_ITEM = re.compile(r"([a-z]+)(\d*)")
+_NAME = re.compile(r'n("[^"\s]*"|[^"\s]*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A shape in numbers; the tuples hold one entry per spatial axis, (d, h, w) order; dilation 1
+    is dense. ``grouped`` says that ``g`` was written, which makes weight tags name a group axis."""
+
+    mb: int
+    g: int
+    ic: int
+    oc: int
+    i: tuple[int, ...]
+    o: tuple[int, ...]
+    k: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pad_lo: tuple[int, ...]
+    name: str = ""
+    grouped: bool = False
+
+
+@dataclass(slots=True)
+class _Axis:
+    """One spatial axis while it is being completed, in the text's terms (dilation 0 is dense)."""
+
+    i: int
+    o: int
+    k: int
+    s: int
+    p: int
+    d: int
+
+    @property
+    def absent(self) -> bool:
+        return (self.i, self.o, self.k, self.d) == (0, 0, 0, 0) and self.s == 1 and self.p < 1
+
+    @property
+    def reach(self) -> int:
+        """How many input points a dilated kernel spans."""
+        return (self.k - 1) * (self.d + 1) + 1
+
+
+UNIT_AXIS = _Axis(1, 1, 1, 1, 0, 0)
+
+
+def parse_descriptor(text: str) -> Descriptor:
+    """Read one descriptor (no spaces in it). Raises ProblemError with the place of the mistake."""
+    given, name = _scan(text)
+    for key in ("ic", "oc"):
+        if given.get(key, 0) <= 0:
+            raise ProblemError(f"problem '{text}': '{key}' is missing or 0; "
+                               f"expected {key}N, N >= 1")
+    if given.get("g", 1) == 0:
+        raise ProblemError(f"problem '{text}': 'g0' has no groups; expected gN, N >= 1")
+    axes = [_complete(_axis(given, x, text), x, text) for x in SPATIAL]
+    axes = _drop_and_spread(axes, text)
+    return Descriptor(
+        mb=given.get("mb", DEFAULT_MB), g=given.get("g", 1), ic=given["ic"], oc=given["oc"],
+        i=tuple(a.i for a in axes), o=tuple(a.o for a in axes), k=tuple(a.k for a in axes),
+        stride=tuple(a.s for a in axes), dilation=tuple(a.d + 1 for a in axes),
+        pad_lo=tuple(a.p for a in axes), name=name, grouped="g" in given,
+    )
+
+
+def _scan(text: str) -> tuple[dict[str, int], str]:
+    given: dict[str, int] = {}
+    at = 0
+    while at < len(text):
+        if text[at] == "_":
+            at += 1
+            continue
+        if text[at] == "n":
+            return given, _read_name(text, at)
+        found = _ITEM.match(text, at)
+        key = found.group(1) if found else text[at:at + 8]
+        where = f"at position {at}, '{text[at:at + 12]}'"
+        if found is None or key not in KEYS:
+            raise ProblemError(f"problem '{text}': unknown key '{key}' {where}; expected one of "
+                               f"{' '.join(KEYS)} and a number, or n and a name")
+        if not found.group(2):
+            raise ProblemError(f"problem '{text}': key '{key}' has no number {where}; "
+                               f"expected {key}N, N a whole number >= 0")
+        value = int(found.group(2))
+        if value > INT_MAX:
+            raise ProblemError(f"problem '{text}': the number is too large {where}; "
+                               "expected at most 2^63 - 1")
+        given[key] = value
+        at = found.end()
+    return given, ""
+
+
+def _read_name(text: str, at: int) -> str:
+    found = _NAME.match(text, at)
+    if found is None:
+        raise ProblemError(f"problem '{text}': bad name at position {at}, '{text[at:]}'; "
+                           'expected n"..." with neither quotes nor spaces inside')
+    return found.group(1).strip('"')
+
+
+def _axis(given: dict[str, int], x: str, text: str) -> _Axis:
+    axis = _Axis(i=given.get("i" + x, 0), o=given.get("o" + x, 0), k=given.get("k" + x, 0),
+                 s=given.get("s" + x, 1), p=given.get("p" + x, MISSING), d=given.get("d" + x, 0))
+    if axis.s == 0:
+        raise ProblemError(f"problem '{text}': 's{x}0' is no stride; expected s{x}N, N >= 1")
+    return axis
+
+
+def _complete(axis: _Axis, x: str, text: str) -> _Axis:
+    """Fill in whichever of output and padding was left out."""
+    if axis.absent:
+        return axis
+    for role, size in (("i", axis.i), ("k", axis.k)):
+        if size == 0:
+            raise ProblemError(f"problem '{text}': axis {x} is used but '{role}{x}' is missing "
+                               f"or 0; expected {role}{x}N, N >= 1")
+    if axis.o == 0:
+        axis.p = max(axis.p, 0)
+        axis.o = _quotient(axis.i - axis.reach + 2 * axis.p, axis.s) + 1
+        if axis.o <= 0:
+            raise ProblemError(f"problem '{text}': the output along {x} is empty, the kernel "
+                               f"spans {axis.reach} of {axis.i} + 2*{axis.p} points; expected "
+                               f"i{x} + 2*p{x} >= {axis.reach}, or o{x}N")
+    elif axis.p == MISSING:
+        axis.p = default_pad(axis.i, axis.o, axis.k, axis.s, axis.d + 1)
+        if axis.p < 0:
+            raise ProblemError(f"problem '{text}': o{x}{axis.o} leaves input unused on both "
+                               f"sides of axis {x} (padding {axis.p}); expected a larger o{x}, "
+                               f"or p{x}N")
+    return axis
+
+
+def _quotient(a: int, b: int) -> int:
+    """C's integer division: towards zero. b > 0."""
+    return a // b if a >= 0 else -(-a // b)
+
+
+def default_pad(i: int, o: int, k: int, stride: int, dilation: int) -> int:
+    """The low padding of an axis whose text gives none: half of all padding (towards zero)."""
+    return _quotient((o - 1) * stride - i + (k - 1) * dilation + 1, 2)
+
+
+def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
+    """Leave out absent outer axes; repeat the first one over absent inner ones (square, cubic)."""
+    while axes and axes[0].o == 0:
+        axes = axes[1:]
+    if not axes:
+        raise ProblemError(f"problem '{text}' has no spatial axis; expected at least iwN owN kwN")
+    absent = [a for a in axes[1:] if a.absent]
+    if len(axes) == 3 and len(absent) == 1:
+        raise ProblemError(f"problem '{text}': of the axes h and w of a 3D problem one is missing; "
+                           "expected both, or neither for a cube")
+    return [axes[0] if a.absent else a for a in axes]
+
+
+def print_descriptor(d: Descriptor) -> str:
+    """The shortest text that ``parse_descriptor`` reads back as ``d`` (``grouped`` aside)."""
+    axes = list(zip(d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo, strict=True))
+    names = SPATIAL[len(SPATIAL) - len(axes):]
+    shown = names[:1] if all(a == axes[0] for a in axes) else names
+    default = tuple(default_pad(i, o, k, s, dilation) for i, o, k, s, dilation, _ in axes)
+    text = f"g{d.g}" if d.g != 1 else ""
+    text += f"mb{d.mb}" if d.mb != DEFAULT_MB else ""
+    text += f"ic{d.ic}" + _keys("i", shown, d.i)
+    text += f"oc{d.oc}" + _keys("o", shown, d.o) + _keys("k", shown, d.k)
+    text += _keys("s", shown, d.stride) if set(d.stride) != {1} else ""
+    text += _keys("p", shown, d.pad_lo) if any(d.pad_lo) or default != d.pad_lo else ""
+    text += _keys("d", shown, [n - 1 for n in d.dilation]) if set(d.dilation) != {1} else ""
+    return text + (f'n"{d.name}"' if d.name else "")
+
+
+def _keys(role: str, names: str, sizes: tuple[int, ...] | list[int]) -> str:
+    return "".join(f"{role}{x}{size}" for x, size in zip(names, sizes, strict=False))

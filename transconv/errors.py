@@ -1,0 +1,93 @@
+"""Errors, lowest layer: everything that transconv raises on purpose, for the person who reads.
+
+    TransconvError                     anything below
+    +-- ProblemError   (ValueError)    a convolution that cannot be described, or its text
+    +-- ConfigError    (ValueError)    a config that does not fit a problem, or its text
+    +-- LayoutError    (ValueError)    a layout that cannot be, or its text
+    +-- Unsupported    (NotImplementedError)  outside of the product; ``reason`` is for programs
+    +-- StageError     (RuntimeError)  a pipeline stage failed; says how to repeat it
+"""
+
+from __future__ import annotations
+
+import shlex
+
+
+class TransconvError(Exception):
+    """Root of the tree: ``except TransconvError`` catches all that transconv raises on purpose."""
+
+
+class ProblemError(TransconvError, ValueError):
+    """An impossible or unreadable problem; one line: what is wrong, where, what is expected."""
+
+
+class ConfigError(TransconvError, ValueError):
+    """A config that is unreadable, or refused for a problem; the sentence says why."""
+
+
+class LayoutError(TransconvError, ValueError):
+    """An impossible or unreadable layout; one line: what is wrong, where, what is expected."""
+
+
+class Unsupported(TransconvError, NotImplementedError):
+    """A request outside the product. ``reason`` is machine-readable, ``topic:detail``, such as
+    ``dtype:complex64``; the message is for people and defaults to the reason."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(f"{message} ({reason})" if message else f"unsupported: {reason}")
+        self.reason = reason
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[Unsupported], tuple[str, str]]:
+        return type(self), (self.reason, self.message)
+
+
+class StageError(TransconvError, RuntimeError):
+    """A stage of the pipeline failed. The message names the stage and the reason, what was being
+    compiled, and a command that repeats it:
+
+        StageError in stage 'lanewise': lane oh has no extent
+          problem  mb2ic3ih56oc128oh56kh3ph1  fwd
+          config   oh:8 ow:16 oc:128 ic:64 | mma
+          repeat   python -m transconv show 'mb2ic3ih56oc128oh56kh3ph1' --prop fwd --stage lanewise
+
+    ``problem``, ``direction`` (the ``--prop`` word) and ``config`` are kept as texts; an empty one
+    is left out of the message and of the command.
+    """
+
+    def __init__(self, stage: str, reason: str, *, problem: object = "", direction: object = "",
+                 config: object = "") -> None:
+        self.stage = stage
+        self.reason = reason
+        self.problem = str(problem)
+        self.direction = str(direction)
+        self.config = str(config)
+        super().__init__(self._message())
+
+    @property
+    def repeat(self) -> str:
+        """A shell command that runs the pipeline up to the failing stage again."""
+        words = ["python", "-m", "transconv", "show", self.problem]
+        if self.direction:
+            words += ["--prop", self.direction]
+        if self.config:
+            words += ["--config", self.config]
+        return shlex.join([*words, "--stage", self.stage])
+
+    def _message(self) -> str:
+        lines = [f"{type(self).__name__} in stage '{self.stage}': {self.reason}"]
+        if self.problem:
+            lines.append(f"  problem  {self.problem}  {self.direction}".rstrip())
+        if self.config:
+            lines.append(f"  config   {self.config}")
+        if self.problem:
+            lines.append(f"  repeat   {self.repeat}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _stage_error, (self.stage, self.reason, self.problem, self.direction, self.config)
+
+
+def _stage_error(stage: str, reason: str, problem: str, direction: str, config: str) -> StageError:
+    # Errors cross process borders (compiles run in child processes), where keywords get lost.
+    return StageError(stage, reason, problem=problem, direction=direction, config=config)

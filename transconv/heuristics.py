@@ -1,0 +1,161 @@
+"""Stage 3, the choice. Legal configs for an algorithm on a target, the most promising first.
+
+Candidates are built from what the axes count (pixels, taps, channels), filtered by ``why_not`` and
+ranked by one estimate of their time: waves of programs times the cost of one. No tree of special
+cases: a shape gets another tile because the estimate says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import Block, Config, k_steps, tile, why_not
+from transconv.errors import ConfigError
+from transconv.target import Target
+
+
+def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
+    """Legal configs, best estimate first. Never empty for a legal algorithm."""
+    legal = {c: estimate(c, algorithm, target) for c in _proposals(algorithm, target)
+             if why_not(c, algorithm, target) is None}
+    if not legal:
+        raise ConfigError(f"no config is legal for {algorithm.name} on {target.name}")
+    return sorted(legal, key=lambda c: (legal[c], str(c)))
+
+
+def default(algorithm: Algorithm, target: Target) -> Config:
+    """The config that is used when nobody says otherwise."""
+    return candidates(algorithm, target)[0]
+
+
+def _proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
+    batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
+    matrix = (alg.b is not None and alg.acc.name != "f64" and "mma" in target.features
+              and rows and columns and summed and _worth_the_matrix_unit(alg))
+    if matrix:
+        yield from _matrix(alg, target)
+    else:
+        yield from _elementwise(alg, target)
+
+
+def _worth_the_matrix_unit(alg: Algorithm) -> bool:
+    """Depthwise and near-depthwise groups have too few columns or steps to fill a 16-wide tile."""
+    columns = prod(x.size for x in alg.axes_of("N"))
+    channels = prod(x.size for x in alg.axes_of("K") if x.role != "tap")
+    rows = prod(x.size for x in alg.axes_of("M"))
+    return min(rows, columns) * channels > 2 or not alg.axes_of("B")
+
+
+def fusable(axes: tuple[Axis, ...]) -> list[tuple[str, ...]]:
+    """Ways to fuse the axes of one kind: pixels all together; channels alone, or with taps before
+    them when there are fewer than 16."""
+    pixels = tuple(x.name for x in axes if x.role == "pixel")
+    if pixels:
+        return [pixels]
+    ways: list[tuple[str, ...]] = []
+    for start in range(len(axes) - 1, -1, -1):
+        ways.append(tuple(x.name for x in axes[start:]))
+        if prod(x.size for x in axes[start:]) >= 16:
+            break
+    return ways[-1:]
+
+
+def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
+    big = target.backend == "interpreter"
+    extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
+    depths = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64)
+    shapes = [(m, n, k) for m in fusable(alg.axes_of("M")) for n in fusable(alg.axes_of("N"))
+              for k in fusable(alg.axes_of("K"))]
+    for m_axes, n_axes, k_axes in shapes:
+        sizes = [prod(alg.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
+        for m, n, k in itertools.product(extents, extents, depths):
+            if any(e > 16 and e >= 2 * s for e, s in zip((m, n, k), sizes, strict=True)):
+                continue
+            warps = 8 if m * n >= 128 * 128 else 4
+            config = Config((Block(m_axes, m), Block(n_axes, n), Block(k_axes, k)),
+                            warps=warps, stages=4 if m * n <= 128 * 64 else 3)
+            for split in _splits(config, alg, target):
+                yield replace(config, split_k=split)
+
+
+def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Products element by element: lanes along groups (or columns) and along pixels."""
+    wide = (256, 1024) if target.backend == "interpreter" else (32, 64, 128, 256)
+    lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
+    rows = fusable(alg.axes_of("M")) if alg.axes_of("M") else [()]
+    sums = fusable(alg.axes_of("K")) if alg.axes_of("K") else [()]
+    pixels_summed = any(x.role in ("pixel",) for x in alg.axes_of("K"))
+    for r, s in itertools.product(rows, sums):
+        for m, n, k in itertools.product((1, *wide), (1, *wide), (16, 64) if pixels_summed else (1,)):
+            blocks = []
+            if r:
+                blocks.append(Block(r, m))
+            if lanes:
+                blocks.append(Block((lanes[-1],), n))
+            if s and k > 1:
+                blocks.append(Block(s, k))
+            config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
+            steps = k_steps(config, alg)
+            unroll = 1 if steps <= 25 and target.backend != "interpreter" else 0
+            for split in _splits(config, alg, target):
+                yield replace(config, unroll=unroll, split_k=split)
+
+
+def programs(config: Config, alg: Algorithm) -> int:
+    """How many programs the kernel has."""
+    count = config.split_k
+    for kind in "BMN":
+        for b in config.blocks:
+            if alg.kind(b.axes[0]) == kind:
+                count *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+        count *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
+    return max(1, count)
+
+
+def _splits(config: Config, alg: Algorithm, target: Target) -> list[int]:
+    """Split the sum only where whole tiles leave multiprocessors idle."""
+    if target.backend == "interpreter" or alg.b is None:
+        return [1]
+    free = target.sms / programs(config, alg)
+    steps = k_steps(config, alg)
+    return [1] + [s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+                  if s <= 2 * free and s * 4 <= steps]
+
+
+# Cycles, fitted to sweeps of the gather kernels on sm_90 (16-bit operands).
+MACS_PER_CYCLE = {"mma": 4096.0, "fma": 96.0}
+ADDRESS_CYCLES = 0.0085  # per gathered element
+STEP_CYCLES = 40.0
+PROGRAM_CYCLES = 1800.0
+STORE_CYCLES = 0.05  # per element of the result
+
+
+def estimate(config: Config, alg: Algorithm, target: Target) -> float:
+    """Estimated cycles: waves of programs x (steps x cost of a step + start and store)."""
+    m, n, k = (tile(config, alg, kind) for kind in "MNK")
+    group = tile(config, alg, "B")
+    count = programs(config, alg)
+    steps = -(-k_steps(config, alg) // config.split_k)
+    fetched = (m * k + k * n) * group
+    if target.backend == "interpreter":  # a step costs the same whatever its size, up to a point
+        return count * (steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2)
+    macs = m * n * k * group / MACS_PER_CYCLE[config.unit]
+    if config.unit == "mma":
+        macs *= 1.0 if m >= 64 else 2.0
+        macs *= 1.0 + 16.0 / n
+    step = macs + fetched * ADDRESS_CYCLES + STEP_CYCLES
+    result = m * n * group
+    finish = result * STORE_CYCLES * (1 if config.split_k == 1 else 3)
+    resident = max(1, min(4, 8 // config.warps))
+    sms = target.sms or 100
+    waves = count / (sms * resident)
+    whole = max(1.0, -(-count // (sms * resident)))
+    busy = 0.6 * whole + 0.4 * max(1.0, waves)
+    one = (steps * step + finish) * resident + PROGRAM_CYCLES
+    second = 4000.0 if config.split_k > 1 else 0.0
+    total = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
+    return busy * one + second + (total * config.split_k / sms * 0.02 if config.split_k > 1 else 0.0)

@@ -1,0 +1,445 @@
+"""Expressions: pure values, with operators. ``a + b``, ``a // b`` (rounds down), ``a < b`` build nodes.
+
+``==`` stays identity (nodes live in sets and dicts); an equality *expression* is ``eq(a, b)``.
+An expression that mentions lanes is a tile: its shape is the extents of those lanes, in the order of
+their axes, and smaller operands are broadcast along the lanes that they do not mention.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Union
+
+from transconv.ir.dtype import DType, boolean, f32, index, promote
+from transconv.ir.node import Node, node
+
+if TYPE_CHECKING:
+    from transconv.ir.tensor import Tensor
+
+Like = Union["Expr", int, float, bool]
+
+
+class Expr(Node):
+    """Base of all expressions."""
+
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from transconv.ir.printer import text
+
+        return text(self)
+
+    def __add__(self, other: Like) -> Expr:
+        return Add(self, as_expr(other))
+
+    def __radd__(self, other: Like) -> Expr:
+        return Add(as_expr(other), self)
+
+    def __sub__(self, other: Like) -> Expr:
+        return Sub(self, as_expr(other))
+
+    def __rsub__(self, other: Like) -> Expr:
+        return Sub(as_expr(other), self)
+
+    def __mul__(self, other: Like) -> Expr:
+        return Mul(self, as_expr(other))
+
+    def __rmul__(self, other: Like) -> Expr:
+        return Mul(as_expr(other), self)
+
+    def __truediv__(self, other: Like) -> Expr:
+        return Div(self, as_expr(other))
+
+    def __floordiv__(self, other: Like) -> Expr:
+        return FloorDiv(self, as_expr(other))
+
+    def __rfloordiv__(self, other: Like) -> Expr:
+        return FloorDiv(as_expr(other), self)
+
+    def __mod__(self, other: Like) -> Expr:
+        return Mod(self, as_expr(other))
+
+    def __rmod__(self, other: Like) -> Expr:
+        return Mod(as_expr(other), self)
+
+    def __neg__(self) -> Expr:
+        return Neg(self)
+
+    def __lt__(self, other: Like) -> Expr:
+        return Lt(self, as_expr(other))
+
+    def __le__(self, other: Like) -> Expr:
+        return Le(self, as_expr(other))
+
+    def __gt__(self, other: Like) -> Expr:
+        return Lt(as_expr(other), self)
+
+    def __ge__(self, other: Like) -> Expr:
+        return Le(as_expr(other), self)
+
+    def __and__(self, other: Like) -> Expr:
+        return And(self, as_expr(other))
+
+    def __or__(self, other: Like) -> Expr:
+        return Or(self, as_expr(other))
+
+    def __xor__(self, other: Like) -> Expr:
+        return Xor(self, as_expr(other))
+
+    def __lshift__(self, other: Like) -> Expr:
+        return Shl(self, as_expr(other))
+
+    def __rshift__(self, other: Like) -> Expr:
+        return Shr(self, as_expr(other))
+
+    def __invert__(self) -> Expr:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of `{self}` is not known while the kernel is built; "
+                        "use And/Or/Not/Select, or `is` to compare nodes")
+
+
+@node
+class Const(Expr):
+    """An immediate value of a stated type."""
+
+    value: int | float | bool
+    type: DType = index
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@node
+class Var(Expr):
+    """A variable; its name and type are its identity."""
+
+    name: str
+    type: DType = index
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@node
+class Lane(Expr):
+    """The vector 0, 1, ... extent - 1 along one block of a tile.
+
+    ``axis`` orders the dimensions of a tile: batch-like lanes first, then M, K, N, so that
+    ``a[m, k]``, ``b[k, n]`` and ``acc[m, n]`` come out as a matrix unit wants them.
+    """
+
+    name: str
+    extent: int
+    axis: int
+
+    @property
+    def dtype(self) -> DType:
+        return index
+
+
+class Unary(Expr):
+    __slots__ = ()
+    x: Expr
+
+
+@node
+class Neg(Unary):
+    x: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+
+@node
+class Not(Unary):
+    x: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return boolean
+
+
+class Binary(Expr):
+    """An operation on two operands, ``a`` and ``b``."""
+
+    __slots__ = ()
+    a: Expr
+    b: Expr
+
+
+class Arithmetic(Binary):
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType:
+        return promote(self.a.dtype, self.b.dtype)
+
+
+class Compare(Binary):
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType:
+        return boolean
+
+
+class Logic(Binary):
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType:
+        return promote(self.a.dtype, self.b.dtype)
+
+
+@node
+class Add(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Sub(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Mul(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Div(Binary):
+    """True division; the result is a float."""
+
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:
+        both = promote(self.a.dtype, self.b.dtype)
+        return both if both.kind == "float" else f32
+
+
+@node
+class FloorDiv(Arithmetic):
+    """Integer division rounding down, also for negatives: -1 // 2 is -1. The divisor is not 0."""
+
+    a: Expr
+    b: Expr
+
+
+@node
+class Mod(Arithmetic):
+    """``a - a // b * b``: never negative for a positive divisor, -1 % 2 is 1."""
+
+    a: Expr
+    b: Expr
+
+
+@node
+class Min(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Max(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Shl(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Shr(Arithmetic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Lt(Compare):
+    a: Expr
+    b: Expr
+
+
+@node
+class Le(Compare):
+    a: Expr
+    b: Expr
+
+
+@node
+class Eq(Compare):
+    a: Expr
+    b: Expr
+
+
+@node
+class Ne(Compare):
+    a: Expr
+    b: Expr
+
+
+@node
+class And(Logic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Or(Logic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Xor(Logic):
+    a: Expr
+    b: Expr
+
+
+@node
+class Select(Expr):
+    """``yes`` where ``cond`` holds, else ``no``."""
+
+    cond: Expr
+    yes: Expr
+    no: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return promote(self.yes.dtype, self.no.dtype)
+
+
+@node
+class Cast(Expr):
+    x: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@node
+class Call(Expr):
+    """A pure function of its arguments, by name (``exp``, ``tanh``, ``fma`` ...)."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        kind = self.args[0].dtype
+        for a in self.args[1:]:
+            kind = promote(kind, a.dtype)
+        return kind
+
+
+@node
+class Load(Expr):
+    """``tensor.data[offset]`` where ``mask`` holds, else 0. The offset counts elements."""
+
+    tensor: Tensor
+    offset: Expr
+    mask: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+
+@node
+class Reduce(Expr):
+    """The sum (or max) of ``x`` along a lane; the result no longer has that lane."""
+
+    op: str
+    x: Expr
+    lane: Lane
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+
+TRUE = Const(True, boolean)
+FALSE = Const(False, boolean)
+ZERO = Const(0)
+ONE = Const(1)
+
+
+def as_expr(value: Like) -> Expr:
+    """The expression for a Python number; an expression is returned as it is."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, bool):
+        return TRUE if value else FALSE
+    if isinstance(value, int):
+        return Const(value)
+    if isinstance(value, float):
+        return Const(value, f32)
+    raise TypeError(f"cannot use {value!r} ({type(value).__name__}) as an IR expression")
+
+
+def eq(a: Like, b: Like) -> Expr:
+    return Eq(as_expr(a), as_expr(b))
+
+
+def ne(a: Like, b: Like) -> Expr:
+    return Ne(as_expr(a), as_expr(b))
+
+
+def minimum(a: Like, b: Like) -> Expr:
+    return Min(as_expr(a), as_expr(b))
+
+
+def maximum(a: Like, b: Like) -> Expr:
+    return Max(as_expr(a), as_expr(b))
+
+
+def select(cond: Like, yes: Like, no: Like) -> Expr:
+    return Select(as_expr(cond), as_expr(yes), as_expr(no))
+
+
+def conjuncts(mask: Expr) -> list[Expr]:
+    """The parts of ``a & b & ...``; none for a mask that is always true."""
+    if isinstance(mask, And):
+        return conjuncts(mask.a) + conjuncts(mask.b)
+    return [] if mask is TRUE else [mask]
+
+
+def all_of(parts: list[Expr] | tuple[Expr, ...]) -> Expr:
+    """``a & b & ...`` of the parts without repeats; true when there are none."""
+    joined: Expr = TRUE
+    for part in dict.fromkeys(p for p in parts if p is not TRUE):
+        joined = part if joined is TRUE else And(joined, part)
+    return joined
+
+
+def addends(e: Expr) -> list[Expr]:
+    """The terms of a sum, from left to right."""
+    return addends(e.a) + addends(e.b) if isinstance(e, Add) else [e]
+
+
+def sum_of(terms: list[Expr]) -> Expr:
+    """``a + b + ...``; 0 when there are no terms."""
+    if not terms:
+        return ZERO
+    total = terms[0]
+    for t in terms[1:]:
+        total = Add(total, t)
+    return total

@@ -1,0 +1,57 @@
+"""Functions: things a statement can call for their effect, each with a meaning that is stated here,
+checked by the verifier, executed by the interpreter and spelled by the emitters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transconv.ir.node import Node, node
+
+
+@node
+class Func(Node):
+    """A function to call; ``attrs`` are fixed choices such as the precision of a dot."""
+
+    name: str
+    attrs: tuple[tuple[str, str], ...] = ()
+
+    def attr(self, key: str, default: str = "") -> str:
+        return dict(self.attrs).get(key, default)
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{k}={v}" for k, v in self.attrs)
+        return f"{self.name}[{words}]" if words else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FuncSpec:
+    """What a function takes, and what calling it means."""
+
+    params: tuple[str, ...]
+    meaning: str
+
+
+FUNCS = {
+    "dot": FuncSpec(
+        ("acc", "a", "b"),
+        "acc[..m, n] += sum over k of a[..m, k] * b[..k, n], summed in the type of acc",
+    ),
+    "atomic_add": FuncSpec(
+        ("tensor", "offset", "value", "mask"),
+        "tensor.data[offset] += value where mask holds, as one indivisible step per element",
+    ),
+    "assume": FuncSpec(("condition",), "the condition holds; it may be relied on, and is checked when interpreted"),
+    "barrier": FuncSpec((), "all threads of the program arrive before any goes on"),
+    "fence": FuncSpec((), "writes before are visible to the program's reads after"),
+}
+
+
+def dot(precision: str) -> Func:
+    """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands."""
+    return Func("dot", (("precision", precision),))
+
+
+ATOMIC_ADD = Func("atomic_add")
+ASSUME = Func("assume")
+BARRIER = Func("barrier")
+FENCE = Func("fence")

@@ -1,0 +1,158 @@
+"""Layout: where the elements of an array lie in memory.
+
+A layout is an ordered list of blocks (dimension, size, stride), outermost first. Every dimension is
+covered, the unblocked ones by a single block, so offset arithmetic has one rule: split a coordinate
+by the sizes of its blocks and multiply by their strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from transconv.ir.dtype import DType
+from transconv.ir.expr import ZERO, Expr, Like, as_expr
+from transconv.ir.layout_text import LETTERS, layout_tag, layout_text, parse_blocks
+from transconv.ir.node import Node, node
+
+
+@node
+class LayoutBlock(Node):
+    """``size`` consecutive steps along dimension ``dim``, ``stride`` elements apart."""
+
+    dim: int
+    size: int
+    stride: int
+
+
+@node
+class Layout(Node):
+    """Blocks from outermost to innermost, the offset of the first element, and the element type.
+
+    The sizes of a dimension's blocks multiply to its (padded) extent. Strides and offset count
+    elements. ``str()`` is the seed's text form with a letter per dimension (``4a2b7c7d32a32b``);
+    ``parse`` reads it back, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4``, strides.
+    """
+
+    dtype: DType
+    ndims: int
+    blocks: tuple[LayoutBlock, ...]
+    offset: int = 0
+
+    @staticmethod
+    def from_strides(dtype: DType, shape: Sequence[int], strides: Sequence[int],
+                     offset: int = 0) -> Layout:
+        """The layout of a strided array, as torch describes it; blocks in order of stride."""
+        order = sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d], d))
+        blocks = tuple(LayoutBlock(d, int(shape[d]), int(strides[d])) for d in order)
+        return Layout(dtype, len(shape), blocks, offset)
+
+    @staticmethod
+    def dense(dtype: DType, shape: Sequence[int], order: Sequence[int] | None = None) -> Layout:
+        """A gapless layout with dimensions in ``order``, outermost first (default: as given)."""
+        order = tuple(range(len(shape))) if order is None else tuple(order)
+        strides = [0] * len(shape)
+        step = 1
+        for d in reversed(order):
+            strides[d] = step
+            step *= max(1, int(shape[d]))
+        blocks = tuple(LayoutBlock(d, int(shape[d]), strides[d]) for d in order)
+        return Layout(dtype, len(shape), blocks)
+
+    @staticmethod
+    def parse(text: str, dtype: DType, shape: Sequence[int] | None = None,
+              letters: str | None = None) -> Layout:
+        """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
+        letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
+        where the text has no sizes; a blocked dimension is padded up to its block. Raises
+        LayoutError, one line. See layout_text.py for the forms."""
+        ndims, blocks, offset = parse_blocks(text, shape, letters)
+        return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
+
+    def text(self, letters: str = LETTERS) -> str:
+        """The text form with these dimension letters; strides are shown (``8a@4096 64b@64``) only
+        where blocks in order do not imply them, the offset (``+128``) only where it is not 0."""
+        return layout_text(self._triples, self.is_packed, self.offset, letters)
+
+    def tag(self, letters: str = LETTERS) -> str | None:
+        """The text form without sizes (``nChw16c``), read back with a shape, if there is one."""
+        if not self.is_packed or self.offset:
+            return None
+        return layout_tag(self._triples, self.ndims, letters)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @property
+    def _triples(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple((b.dim, b.size, b.stride) for b in self.blocks)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether every stride is the product of the sizes that follow: gapless in block order."""
+        step = 1
+        for b in reversed(self.blocks):
+            if b.stride != step:
+                return False
+            step *= max(1, b.size)
+        return True
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill one interval of memory, each place once, in whatever order."""
+        if any(b.size == 0 for b in self.blocks):
+            return True
+        step = 1
+        for stride, size in sorted((b.stride, b.size) for b in self.blocks if b.size > 1):
+            if stride != step:
+                return False
+            step *= size
+        return True
+
+    def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape stored for a logical one: each size rounded up to whole inner blocks."""
+        sizes = []
+        for d, size in enumerate(shape):
+            inner = math.prod(b.size for b in self.of_dim(d)[1:])
+            sizes.append(-(-size // inner) * inner if inner else 0)
+        return tuple(sizes)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The size of each dimension, padding included."""
+        sizes = [1] * self.ndims
+        for b in self.blocks:
+            sizes[b.dim] *= b.size
+        return tuple(sizes)
+
+    @property
+    def span(self) -> int:
+        """One more than the largest element offset; 0 for an empty array."""
+        if any(b.size == 0 for b in self.blocks):
+            return 0
+        return self.offset + 1 + sum((b.size - 1) * b.stride for b in self.blocks)
+
+    def of_dim(self, dim: int) -> tuple[LayoutBlock, ...]:
+        """The blocks of one dimension, outermost first."""
+        return tuple(b for b in self.blocks if b.dim == dim)
+
+    def strides(self) -> tuple[int, ...] | None:
+        """One stride per dimension, or None for a blocked layout."""
+        per_dim = [self.of_dim(d) for d in range(self.ndims)]
+        if any(len(blocks) != 1 for blocks in per_dim):
+            return None
+        return tuple(blocks[0].stride for blocks in per_dim)
+
+    def offset_of(self, coords: Sequence[Like]) -> Expr:
+        """The element offset of a coordinate (one entry per dimension)."""
+        total: Expr = as_expr(self.offset)
+        for d, coord in enumerate(coords):
+            inner = 1
+            for b in reversed(self.of_dim(d)):
+                at = as_expr(coord)
+                outermost = b is self.of_dim(d)[0]
+                at = at // inner if inner > 1 else at
+                at = at if outermost else at % b.size
+                inner *= b.size
+                total = at * b.stride if total is ZERO else total + at * b.stride
+        return total

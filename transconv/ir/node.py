@@ -1,0 +1,113 @@
+"""Immutable, interned nodes: two nodes are equal exactly when they are the same object.
+
+Every IR class is a small frozen, slotted dataclass made by ``@node``. Building a node that already
+exists returns the existing one, so structural equality is ``a is b`` (``a.is_equal(b)`` says the
+same in words) and passes see "nothing changed" as identity. Children are found by reflection over
+the fields, so walking, substitution and printing are written once (see ``visit.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, dataclass_transform
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+_interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_hashes: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _key(value: object) -> object:
+    """A hashable stand-in for a field: 1, True and 1.0 are equal in Python but not in the IR."""
+    if isinstance(value, tuple):
+        return tuple(_key(v) for v in value)
+    if isinstance(value, (bool, float)):
+        return (type(value).__name__, float(value).hex())
+    return value
+
+
+class _Interning(type):
+    """Metaclass whose call returns the interned twin of the object it would have built."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        key = (cls, *(_key(getattr(made, f.name)) for f in fields(made)))
+        with _lock:
+            return _interned.setdefault(key, made)
+
+
+class Node(metaclass=_Interning):
+    """Base of expressions, statements, functions, tensors and layouts."""
+
+    __slots__ = ("__weakref__",)
+
+    def is_equal(self, other: object) -> bool:
+        """Structural equality, which interning makes identity."""
+        return self is other
+
+    def get_hash(self) -> int:
+        """A 64-bit hash of the structure, the same in every process (usable in file names)."""
+        found = _hashes.get(self)
+        if found is None:
+            digest = hashlib.blake2b(digest_size=8)
+            digest.update(type(self).__name__.encode())
+            for f in fields(self):  # type: ignore[arg-type]
+                _feed(digest, getattr(self, f.name))
+            found = _hashes[self] = int.from_bytes(digest.digest(), "big")
+        return found
+
+    def children(self) -> Iterator[Node]:
+        """Every node that a field holds, in field order."""
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Node):
+                yield value
+            elif isinstance(value, tuple):
+                yield from (v for v in value if isinstance(v, Node))
+
+    def dump(self) -> None:
+        """Print the node: a method that can be called from a debugger."""
+        print(self)
+
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Node:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+
+
+def _feed(digest: Any, value: object) -> None:
+    if isinstance(value, Node):
+        digest.update(value.get_hash().to_bytes(8, "big"))
+    elif isinstance(value, tuple):
+        digest.update(b"(%d" % len(value))
+        for v in value:
+            _feed(digest, v)
+    else:
+        digest.update(f"{type(value).__name__}:{value!r};".encode())
+
+
+N = TypeVar("N", bound=type)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def node(cls: N) -> N:
+    """Make a class an interned IR node: frozen, slotted, compared by identity.
+
+    ``repr`` of a node is Python that rebuilds it where the names of ``transconv.ir`` are visible.
+    """
+    return dataclass(frozen=True, slots=True, eq=False)(cls)  # type: ignore[return-value]
+
+
+class ObjectMap(dict[Node, Any]):
+    """A mapping keyed by structure (the seed's ``object_map_t``); interning makes it a dict."""
+
+
+class ObjectSet(set[Node]):
+    """A set of structures (the seed's ``object_set_t``); interning makes it a set."""

@@ -1,0 +1,130 @@
+"""Statements: what a kernel does, in order. A variable bound by a ``Let`` or ``Alloc`` is visible in
+the statements after it in the same sequence, and inside them."""
+
+from __future__ import annotations
+
+from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
+from transconv.ir.func import Func
+from transconv.ir.node import Node, node
+from transconv.ir.tensor import Tensor
+
+
+class Stmt(Node):
+    """Base of all statements."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from transconv.ir.printer import text
+
+        return text(self)
+
+
+@node
+class Seq(Stmt):
+    """Statements one after another."""
+
+    stmts: tuple[Stmt, ...]
+
+
+@node
+class Let(Stmt):
+    """Bind a value to a name that never changes."""
+
+    var: Var
+    value: Expr
+
+
+@node
+class For(Stmt):
+    """``for var in start..stop`` (step 1).
+
+    kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
+    ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out.
+    ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
+    """
+
+    var: Var
+    stop: int
+    body: Stmt
+    kind: str = "serial"
+    stages: int = 0
+
+
+@node
+class If(Stmt):
+    cond: Expr
+    then: Stmt
+    other: Stmt | None = None
+
+
+@node
+class Alloc(Stmt):
+    """A variable that may change: a tile with the given lanes (a scalar without), filled with
+    ``init``. ``scope`` is where it lives: ``register`` or ``shared``."""
+
+    var: Var
+    lanes: tuple[Lane, ...] = ()
+    init: Expr = ZERO
+    scope: str = "register"
+
+
+@node
+class Update(Stmt):
+    """Give an allocated variable a new value, which may mention the old one."""
+
+    var: Var
+    value: Expr
+
+
+@node
+class Store(Stmt):
+    """``tensor.data[offset] = value`` where ``mask`` holds."""
+
+    tensor: Tensor
+    offset: Expr
+    value: Expr
+    mask: Expr = TRUE
+
+
+@node
+class FuncCall(Stmt):
+    """Call a function for its effect; an argument is an expression or a tensor."""
+
+    func: Func
+    args: tuple[Node, ...]
+
+
+@node
+class Comment(Stmt):
+    text: str
+
+
+@node
+class Kernel(Stmt):
+    """A whole kernel: its tensors in the order of the call, its body, and what its header says."""
+
+    name: str
+    params: tuple[Tensor, ...]
+    body: Stmt
+    notes: tuple[str, ...] = ()
+
+
+def seq(*stmts: Stmt | None) -> Stmt:
+    """A flat sequence of the statements given; None and nested sequences disappear."""
+    flat: list[Stmt] = []
+    for s in stmts:
+        if isinstance(s, Seq):
+            flat.extend(s.stmts)
+        elif s is not None:
+            flat.append(s)
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def statements(s: Stmt) -> tuple[Stmt, ...]:
+    """The parts of a sequence; a lone statement is a sequence of one."""
+    return s.stmts if isinstance(s, Seq) else (s,)
+
+
+def store(tensor: Tensor, offset: Expr | int, value: Expr, mask: Expr = TRUE) -> Store:
+    return Store(tensor, as_expr(offset), value, mask)

@@ -1,0 +1,163 @@
+"""Walking and rewriting trees, written once for every node class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from transconv.ir.expr import Expr, Lane, Reduce, Var
+from transconv.ir.node import Node
+from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
+
+T = TypeVar("T", bound=Node)
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """Every node of a tree, parents first; a node that occurs twice is seen twice."""
+    stack = [root]
+    while stack:
+        at = stack.pop()
+        yield at
+        stack.extend(reversed(list(at.children())))
+
+
+class Visitor:
+    """Dispatch on the class of a node: define ``visit_For`` to act on loops.
+
+    A method that wants the children visited as well calls ``self.generic(node)``::
+
+        class LoopCounter(Visitor):
+            loops = 0
+
+            def visit_For(self, loop):
+                self.loops += 1
+                self.generic(loop)      # to count nested loops
+    """
+
+    def visit(self, at: Node) -> None:
+        method = getattr(self, f"visit_{type(at).__name__}", None)
+        if method is None:
+            self.generic(at)
+        else:
+            method(at)
+
+    def generic(self, at: Node) -> None:
+        for child in at.children():
+            self.visit(child)
+
+
+class Mutator:
+    """Rebuild a tree bottom-up: ``mutate_X`` returns what a node of class X becomes.
+
+    The node itself comes back when nothing under it changed. Returning None for a statement
+    removes it; returning a ``Seq`` splices it into the sequence around.
+    """
+
+    def mutate(self, at: Node) -> Any:
+        method = getattr(self, f"mutate_{type(at).__name__}", None)
+        return self.generic(at) if method is None else method(at)
+
+    def generic(self, at: Node) -> Any:
+        if isinstance(at, Seq):
+            parts = [self.mutate(s) for s in at.stmts]
+            unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
+            return at if unchanged else seq(*parts)
+        changes: dict[str, Any] = {}
+        for f in fields(at):  # type: ignore[arg-type]
+            old = getattr(at, f.name)
+            if isinstance(old, Node):
+                new = self.mutate(old)
+                if new is None and isinstance(old, Stmt):
+                    new = Seq(())
+            elif isinstance(old, tuple) and any(isinstance(v, Node) for v in old):
+                new = tuple(self.mutate(v) if isinstance(v, Node) else v for v in old)
+                new = old if all(a is b for a, b in zip(new, old, strict=True)) else new
+            else:
+                continue
+            if new is not old:
+                changes[f.name] = new
+        return replace(at, **changes) if changes else at  # type: ignore[type-var]
+
+
+class ExprMutator(Mutator):
+    """A mutator that remembers what became of each expression: shared parts are rewritten once."""
+
+    def __init__(self) -> None:
+        self.done: dict[Node, Any] = {}
+
+    def mutate(self, at: Node) -> Any:
+        if not isinstance(at, Expr):
+            return super().mutate(at)
+        found = self.done.get(at)
+        if found is None:
+            found = self.done[at] = super().mutate(at)
+        return found
+
+
+class _Substitute(ExprMutator):
+    def __init__(self, values: Mapping[Any, Expr]) -> None:
+        super().__init__()
+        self.done.update(values)
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        """The lanes of a tile are its type, not values that could be named otherwise."""
+        return Alloc(self.mutate(at.var), at.lanes, self.mutate(at.init), at.scope)
+
+    def mutate_Reduce(self, at: Reduce) -> Expr:
+        return Reduce(at.op, self.mutate(at.x), at.lane)
+
+
+def substitute(root: T, values: Mapping[Any, Expr]) -> T:
+    """Replace expressions (usually variables) by others throughout a tree."""
+    return _Substitute(values).mutate(root) if values else root
+
+
+def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
+    """Apply ``rule`` to every expression of a tree, children first."""
+
+    class _Rule(ExprMutator):
+        def generic(self, at: Node) -> Any:
+            made = super().generic(at)
+            return rule(made) if isinstance(made, Expr) else made
+
+    return _Rule().mutate(root)  # type: ignore[no-any-return]
+
+
+def find(root: Node, kind: type[T]) -> list[T]:
+    """All nodes of a class, in order, without repeats."""
+    return list(dict.fromkeys(n for n in walk(root) if isinstance(n, kind)))
+
+
+def free_vars(e: Expr) -> frozenset[Var]:
+    """The variables that an expression mentions."""
+    return frozenset(find(e, Var))
+
+
+def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tuple[Lane, ...]:
+    """The lanes of a tile expression, in the order of its dimensions.
+
+    ``scope`` gives the lanes of the variables in sight; a variable that is not in it is a scalar.
+    """
+    found: set[Lane] = set()
+    seen: set[Node] = set()
+    stack: list[Node] = [e]
+    while stack:
+        at = stack.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if isinstance(at, Lane):
+            found.add(at)
+        elif isinstance(at, Var):
+            found.update((scope or {}).get(at, ()))
+        elif isinstance(at, Reduce):
+            found.update(x for x in lanes_of(at.x, scope) if x is not at.lane)
+        else:
+            stack.extend(c for c in at.children() if isinstance(c, Expr))
+    return tuple(sorted(found, key=lambda x: (x.axis, x.name)))
+
+
+def bound_vars(root: Node) -> list[Var]:
+    """The variables that the lets, allocations and loops of a tree bind, in order."""
+    return [n.var for n in walk(root) if isinstance(n, (Let, Alloc, For))]

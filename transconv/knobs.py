@@ -1,0 +1,112 @@
+"""Environment variables, lowest layer: the one typed table, and the only file that reads them.
+
+Each knob is called to read it: ``knobs.verify()`` looks at the environment now, so a test or a
+notebook may change a variable at any time. A value that is not legal is a ValueError that lists the
+legal ones; an empty value counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Knob(Generic[T]):
+    """One variable: its legal values and default in words, and how its text is read (``read``
+    raises ValueError for what is not legal)."""
+
+    name: str
+    legal: str
+    default: str
+    meaning: str
+    read: Callable[[str], T]
+
+    def __call__(self) -> T:
+        """The value now. Raises ValueError naming the variable, its text and the legal values."""
+        text = os.environ.get(self.name, "").strip() or self.default
+        try:
+            return self.read(text)
+        except ValueError:
+            raise ValueError(f"{self.name}={text!r} is not legal; expected {self.legal}") from None
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+    return read
+
+
+def _flag(text: str) -> bool:
+    return _one_of("0", "1")(text) == "1"
+
+
+def _triton_flag(text: str) -> bool:
+    return text.lower() in ("1", "true", "yes", "on")  # as Triton reads it, which refuses nothing
+
+
+def _level(text: str) -> int:
+    return int(_one_of("0", "1", "2", "3", "4")(text))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError(text)
+    return path
+
+
+def _optional_folder(text: str) -> Path | None:
+    return _folder(text) if text else None
+
+
+def _cache_folder(text: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return _folder(text if text else f"{home or '~/.cache'}/transconv")
+
+
+def _switches(text: str) -> tuple[tuple[str, bool], ...]:
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(re.fullmatch(r"[+-][a-z][a-z0-9_]*", word) for word in words):
+        raise ValueError(text)
+    return tuple((word[1:], word[0] == "+") for word in words)
+
+
+debug = Knob("TRANSCONV_DEBUG", "0, 1, 2, 3 or 4", "0",
+             "1: cache misses and chosen configs; 2: also the algorithm and the Triton source; "
+             "3: also the IR after each pass that changed it; 4: everything", _level)
+dump = Knob("TRANSCONV_DUMP", "a folder", "",
+            "where the text of every stage is written; not set: nowhere", _optional_folder)
+cache = Knob("TRANSCONV_CACHE", "a folder", "",
+             "where readable kernels and tuning results are kept; not set: transconv in the user's "
+             "cache folder", _cache_folder)
+verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
+              "1: check the well-formedness rules of the IR after each pass", _flag)
+config = Knob("TRANSCONV_CONFIG", "the text of a config", "",
+              "use this config for every problem; not set: heuristics and tuning choose", str)
+fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
+                "what happens when a call has to be computed by torch",
+                _one_of("silent", "warn", "error"))
+passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
+              "passes that run, or not, against their default", _switches)
+interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
+                 "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
+
+KNOBS: tuple[Knob[object], ...] = (
+    debug, dump, cache, verify, config, fallback, passes, interpret)  # type: ignore[assignment]
+
+
+def table() -> str:
+    """All knobs as a Markdown table, for the documentation."""
+    rows = [f"| `{k.name}` | {k.legal} | {f'`{k.default}`' if k.default else 'not set'} "
+            f"| {k.meaning} |" for k in KNOBS]
+    head = ["| variable | legal values | default | meaning |", "|---|---|---|---|"]
+    return "\n".join(head + rows)

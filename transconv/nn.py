@@ -1,0 +1,13 @@
+"""transconv.nn: torch.nn's convolution modules, computed by transconv."""
+
+from transconv.torch_ops.fused import FusedConv1d, FusedConv2d, FusedConv3d
+from transconv.torch_ops.modules import (
+    Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, LazyConv1d,
+    LazyConv2d, LazyConv3d, LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d,
+)
+
+__all__ = [
+    "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+    "FusedConv1d", "FusedConv2d", "FusedConv3d", "LazyConv1d", "LazyConv2d", "LazyConv3d",
+    "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
+]

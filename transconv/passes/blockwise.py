@@ -1,0 +1,106 @@
+"""Stage 6. In: a gridwise kernel. Out: sums that are too long for one program are shared by several.
+
+    for pid in 0..36 grid:                      for pid in 0..144 grid:
+        ...unpack(pid)                              part = pid // 36; ...unpack(pid % 36)
+        for step in 0..64:              ->          for turn in 0..16: step = part*16 + turn
+            acc += a * b                                acc += a * b
+        store(c, epilogue(acc))                     store(partials[part, ...], acc)
+
+``reduce=partials`` stores f32 (f64) tiles in a workspace in the order of C's elements; a second
+kernel, made by this same pipeline from ``combine`` below, adds them, applies the epilogue and casts:
+the same bits every time. ``reduce=atomic`` adds to ``c`` itself, which must hold zeros before; the
+order, hence the last bit, differs from run to run.
+"""
+
+from __future__ import annotations
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import Config
+from transconv.ir import (
+    ATOMIC_ADD, For, FuncCall, Kernel, Layout, Let, Load, Mutator, Stmt, Store, Tensor, Var, View,
+    ViewDim, all_of, find, seq, substitute,
+)
+
+STEP, PART = Var("step"), Var("part")
+
+
+def workspace(algorithm: Algorithm, split: int) -> Tensor:
+    """The partial sums: one copy of C's logical elements per part, in C's memory order."""
+    c = algorithm.c.tensor
+    order = [b.dim for b in c.layout.blocks]
+    order = list(dict.fromkeys(order))
+    shape = (split, *c.shape)
+    layout = Layout.dense(algorithm.acc, shape, [0, *(d + 1 for d in order)])
+    return Tensor("partials", ("part", *c.dims), shape, layout)
+
+
+def combine(algorithm: Algorithm, split: int) -> Algorithm:
+    """The algorithm of the second kernel: ``c = epilogue(sum over the parts)``.
+
+    It runs over exactly the elements that the first one writes (one stride phase, say).
+    """
+    parts = workspace(algorithm, split)
+    axis = Axis("part", split, "part")
+    points = [x for x in algorithm.axes if algorithm.kind(x.name) != "K"]
+    a = View(parts, (ViewDim(axis.var), *algorithm.c.dims))
+    return Algorithm(f"{algorithm.name}_sum", (*points, axis), a, None, algorithm.c, algorithm.acc,
+                     algorithm.epilogue)
+
+
+def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
+    """Split the sum as the config says; a kernel whose sums stay whole is returned as it is."""
+    loop = next((x for x in find(kernel, For) if x.var is STEP), None)
+    if config.split_k == 1 or loop is None:
+        return kernel
+    shared: Kernel = _Share(config.split_k, loop.stop).mutate(kernel)
+    if config.reduce == "atomic":
+        return _Atomic().mutate(shared)  # type: ignore[no-any-return]
+    parts = workspace(algorithm, config.split_k)
+    made: Kernel = _Partials(parts, algorithm.c).mutate(shared)
+    used = {x.tensor for x in find(made, Load)}
+    params = tuple(t for t in kernel.params if t in used)
+    return Kernel(kernel.name, (*params, parts), made.body, kernel.notes)
+
+
+class _Share(Mutator):
+    """Give each of ``split`` programs an equal run of the steps."""
+
+    def __init__(self, split: int, steps: int) -> None:
+        self.split, self.steps, self.chunk = split, steps, -(-steps // split)
+
+    def mutate_For(self, loop: For) -> Stmt:
+        if loop.kind == "grid":
+            tile = Var("tile")
+            lets = [Let(PART, loop.var // loop.stop), Let(tile, loop.var % loop.stop)]
+            body = self.mutate(substitute(loop.body, {loop.var: tile}))
+            return For(loop.var, loop.stop * self.split, seq(*lets, body), loop.kind)
+        if loop.var is not STEP:
+            return self.generic(loop)  # type: ignore[no-any-return]
+        turn = Var("turn")
+        body = loop.body
+        if self.chunk * self.split != self.steps:
+            body = substitute(body, {x: Load(x.tensor, x.offset, all_of([x.mask, STEP < self.steps]))
+                                     for x in find(body, Load)})
+        first = Let(STEP, PART * self.chunk + turn)
+        return For(turn, self.chunk, seq(first, body), loop.kind, loop.stages)
+
+
+class _Atomic(Mutator):
+    def mutate_Store(self, at: Store) -> Stmt:
+        return FuncCall(ATOMIC_ADD, (at.tensor, at.offset, at.value, at.mask))
+
+
+class _Partials(Mutator):
+    """Store the bare sum to the workspace; what the epilogue reads is read by the second kernel."""
+
+    def __init__(self, parts: Tensor, c: View) -> None:
+        self.parts, self.c = parts, c
+
+    def mutate_Let(self, at: Let) -> Stmt | None:
+        epilogue = isinstance(at.value, Load) and at.var.name.endswith("_value")
+        return None if epilogue else at
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        acc = next(v for v in find(at.value, Var) if v.name == "acc")
+        view = View(self.parts, (ViewDim(PART), *self.c.dims))
+        return Store(self.parts, view.offset(), acc, at.mask)

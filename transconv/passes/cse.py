@@ -1,0 +1,92 @@
+"""Stage 8e. Compute a repeated index expression once.
+
+    a = load(src, m // 56 * 64 + k)             m_div = m // 56
+    b = load(res, m // 56 * 32 + k)     ->      a = load(src, m_div * 64 + k)
+                                                b = load(res, m_div * 32 + k)
+
+Only what costs something is named: divisions and remainders, and lets that have the same value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from transconv.ir import (
+    Alloc, Const, Expr, FloorDiv, For, Kernel, Let, Load, Mod, Mutator, Node, Seq, Stmt, Var, bound_vars, find,
+    seq, substitute,
+)
+
+
+def cse(kernel: Kernel) -> Kernel:
+    """Name repeated divisions within a sequence, and merge lets that bind the same value."""
+    return _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)  # type: ignore[no-any-return]
+
+
+class _Cse(Mutator):
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.known: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Node | None:
+        if isinstance(at, Expr):
+            return substitute(at, self.known)
+        return super().mutate(at)  # type: ignore[no-any-return]
+
+    def mutate_Seq(self, at: Seq) -> Stmt:
+        before = dict(self.known)
+        made: list[Stmt | None] = []
+        repeated = self.repeated(at)
+        for s in at.stmts:
+            for e in [e for e in repeated if e not in self.known and _inside(e, s)]:
+                var = Var(self.fresh(e), e.dtype)
+                made.append(Let(var, substitute(e, self.known)))
+                self.known[e] = var
+            made.append(self.mutate(s))  # type: ignore[arg-type]
+        self.known = before
+        result = seq(*made)
+        return at if isinstance(result, Seq) and result.stmts == at.stmts else result
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        value = substitute(let.value, self.known)
+        if let.value in self.known and not isinstance(let.value, Load):
+            self.known[let.var] = self.known[let.value]
+            return None
+        if not isinstance(value, (Var, Const)) and not find(value, Load):
+            self.known[let.value] = let.var
+        return let if value is let.value else Let(let.var, value)
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        return at  # its lanes are its type
+
+    def mutate_For(self, loop: For) -> Stmt | None:
+        before = dict(self.known)
+        made = self.generic(loop)
+        self.known = before
+        return made  # type: ignore[no-any-return]
+
+    def repeated(self, at: Seq) -> list[Expr]:
+        """Divisions that more than one statement here spells out, and that no let already names."""
+        counts: Counter[Expr] = Counter()
+        named = {s.value for s in at.stmts if isinstance(s, Let)}
+        inside = {v for s in at.stmts for v in bound_vars(s)}
+        for s in at.stmts:
+            counts.update({e for kind in (FloorDiv, Mod) for e in find(s, kind)})
+        own = {s.var for s in at.stmts if isinstance(s, Let)}
+        return [e for e, n in counts.items()
+                if n > 1 and e not in named and not find_vars(e) & (inside - own)]
+
+    def fresh(self, e: Expr) -> str:
+        stem = "_".join(v.name for v in find(e, Var)) or "value"
+        name = f"{stem}_{'div' if isinstance(e, FloorDiv) else 'mod'}"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+
+def find_vars(e: Expr) -> set[Var]:
+    return set(find(e, Var))
+
+
+def _inside(e: Expr, s: Stmt) -> bool:
+    return any(x is e for x in find(s, type(e)))

@@ -1,0 +1,91 @@
+"""Stage 9. What the target needs spelled differently.
+
+Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs for negative
+numerators. Where one cannot be excluded, the numerator is shifted by a multiple of the divisor:
+
+    (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
+
+16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
+cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32.
+"""
+
+from __future__ import annotations
+
+from transconv.ir import (
+    Alloc, Cast, Const, Expr, ExprMutator, FloorDiv, FuncCall, Kernel, Let, Load, Mod, Node, Select,
+    Stmt, Store, Update, Var, f32,
+)
+
+from transconv.passes.simplification import Scope
+from transconv.simplify import range_of
+
+
+def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
+    """Make every division one of a non-negative number, and cast operands where asked to."""
+    body = _Final(upcast16).mutate(kernel.body)
+    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+
+
+class _Final(Scope):
+    def __init__(self, upcast16: bool) -> None:
+        super().__init__()
+        self.upcast16 = upcast16
+        self.cast: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Node | None:
+        if isinstance(at, Expr):
+            return _Divisions(self, self.cast).mutate(at)  # type: ignore[no-any-return]
+        return super().mutate(at)  # type: ignore[no-any-return]
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        value = self.mutate(let.value)
+        assert isinstance(value, Expr)
+        if self.upcast16 and isinstance(value, Load) and value.dtype.kind == "float" and (
+                value.dtype.bits == 16):
+            wide = Var(let.var.name, f32)
+            self.cast[let.var] = wide
+            return Let(wide, Cast(value, f32))
+        return let if value is let.value else Let(let.var, value)
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        return at
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        offset, value, mask = (self.mutate(e) for e in (at.offset, at.value, at.mask))
+        return Store(at.tensor, offset, value, mask)  # type: ignore[arg-type]
+
+    def mutate_Update(self, at: Update) -> Stmt:
+        return Update(at.var, self.mutate(at.value))  # type: ignore[arg-type]
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        return FuncCall(at.func, tuple(self.mutate(a) if isinstance(a, Expr) else a
+                                       for a in at.args))  # type: ignore[misc]
+
+
+class _Divisions(ExprMutator):
+    def __init__(self, scope: Scope, cast: dict[Node, Expr]) -> None:
+        super().__init__()
+        self.scope = scope
+        self.done.update(cast)
+
+    def lowest(self, e: Expr) -> int | None:
+        return range_of(self.scope.whole(e), self.scope.facts).lo
+
+    def mutate_FloorDiv(self, at: FloorDiv) -> Expr:
+        a, b = self.mutate(at.a), self.mutate(at.b)
+        low = self.lowest(at.a)
+        if low is not None and low >= 0:
+            return FloorDiv(a, b)
+        if low is not None and isinstance(b, Const):
+            shift = -(low // int(b.value))
+            return FloorDiv(a + shift * int(b.value), b) - shift
+        return Select(a < 0, Const(-1) - FloorDiv(Const(-1) - a, b), FloorDiv(a, b))
+
+    def mutate_Mod(self, at: Mod) -> Expr:
+        a, b = self.mutate(at.a), self.mutate(at.b)
+        low = self.lowest(at.a)
+        if low is not None and low >= 0:
+            return Mod(a, b)
+        if low is not None and isinstance(b, Const):
+            return Mod(a - low // int(b.value) * int(b.value), b)
+        return Mod(Mod(a, b) + b, b)

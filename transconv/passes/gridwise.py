@@ -1,0 +1,232 @@
+"""Stage 5. In: the naive nest and a config. Out: axes have become grid x loop x tile.
+
+    for oh parallel:                        for pid grid:
+        for ow parallel:                        m_blk, n_blk = unpack(pid)
+            for oc parallel:            ->      for m in 0..128 tile, n in 0..64 tile:
+                acc = 0                             oh, ow = unpack(m_blk*128 + m); oc = n_blk*64 + n
+                for ic:                             acc = 0
+                    acc += a * b                    for step in 0..IC/32:
+                store(...)                              for k in 0..32 tile: ic = step*32 + k ...
+                                                    store(...)
+
+Tiling is substitution: position = block_index * extent + lane. Where an extent does not divide, the
+accesses that depend on the block get the mask ``position < size``. The grid is packed into one
+dimension, because the others are limited to 65535 programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from transconv.config import Block, Config
+from transconv.ir import (
+    ZERO, Alloc, Expr, ExprMutator, For, FuncCall, Kernel, Let, Load, Node, Seq, Stmt, Store, Update,
+    Var, all_of, conjuncts, find, free_vars, minimum, seq, statements,
+)
+from transconv.ir.func import ASSUME
+
+LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The parts of a naive kernel: parallel loops, what comes before the sum, the sum, what follows."""
+
+    around: tuple[For, ...]
+    before: tuple[Stmt, ...]
+    summed: tuple[For, ...]
+    body: Stmt
+    after: tuple[Stmt, ...]
+
+    def kind(self, axis: Var) -> str:
+        """B, M, N or K by which loads and stores depend on the axis."""
+        if any(axis is x.var for x in self.summed):
+            return "K"
+        lets = {s.var: s.value for s in (*self.before, *statements(self.body)) if isinstance(s, Let)}
+        loads = find(self.body, Load)
+        if not loads:
+            return "M"
+        in_a = axis in _roots(loads[0].offset, lets)
+        in_b = len(loads) > 1 and axis in _roots(loads[1].offset, lets)
+        return "B" if in_a and in_b else "N" if in_b else "M"
+
+
+def _roots(e: Expr, lets: dict[Var, Expr]) -> frozenset[Var]:
+    """The loop variables that an expression depends on, seen through the lets."""
+    found: set[Var] = set()
+    for v in free_vars(e):
+        found |= _roots(lets[v], lets) if v in lets else {v}
+    return frozenset(found)
+
+
+def parts(kernel: Kernel) -> Nest:
+    """Take a naive kernel apart."""
+    around, at = [], kernel.body
+    while isinstance(at, For) and at.kind == "parallel":
+        around.append(at)
+        at = at.body
+    inner = statements(at)
+    where = next(i for i, s in enumerate(inner) if isinstance(s, Alloc))
+    rest = inner[where + 1:]
+    end = next((i for i, s in enumerate(rest) if isinstance(s, (For, Update))), -1)
+    body: Stmt = seq(*rest[:end + 1])
+    summed = []
+    while isinstance(body, For):
+        summed.append(body)
+        body = body.body
+    return Nest(tuple(around), inner[:where + 1], tuple(summed), body, rest[end + 1:])
+
+
+@dataclass(slots=True)
+class _Side:
+    """The blocks of one kind: index variables, how many of each, and lets for the positions."""
+
+    kind: str
+    counts: list[tuple[Var, int]] = field(default_factory=list)
+    lets: list[Stmt] = field(default_factory=list)
+    tiles: list[tuple[Var, int]] = field(default_factory=list)
+    tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
+
+    @property
+    def count(self) -> int:
+        return prod(n for _, n in self.counts)
+
+
+def gridwise(kernel: Kernel, config: Config) -> Kernel:
+    """Tile every axis as the config says, and put the tiles on the grid and into the loop."""
+    nest = parts(kernel)
+    sizes = {x.var: x.stop for x in (*nest.around, *nest.summed)}
+    kinds = {v: nest.kind(v) for v in sizes}
+    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, config)
+             for kind in "BMNK"}
+    pid, grid_lets, grid = _unpack_grid(sides, config)
+    step = Var("step")
+    tails = {v: m for side in sides.values() for v, m in side.tails.items()}
+    loop_lets = _unpack(step, sides["K"].counts)
+    guard = _Guard(tails, nest)
+    body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
+    for var, extent in reversed(sides["K"].tiles):
+        body = For(var, extent, body, "tile")
+    kind = "unroll" if config.unroll else "serial"
+    loop: Stmt | None = For(step, sides["K"].count, seq(*loop_lets, body), kind,
+                           config.stages)
+    if not nest.summed:
+        loop = None
+
+    outer = [sides[kind] for kind in "BMN"]
+    positions = [x for side in outer for x in side.lets]
+    inner: Stmt = seq(*positions, *nest.before, loop,
+                      *(statements(guard.mutate(Seq(nest.after)))))
+    for side in reversed(outer):
+        for var, extent in reversed(side.tiles):
+            inner = For(var, extent, inner, "tile")
+    return Kernel(kernel.name, kernel.params, For(pid, grid, seq(*grid_lets, inner), "grid"),
+                  kernel.notes)
+
+
+def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> _Side:
+    side = _Side(kind)
+    if kind == "K" and config.order:
+        rank = {n: i for i, n in enumerate(config.order.split("."))}
+        axes = sorted(axes, key=lambda v: rank[v.name])
+    done: set[Var] = set()
+    for axis in axes:
+        block = config.block_of(axis.name)
+        if axis in done:
+            continue
+        if block is None or block.extent == 1:
+            side.counts.append((axis, sizes[axis]))
+            done.add(axis)
+            continue
+        fused = [Var(n) for n in block.axes]
+        done.update(fused)
+        _tile(side, block, fused, sizes)
+    return side
+
+
+def _tile(side: _Side, block: Block, axes: list[Var], sizes: dict[Var, int]) -> None:
+    """Position of a block: ``fused = index*extent + lane``, then one let per axis of it."""
+    first = not side.tiles
+    letter = LANES[side.kind] if first else f"{LANES[side.kind]}_{axes[0].name}"
+    lane, index = Var(letter), Var(f"{letter}_blk")
+    total = prod(sizes[a] for a in axes)
+    blocks = -(-total // block.extent)
+    position = index * block.extent + lane
+    name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
+    side.lets.append(Let(name, position))
+    if len(axes) > 1:
+        # The outermost axis takes what is left, also beyond its size: the tail mask tells.
+        inner = [(a, sizes[a]) for a in axes[1:]]
+        rest = prod(n for _, n in inner)
+        side.lets.append(Let(axes[0], name // rest))
+        side.lets += _unpack(name, inner, total)
+    side.counts.append((index, blocks))
+    side.tiles.append((lane, block.extent))
+    if total % block.extent:
+        side.tails |= {a: name < total for a in axes}
+
+
+def _unpack(packed: Var, counts: list[tuple[Var, int]], total: int = 0) -> list[Stmt]:
+    """Lets that take a packed index below ``total`` apart: the last counts fastest."""
+    lets: list[Stmt] = []
+    below, total = 1, total or prod(count for _, count in counts)
+    for var, count in reversed(counts):
+        value: Expr = packed // below if below > 1 else packed
+        if count == 1:
+            value = ZERO
+        elif below * count < total:
+            value = value % count
+        lets.append(Let(var, value))
+        below *= count
+    return lets[::-1]
+
+
+def _unpack_grid(sides: dict[str, _Side], config: Config) -> tuple[Var, list[Stmt], int]:
+    """One program number for the whole grid: (batch, row blocks x column blocks).
+
+    Row blocks are taken in groups of ``group_m`` per sweep over the columns, so that programs that
+    run at the same time share operands in the cache.
+    """
+    pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
+    group = min(config.group_m, rows)
+    pair, m, n = Var("mn_blk"), Var("m_at"), Var("n_at")
+    lets: list[Stmt] = []
+    outer = sides["B"].counts
+    lets += _unpack(pid, [*outer, (pair, rows * columns)])
+    if columns == 1 or rows == 1 or group <= 1:
+        lets += _unpack(pair, [(m, rows), (n, columns)])
+    elif rows % group == 0:
+        whole, rest = Var("group"), Var("in_group")
+        lets += _unpack(pair, [(whole, rows // group), (rest, group * columns)])
+        lets += [Let(m, whole * group + rest % group), Let(n, rest // group)]
+    else:
+        whole, rest, size = Var("group"), Var("in_group"), Var("group_size")
+        lets += _unpack(pair, [(whole, -(-rows // group)), (rest, group * columns)])
+        lets += [Let(size, minimum(rows - whole * group, group)),
+                 Let(m, whole * group + rest % size), Let(n, rest // size),
+                 FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
+    lets += _unpack(m, sides["M"].counts) + _unpack(n, sides["N"].counts)
+    return pid, lets, prod(c for _, c in outer) * rows * columns
+
+
+class _Guard(ExprMutator):
+    """AND the tail masks into every access that depends on a partly filled block."""
+
+    def __init__(self, tails: dict[Var, Expr], nest: Nest) -> None:
+        super().__init__()
+        self.tails = tails
+        self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body))
+                     if isinstance(s, Let)}
+
+    def guarded(self, offset: Expr, mask: Expr) -> Expr:
+        roots = _roots(offset, self.lets)
+        needed = [m for v, m in self.tails.items() if v in roots]
+        return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
+
+    def mutate_Load(self, at: Load) -> Node:
+        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask))
+
+    def mutate_Store(self, at: Store) -> Node:
+        return Store(at.tensor, at.offset, self.mutate(at.value),
+                     self.guarded(at.offset, at.mask))

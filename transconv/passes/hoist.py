@@ -1,0 +1,189 @@
+"""Stage 8c. Move what does not change out of the loop of the sum.
+
+    for step in 0..9:                            src_m = (mb*3136 + oh*56 + ow)*64
+        kh = step // 3; kw = step % 3            for step in 0..9:
+        a = load(src, mb*3136*64 +       ->          kh = step // 3; kw = step % 3
+                 (oh + kh)*56*64 + ...)              a = load(src, kh*3584 + kw*64 + src_m + k)
+
+Whole lets move when nothing in them changes; a sum is split into the part that changes and one part
+per set of lanes that does not; of a mask, the conditions that do not change move together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transconv.ir import (
+    Add, Alloc, Const, Expr, For, FuncCall, If, Kernel, Lane, Let, Load, Mutator, Node, Seq, Stmt,
+    Store, Sub, Update, Var, all_of, bound_vars, conjuncts, find, free_vars, lanes_of, seq, statements,
+    substitute, sum_of,
+)
+
+
+def hoist(kernel: Kernel) -> Kernel:
+    """Move loop-invariant lets, addends and conditions in front of the serial loops."""
+    return _Hoist({v.name for v in bound_vars(kernel)}).mutate(kernel)  # type: ignore[no-any-return]
+
+
+class _Hoist(Mutator):
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        if isinstance(load := let.value, Load):
+            let = Let(let.var, Load(load.tensor, self.grouped(load.offset),
+                                    self.together(load.mask)))
+        self.scope[let.var] = lanes_of(let.value, self.scope)
+        return let
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        return Store(at.tensor, self.grouped(at.offset), at.value, self.together(at.mask))
+
+    def grouped(self, e: Expr) -> Expr:
+        """The same sum with terms of equal lanes next to each other, scalars first."""
+        if not isinstance(e, (Add, Sub)):
+            return e
+        groups: dict[tuple[Lane, ...], list[Expr]] = {}
+        for term in signed_terms(e):
+            groups.setdefault(lanes_of(term, self.scope), []).append(term)
+        order = sorted(groups, key=lambda lanes: (len(lanes), [x.axis for x in lanes]))
+        return sum_of([_joined(groups[lanes]) for lanes in order])
+
+    def together(self, mask: Expr) -> Expr:
+        """The same conditions with those of equal lanes next to each other."""
+        groups: dict[tuple[Lane, ...], list[Expr]] = {}
+        for part in conjuncts(mask):
+            groups.setdefault(lanes_of(part, self.scope), []).append(part)
+        return all_of([all_of(parts) for parts in groups.values()])
+
+    def mutate_Alloc(self, alloc: Alloc) -> Stmt:
+        self.scope[alloc.var] = alloc.lanes
+        return alloc
+
+    def mutate_For(self, loop: For) -> Stmt:
+        body = self.mutate(loop.body) or Seq(())
+        if loop.kind not in ("serial", "unroll"):
+            return loop if body is loop.body else For(loop.var, loop.stop, body, loop.kind, loop.stages)
+        split = _Loop(self, loop.var, body)
+        stmts = [split.statement(s) for s in statements(body)]
+        kept = seq(*(s for s in stmts if s is not None))
+        made = For(loop.var, loop.stop, kept, loop.kind, loop.stages)
+        return seq(*split.outside, made)
+
+    def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
+        """A new name that says what it is part of and along which lanes it varies."""
+        name = "_".join([stem, *(x.name for x in lanes)]) if lanes else f"{stem}_base"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+
+class _Loop:
+    """One loop being split: what has moved outside so far, and what changes inside."""
+
+    def __init__(self, owner: _Hoist, var: Var, body: Stmt) -> None:
+        self.owner = owner
+        self.changing = {var, *bound_vars(body)}
+        self.changing |= {s.var for s in find(body, Update)}
+        self.outside: list[Stmt] = []
+        self.moved: dict[tuple[str, Expr], Var] = {}
+
+    def invariant(self, e: Expr) -> bool:
+        return not free_vars(e) & self.changing and not find(e, Load)
+
+    def statement(self, s: Stmt) -> Stmt | None:
+        match s:
+            case Let(var, Load(tensor, offset, mask)):
+                return Let(var, Load(tensor, self.sums(offset, tensor.name),
+                                     self.conditions(mask, f"{tensor.name}_in")))
+            case Let(var, value) if self.invariant(value):
+                self.outside.append(s)
+                self.changing.discard(var)
+                return None
+            case Let(var, value) if value.dtype.kind == "int":
+                made = self.sums(value, var.name)
+                self.owner.scope[var] = lanes_of(made, self.owner.scope)
+                return Let(var, made)
+            case Store(tensor, offset, value, mask):
+                return Store(tensor, self.sums(offset, tensor.name), value,
+                             self.conditions(mask, f"{tensor.name}_in"))
+            case If() | For() | FuncCall() | Update():
+                return s
+        return s
+
+    def sums(self, e: Expr, stem: str) -> Expr:
+        """Split every sum inside an index expression."""
+        if isinstance(e, (Add, Sub)):
+            return self.split(e, stem)
+        changes: dict[Node, Expr] = {}
+        for child in e.children():
+            if isinstance(child, Expr) and (made := self.sums(child, stem)) is not child:
+                changes[child] = made
+        return substitute(e, changes)
+
+    def split(self, e: Expr, stem: str) -> Expr:
+        """``changing + one name per set of lanes of what does not change``."""
+        groups: dict[tuple[Lane, ...], list[Expr]] = {}
+        changing: list[Expr] = []
+        for term in signed_terms(e):
+            if self.invariant(term) and not isinstance(term, Const):
+                groups.setdefault(lanes_of(term, self.owner.scope), []).append(term)
+            else:
+                changing.append(term)
+        constant = [t for t in changing if isinstance(t, Const)]
+        changing = [t for t in changing if not isinstance(t, Const)]
+        if not groups:
+            return e
+        parts: list[Expr] = []
+        for lanes, terms in groups.items():
+            if constant:  # a constant joins the first part that is computed once
+                terms, constant = terms + constant, []
+            total = _joined(terms)
+            leaf = isinstance(total, (Var, Lane))
+            parts.append(total if leaf else self.name(total, stem, lanes))
+        return self.owner.grouped(_joined(changing + parts))
+
+    def name(self, value: Expr, stem: str, lanes: Sequence[Lane]) -> Var:
+        found = self.moved.get((stem, value))
+        if found is None:
+            found = Var(self.owner.fresh(stem, lanes), value.dtype)
+            self.moved[stem, value] = found
+            self.owner.scope[found] = tuple(lanes)
+            self.outside.append(Let(found, value))
+        return found
+
+    def conditions(self, mask: Expr, stem: str) -> Expr:
+        """Conditions that do not change are tested once, one name per set of lanes."""
+        groups: dict[tuple[Lane, ...], list[Expr]] = {}
+        changing: list[Expr] = []
+        for part in conjuncts(mask):
+            if self.invariant(part):
+                groups.setdefault(lanes_of(part, self.owner.scope), []).append(part)
+            else:
+                changing.append(part)
+        if not groups:
+            return mask
+        named = [self.name(all_of(parts), stem, lanes) for lanes, parts in groups.items()]
+        return self.owner.together(all_of([*named, *changing]))
+
+
+def signed_terms(e: Expr) -> list[Expr]:
+    """The terms of a sum; a subtracted term comes with the factor -1."""
+    match e:
+        case Add(a, b):
+            return signed_terms(a) + signed_terms(b)
+        case Sub(a, b):
+            return signed_terms(a) + [_negated(t) for t in signed_terms(b)]
+    return [e]
+
+
+def _negated(e: Expr) -> Expr:
+    return Const(-e.value, e.type) if isinstance(e, Const) else e * -1
+
+
+def _joined(terms: list[Expr]) -> Expr:
+    from transconv.simplify import simplify
+
+    return simplify(sum_of(terms)) if any("-" in str(t) for t in terms) else sum_of(terms)

@@ -1,0 +1,79 @@
+"""Stage 7. In: a kernel with tile loops. Out: tiles are vectors, the product is one call.
+
+    for m in 0..128 tile:                   acc: f32[m:128, n:64] = 0
+        for n in 0..64 tile:                for step in ...:
+            acc = 0                  ->         a = load(..m[0:128].., ..k[0:32]..)
+            for step in ...:                    b = load(..k[0:32].., ..n[0:64]..)
+                for k in 0..32 tile:            dot(acc, a, b)
+                    acc = acc + a * b       store(.., acc)
+            store(.., acc)
+
+The accumulator is split off on the way: made before the loop, updated in it, written back after it.
+"""
+
+from __future__ import annotations
+
+from transconv.config import Config
+from transconv.ir import (
+    Add, Alloc, Cast, Expr, For, FuncCall, Kernel, Lane, Let, Mul, Mutator, Node,
+    Reduce, Stmt, Update, Var, dot, lanes_of, substitute, walk,
+)
+
+# The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
+AXIS = {"g": 0, "m": 1, "k": 2, "n": 3}
+SWAPPED = {"g": 0, "n": 1, "k": 2, "m": 3}
+
+
+def lanewise(kernel: Kernel, config: Config, precision: str) -> Kernel:
+    """Turn tile loops into lanes. ``precision`` is how the matrix unit multiplies f32 operands."""
+    order = SWAPPED if config.swap else AXIS
+    lanes = {n.var: Lane(n.var.name, n.stop, order[n.var.name[0]])
+             for n in walk(kernel) if isinstance(n, For) and n.kind == "tile"}
+    made = _Vectorise(lanes, config, precision).mutate(kernel)
+    return made  # type: ignore[no-any-return]
+
+
+class _Vectorise(Mutator):
+    def __init__(self, lanes: dict[Var, Lane], config: Config, precision: str) -> None:
+        self.lanes, self.config, self.precision = lanes, config, precision
+        self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+
+    def mutate(self, at: Node) -> Node | None:
+        if isinstance(at, Expr):
+            return substitute(at, self.lanes)
+        return super().mutate(at)  # type: ignore[no-any-return]
+
+    def mutate_For(self, loop: For) -> Stmt | None:
+        if loop.kind != "tile":
+            return self.generic(loop)  # type: ignore[no-any-return]
+        self.around.append(self.lanes[loop.var])
+        body = self.mutate(loop.body)
+        self.around.pop()
+        return body  # type: ignore[return-value]
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        value = substitute(let.value, self.lanes)
+        self.scope[let.var] = lanes_of(value, self.scope)
+        return Let(let.var, value)
+
+    def mutate_Alloc(self, alloc: Alloc) -> Stmt:
+        lanes = tuple(sorted(self.around, key=lambda x: (x.axis, x.name)))
+        self.scope[alloc.var] = lanes
+        return Alloc(alloc.var, lanes, alloc.init, alloc.scope)
+
+    def mutate_Update(self, at: Update) -> Stmt:
+        """``acc = acc + product`` over the lanes that acc lacks is a dot or a sum."""
+        own = self.scope[at.var]
+        value = substitute(at.value, self.lanes)
+        summed = [x for x in lanes_of(value, self.scope) if x not in own]
+        match value:
+            case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
+                    old is at.var and self.config.unit == "mma"):
+                left, right = sorted((a, b), key=lambda v: self.scope[v][0].axis)
+                return FuncCall(dot(self.precision), (at.var, left, right))
+            case Add(old, product) if old is at.var:
+                for lane in summed:
+                    product = Reduce("sum", product, lane)
+                return Update(at.var, old + product)
+        raise AssertionError(f"not a sum: {at}")

@@ -1,0 +1,73 @@
+"""Stage 8b. Let optimisation: names that nothing reads disappear, names for names are replaced.
+
+    let a_blk = pid // 4                    let a_blk = pid // 4
+    let split = 0                   ->      let ow = (a_blk * 128) + m
+    let ow_at = (a_blk * 128) + m
+    let ow = ow_at
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from transconv.ir import (
+    Const, Expr, FuncCall, Kernel, Let, Mutator, Node, Stmt, Var, free_vars, substitute,
+    walk,
+)
+
+
+def optimise_lets(kernel: Kernel) -> Kernel:
+    """Remove unused lets and inline those that only rename a variable, a constant or a lane."""
+    while True:
+        uses = Counter(v for v in _mentions(kernel))
+        made = _Lets(uses).mutate(kernel)
+        if made is kernel:
+            return kernel
+        kernel = made
+
+
+def _mentions(kernel: Kernel) -> list[Var]:
+    """Every mention of a variable in a value, an offset or an argument (bindings do not count).
+
+    What only an ``assume`` mentions is not used: the assumption goes with the variable.
+    """
+    found: list[Var] = []
+    for at in walk(kernel):
+        if isinstance(at, FuncCall) and at.func.name == "assume":
+            continue
+        if isinstance(at, Stmt):
+            for child in at.children():
+                if isinstance(child, Expr):
+                    found += free_vars(child)
+        if isinstance(at, Let):
+            found.remove(at.var)
+    return found
+
+
+class _Lets(Mutator):
+    def __init__(self, uses: Counter[Var]) -> None:
+        self.uses = uses
+        self.values: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Node | None:
+        if isinstance(at, Expr):
+            return substitute(at, self.values)
+        return super().mutate(at)  # type: ignore[no-any-return]
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        value = substitute(let.value, self.values)
+        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype
+        if simple:
+            self.values[let.var] = value
+            return None
+        if not self.uses[let.var]:
+            return None
+        return let if value is let.value else Let(let.var, value)
+
+    def mutate_FuncCall(self, call: FuncCall) -> Stmt | None:
+        if call.func.name == "assume":
+            condition = substitute(call.args[0], self.values)
+            assert isinstance(condition, Expr)
+            if not free_vars(condition) or not all(self.uses[v] for v in free_vars(condition)):
+                return None
+        return self.generic(call)  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""Stage 8f. Choose 32 or 64 bits for every index.
+
+An index expression stays 32-bit when every value in it, intermediate ones included, is proved to fit;
+otherwise the largest parts that fit are computed in 32 bits and cast where the wide part begins:
+
+    mb*4294967296 + oh*8192 + ow    ->    i64(mb)*4294967296 + i64(oh*8192 + ow)
+"""
+
+from __future__ import annotations
+
+from transconv.ir import (
+    Cast, Const, Expr, FuncCall, Kernel, Lane, Let, Load, Node, Select, Stmt, Store, Var, i64, index,
+    substitute,
+)
+from transconv.ir.expr import Arithmetic, Compare
+from transconv.passes.simplification import Scope
+from transconv.simplify import range_of
+
+LIMIT = 2**31 - 1
+
+
+def narrow(kernel: Kernel) -> Kernel:
+    """Insert casts to i64 where a 32-bit index could overflow."""
+    body = _Narrow().mutate(kernel.body)
+    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+
+
+class _Narrow(Scope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide: dict[Node, Expr] = {}
+
+    def fits(self, e: Expr) -> bool:
+        """Whether every value in the expression is proved to fit into 32 bits."""
+        if isinstance(e, (Load,)):
+            return self.fits(e.offset)
+        if e.dtype.kind == "int":
+            found = range_of(self.whole(e), self.facts)
+            if found.lo is None or found.hi is None or found.lo < -LIMIT or found.hi > LIMIT:
+                return False
+        return all(self.fits(c) for c in e.children() if isinstance(c, Expr))
+
+    def index(self, e: Expr) -> Expr:
+        e = substitute(e, self.wide)
+        return e if self.fits(e) else self.widen(e)
+
+    def widen(self, e: Expr) -> Expr:
+        """The same value in 64 bits."""
+        if isinstance(e, Const):
+            return Const(e.value, i64)
+        if e.dtype is i64:
+            return e
+        if isinstance(e, (Var, Lane)) or self.fits(e):
+            return Cast(e, i64)
+        if isinstance(e, (Arithmetic, Compare)):
+            return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
+        if isinstance(e, Select):
+            return Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
+        changes: dict[Node, Expr] = {c: self.index(c) for c in e.children() if isinstance(c, Expr)}
+        return substitute(e, changes)
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        if isinstance(let.value, Load):
+            load = let.value
+            return Let(let.var, Load(load.tensor, self.index(load.offset), self.index(load.mask)))
+        value = self.index(let.value)
+        if value.dtype is i64 and let.var.type is index:
+            var = Var(let.var.name, i64)
+            self.wide[let.var] = var
+            return Let(var, value)
+        return let if value is let.value else Let(let.var, value)
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        return Store(at.tensor, self.index(at.offset), at.value, self.index(at.mask))
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        return FuncCall(at.func, tuple(self.index(a) if isinstance(a, Expr) and a.dtype.kind != "float"
+                                       else a for a in at.args))

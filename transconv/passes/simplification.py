@@ -1,0 +1,159 @@
+"""Stage 8a. In: any kernel. Out: shorter index arithmetic and fewer masks, with the facts named.
+
+Walking in program order gathers facts: loops and lanes have ranges, lets have the ranges of their
+values, ``assume`` states conditions. Addresses are expanded through affine lets (``ih = oh*2 + kh``)
+into one polynomial, so that later passes can split them; lets that divide (``oh = m // 28 % 28``)
+keep their names. A mask condition that holds for every value the facts allow is dropped, and the
+kernel's notes say which and why.
+"""
+
+from __future__ import annotations
+
+from transconv.ir import (
+    FALSE, TRUE, Alloc, Expr, FloorDiv, For, FuncCall, If, Kernel, Let, Load, Max, Min,
+    Mod, Mutator, Node, Select, Seq, Stmt, Store, Update, Var, all_of, conjuncts, find, free_vars,
+    seq, substitute,
+)
+from transconv.simplify import Facts, range_of, simplify
+
+
+class Scope(Mutator):
+    """A mutator that knows, at every statement, the facts and the definitions in sight."""
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        self.facts = facts or Facts()
+        self.defs: dict[Var, Expr] = {}
+
+    def mutate_Seq(self, at: Seq) -> Stmt:
+        made = []
+        for s in at.stmts:
+            new = self.mutate(s)
+            made.append(new)
+            self.learn(new)
+        result = seq(*made)
+        return at if isinstance(result, Seq) and result.stmts == at.stmts else result
+
+    def mutate_For(self, loop: For) -> Stmt:
+        facts, defs = self.facts, dict(self.defs)
+        self.facts = facts.with_range(loop.var, 0, max(0, loop.stop - 1))
+        body = self.mutate(loop.body)
+        self.facts, self.defs = facts, defs
+        return loop if body is loop.body else For(loop.var, loop.stop, body or Seq(()), loop.kind,
+                                                  loop.stages)
+
+    def learn(self, s: Stmt | None) -> None:
+        """Take in what a statement establishes for those after it."""
+        if isinstance(s, Seq):
+            for part in s.stmts:
+                self.learn(part)
+        elif isinstance(s, Let) and s.value.dtype.kind == "int" and not find(s.value, Load):
+            found = range_of(self.whole(s.value), self.facts)
+            self.facts = self.facts.with_range(s.var, found.lo, found.hi)
+            self.defs[s.var] = s.value
+        elif isinstance(s, FuncCall) and s.func.name == "assume":
+            condition = s.args[0]
+            assert isinstance(condition, Expr)
+            self.facts = self.facts.assume(condition)
+            for v in free_vars(condition):  # expanding it would lose what was just learnt
+                self.defs.pop(v, None)
+
+    def affine(self, e: Expr) -> Expr:
+        """Expand the lets that only add and multiply."""
+        return self._expand(e, lambda v: not any(find(v, c) for c in _NOT_AFFINE))
+
+    def whole(self, e: Expr) -> Expr:
+        """Expand every let: the expression over loop variables and lanes."""
+        return self._expand(e, lambda v: True)
+
+    def _expand(self, e: Expr, wanted: object) -> Expr:
+        while True:
+            values = {v: self.defs[v] for v in free_vars(e)
+                      if v in self.defs and wanted(self.defs[v])}  # type: ignore[operator]
+            if not values:
+                return e
+            e = substitute(e, values)
+
+
+_NOT_AFFINE = (FloorDiv, Mod, Min, Max, Select)
+
+
+def simplify_kernel(kernel: Kernel) -> Kernel:
+    """Simplify every index and mask of a kernel."""
+    pass_ = _Simplify()
+    body = pass_.mutate(kernel.body)
+    notes = tuple(n for n in dict.fromkeys(pass_.notes) if n not in kernel.notes)
+    return Kernel(kernel.name, kernel.params, body, kernel.notes + notes)
+
+
+class _Simplify(Scope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def index(self, e: Expr) -> Expr:
+        return simplify(self.affine(e), self.facts)
+
+    def mask(self, mask: Expr, tensor: str) -> Expr:
+        kept: list[Expr] = []
+        for part in conjuncts(mask):
+            proof = simplify(self.whole(part), self.facts)
+            if proof is FALSE:
+                return FALSE
+            if proof is TRUE:
+                self.notes.append(f"{tensor}: no test of {part}: {self.why(part)}")
+            else:
+                kept.append(part)
+        return simplify(all_of(kept), self.facts)
+
+    def why(self, condition: Expr) -> str:
+        """The facts that a dropped condition rests on."""
+        named = [f"{v.name} = {self.defs[v]}" for v in sorted(free_vars(condition), key=_name)
+                 if v in self.defs]
+        leaves = sorted(free_vars(self.whole(condition)), key=_name)
+        ranges = [f"{v.name} in {r.lo}..{r.hi}" for v in leaves
+                  for r in [range_of(v, self.facts)] if r.lo is not None and r.hi is not None]
+        return ", ".join([*named, *ranges]) or "always true"
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        if isinstance(let.value, Load):
+            return Let(let.var, self.load(let.value))
+        if let.value.dtype.kind == "float":
+            return let
+        return Let(let.var, simplify(let.value, self.facts))
+
+    def load(self, at: Load) -> Load:
+        return Load(at.tensor, self.index(at.offset), self.mask(at.mask, at.tensor.name))
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        return Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        if at.func.name != "atomic_add":
+            return at
+        tensor, offset, value, mask = at.args
+        assert isinstance(offset, Expr) and isinstance(mask, Expr)
+        return FuncCall(at.func, (tensor, self.index(offset), value,
+                                  self.mask(mask, tensor.name)))  # type: ignore[attr-defined]
+
+    def mutate_Update(self, at: Update) -> Node:
+        return self.loads(at)
+
+    def mutate_Alloc(self, at: Alloc) -> Node:
+        return at
+
+    def mutate_If(self, at: If) -> Node:
+        cond = simplify(self.whole(at.cond), self.facts)
+        if cond is TRUE:
+            return self.mutate(at.then)  # type: ignore[no-any-return]
+        other = self.mutate(at.other) if at.other is not None else None
+        return If(at.cond, self.mutate(at.then), other)
+
+    def loads(self, at: Node) -> Node:
+        """Simplify the loads inside a value (scalar stages read memory in the product itself)."""
+        return substitute(at, {x: self.load(x) for x in find(at, Load)})
+
+
+def _name(v: Var) -> str:
+    return v.name
+
+

@@ -1,0 +1,138 @@
+"""Rules for ``< <= == !=`` and ``~``: each comparison is a polynomial against a constant."""
+
+from __future__ import annotations
+
+import math
+
+from transconv.ir import (
+    FALSE,
+    TRUE,
+    Const,
+    DType,
+    Eq,
+    Expr,
+    FloorDiv,
+    Le,
+    Lt,
+    Ne,
+    Not,
+    i64,
+    index,
+    promote,
+)
+from transconv.simplify.division import Again, common_factor
+from transconv.simplify.facts import Facts
+from transconv.simplify.linear import Poly, rebuild
+from transconv.simplify.ranges import multiple_of, range_of_poly
+
+
+def negate(e: Expr, facts: Facts, again: Again) -> Expr:
+    match e:
+        case Not(Const(value, _)):
+            return FALSE if value else TRUE
+        case Not(Not(x)):
+            return x
+        case Not(Eq(a, b)):
+            return Ne(a, b)
+        case Not(Ne(a, b)):
+            return Eq(a, b)
+        # Not for floats: a < b and b <= a are both false of a NaN.
+        case Not(Lt(a, b)) if _integers(a, b):
+            return Le(b, a)
+        case Not(Le(a, b)) if _integers(a, b):
+            return Lt(b, a)
+    return e
+
+
+def _integers(a: Expr, b: Expr) -> bool:
+    return a.dtype.kind == "int" and b.dtype.kind == "int"
+
+
+def compare(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``a < b`` and ``a <= b``: as L >= 0, written ``c <= x`` or ``x < c``."""
+    match e:
+        case Lt(a, b) | Le(a, b) if _integers(a, b):
+            slack = 1 if isinstance(e, Lt) else 0
+            limit = facts.poly(a).plus(facts.poly(b), -1).scaled(-1).shifted(-slack)
+        case _:
+            return e
+    r = range_of_poly(limit, facts)
+    if r.low >= 0 or r.high < 0:
+        return TRUE if r.low >= 0 else FALSE
+    # g*x + d >= 0 exactly when x + d//g >= 0, where d//g is the same number for every d
+    while (found := common_factor(limit, 0, facts)) is not None:
+        limit = found[1]
+    match limit.single:
+        case FloorDiv(x, Const(int(c))), 1 if c > 0:
+            limit = facts.poly(x).shifted(limit.const * c)
+        case FloorDiv(x, Const(int(c))), -1 if c > 0:
+            limit = facts.poly(x).scaled(-1).shifted(limit.const * c + c - 1)
+    return _bound(limit, _width(a, b))
+
+
+def _width(a: Expr, b: Expr) -> DType:
+    return i64 if promote(a.dtype, b.dtype) is i64 else index
+
+
+def _bound(limit: Poly, dtype: DType) -> Expr:
+    """``limit >= 0`` with the constant on its own side; ``x < y`` stays so."""
+    if not limit.terms:
+        return TRUE if limit.const >= 0 else FALSE
+    if sorted(k for _, k in limit.terms) == [-1, 1] and limit.const in (0, -1):
+        less, more = sorted(limit.terms, key=lambda term: term[1])
+        a, b = rebuild(Poly(((less[0], 1),)), dtype), rebuild(Poly((more,)), dtype)
+        return Le(a, b) if limit.const == 0 else Lt(a, b)
+    x = Poly(limit.terms)
+    if x.terms[0][1] > 0:
+        return Le(Const(-limit.const), rebuild(x, dtype))
+    return Lt(rebuild(x.scaled(-1), dtype), Const(limit.const + 1))
+
+
+def equate(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``a == b`` and ``a != b``: variables on the left, the constant on the right."""
+    match e:
+        case Eq(a, b) if a.dtype.kind == "bool" and b.dtype.kind == "bool":
+            return _same_truth(e, a, b)
+        case Eq(a, b) if _integers(a, b):
+            return _equal(facts.poly(a).plus(facts.poly(b), -1), facts, _width(a, b))
+        case Ne(a, b) if a.dtype.kind == b.dtype.kind != "float":
+            same = again(Eq(a, b))
+            if isinstance(same, Eq):
+                return Ne(same.a, same.b)
+            return negate(Not(same), facts, again)
+    return e
+
+
+def _same_truth(e: Expr, a: Expr, b: Expr) -> Expr:
+    if a is b:
+        return TRUE
+    for x, y in ((a, b), (b, a)):
+        if isinstance(y, Const):
+            return x if y.value else Not(x)
+    return e
+
+
+def _equal(p: Poly, facts: Facts, dtype: DType) -> Expr:
+    """The comparison p == 0."""
+    r = range_of_poly(p, facts)
+    if 0 not in r or r.value == 0:
+        return TRUE if r.value == 0 else FALSE
+    divisor = math.gcd(*(k * math.prod(multiple_of(a, facts) for a in m) for m, k in p.terms))
+    if divisor and p.const % divisor:
+        return FALSE
+    g = p.content if p.terms[0][1] > 0 else -p.content
+    p = Poly(tuple((m, k // g) for m, k in p.terms), p.const // g)
+    match p.single:
+        case FloorDiv(x, Const(int(c))), 1 if c > 0:
+            first = -p.const * c  # x // c == n: first <= x < first + c
+            low = facts.poly(x).shifted(-first)
+            if multiple_of(x, facts) % c == 0:
+                return Eq(x, Const(first))
+            if range_of_poly(low, facts).low >= 0:
+                return Lt(x, Const(first + c))
+            if range_of_poly(low, facts).high < c:
+                return Le(Const(first), x)
+    if [k for _, k in p.terms] == [1, -1] and p.const == 0:
+        a, b = (rebuild(Poly(((m, 1),)), dtype) for m, _ in p.terms)
+        return Eq(a, b)
+    return Eq(rebuild(Poly(p.terms), dtype), Const(-p.const))

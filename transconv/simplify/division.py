@@ -1,0 +1,245 @@
+"""Rules for ``//`` and ``%``, which round down, and for sums that hold both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import combinations
+
+from transconv.ir import ZERO, Const, Expr, FloorDiv, Mod, Neg, walk
+from transconv.simplify.facts import Facts
+from transconv.simplify.linear import Poly, rebuild
+from transconv.simplify.ranges import multiple_of, range_of_poly
+
+Again = Callable[[Expr], Expr]
+
+
+def divide(e: Expr, facts: Facts, again: Again) -> Expr:
+    match e:
+        case _ if not _wide(e):
+            return e
+        case FloorDiv(x, Const(1)):
+            return x
+        case FloorDiv(Const(0) as zero, _):
+            return zero
+        case FloorDiv(x, Const(int(c))) if c < 0:
+            return FloorDiv(Neg(x), Const(-c, e.b.dtype))
+        case FloorDiv(x, Const(int(c))) if c > 0:
+            return _divide_by(e, facts.poly(x), c, facts)
+        case FloorDiv(x, y) if not isinstance(y, Const):
+            whole, rest = _split_factor(facts.poly(x), facts.poly(y))
+            if _in_first_cell(rest, facts.poly(y), facts):
+                return rebuild(whole, e.dtype)
+            if whole != Poly():
+                return rebuild(whole, e.dtype) + FloorDiv(rebuild(rest, x.dtype), y)
+    return e
+
+
+def _wide(e: Expr) -> bool:
+    """Whether the node is integer arithmetic that does not wrap around at 8 bits."""
+    return e.dtype.kind == "int" and e.dtype.bits >= 32
+
+
+def _divide_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
+    """p // c for a constant c > 1."""
+    dtype = e.dtype
+    if (k := range_of_poly(p, facts).cell(c)) is not None:
+        return Const(k, dtype)
+    # (c*q + r) // c = q + r // c
+    whole, rest = _split_exact(p, c, facts)
+    if (k := range_of_poly(rest, facts).cell(c)) is not None:
+        return rebuild(whole.shifted(k), dtype)
+    if whole != Poly():
+        return rebuild(whole, dtype) + FloorDiv(rebuild(rest, dtype), Const(c))
+    # (g*x + d) // (g*n) = (x + d//g) // n, where d//g is the same number for every d
+    if (found := common_factor(p, c, facts)) is not None:
+        g, inner, _ = found
+        return FloorDiv(rebuild(inner, dtype), Const(c // g))
+    match p.single:
+        case FloorDiv(y, Const(int(a))), 1 if a > 0:
+            return FloorDiv(rebuild(facts.poly(y).shifted(p.const * a), dtype), Const(a * c))
+        case Mod(y, Const(int(n))), 1 if p.const == 0 and n > 0 and n % c == 0:
+            return Mod(FloorDiv(y, Const(c)), Const(n // c))
+    return e
+
+
+def remainder(e: Expr, facts: Facts, again: Again) -> Expr:
+    match e:
+        case _ if not _wide(e):
+            return e
+        case Mod(_, Const(1 | -1)) | Mod(Const(0), _):
+            return ZERO
+        case Mod(x, Const(int(c))) if c < 0:
+            return Neg(Mod(Neg(x), Const(-c, e.b.dtype)))
+        case Mod(x, Const(int(c))) if c > 0:
+            return _remainder_by(e, facts.poly(x), c, facts)
+        case Mod(x, y) if not isinstance(y, Const):
+            _, rest = _split_factor(facts.poly(x), facts.poly(y))
+            if _in_first_cell(rest, facts.poly(y), facts):
+                return rebuild(rest, e.dtype)
+            if rest != facts.poly(x):
+                return Mod(rebuild(rest, x.dtype), y)
+    return e
+
+
+def _remainder_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
+    """p % c for a constant c > 1."""
+    if (k := range_of_poly(p, facts).cell(c)) is not None:
+        return rebuild(p.shifted(-k * c), e.dtype)
+    for q, n in facts.residues:  # q is a multiple of n, and of c: so is it in p - q
+        for sign in (1, -1):
+            rest = p.plus(q, -sign)
+            if n % c == 0 and _all_divisible(rest, c, facts):
+                return Const(rest.const % c, e.dtype)
+    least = _reduced(p, c, facts)
+    if (k := range_of_poly(least, facts).cell(c)) is not None:
+        return rebuild(least.shifted(-k * c), e.dtype)
+    if least != p:
+        return Mod(rebuild(least, e.dtype), Const(c))
+    # (g*x + d) % (g*n) = (x + d//g) % n * g + d % g, where d//g is the same number for every d
+    if (found := common_factor(p, c, facts)) is not None:
+        g, inner, rest = found
+        return Mod(rebuild(inner, e.dtype), Const(c // g)) * g + rebuild(rest, e.dtype)
+    return e
+
+
+def _reduced(p: Poly, c: int, facts: Facts) -> Poly:
+    """The same modulo c: without multiples of c, without inner ``% (n*c)``.
+
+    A coefficient becomes 1 where it can; others stay, for ``x // c`` most often uses the same sum.
+    """
+    total = Poly(const=p.const % c)
+    for mono, k in p.terms:
+        if k * math.prod(multiple_of(a, facts) for a in mono) % c == 0:
+            continue
+        term = Poly(((mono, 1 if k % c == 1 else k),))
+        match mono:
+            case (Mod(y, Const(int(n))),) if n > 0 and k * n % c == 0:
+                term = facts.poly(y).scaled(k)
+        total = total.plus(term)
+    return Poly(total.terms, total.const % c)
+
+
+def _all_divisible(p: Poly, c: int, facts: Facts) -> bool:
+    return all(k * math.prod(multiple_of(a, facts) for a in m) % c == 0 for m, k in p.terms)
+
+
+def _split_exact(p: Poly, c: int, facts: Facts) -> tuple[Poly, Poly]:
+    """(q, r) with p = c*q + r; what its coefficient or a known divisor makes divisible is in q."""
+    whole, rest = Poly(const=p.const // c), Poly(const=p.const % c)
+    for mono, k in p.terms:
+        need = c // math.gcd(k, c)
+        exact = next((i for i, a in enumerate(mono) if multiple_of(a, facts) % need == 0), None)
+        if need == 1:
+            whole = whole.plus(Poly(((mono, k // c),)))
+        elif exact is not None:
+            part = FloorDiv(mono[exact], Const(need))
+            factors = [Poly.of(part), *(Poly.of(a) for i, a in enumerate(mono) if i != exact)]
+            product = factors[0]
+            for f in factors[1:]:
+                product = product.times(f)
+            whole = whole.plus(product, k * need // c)
+        else:
+            rest = rest.plus(Poly(((mono, k),)))
+    return whole, rest
+
+
+def _split_factor(p: Poly, y: Poly) -> tuple[Poly, Poly]:
+    """(q, r) with p = y*q + r, for a y that is one product of atoms."""
+    whole, rest = Poly(), Poly(const=p.const)
+    if len(y.terms) != 1 or y.const:
+        return (Poly(const=1), Poly()) if p == y else (Poly(), p)
+    (factors, c), = y.terms
+    for mono, k in p.terms:
+        left = list(mono)
+        for f in factors:
+            if f in left:
+                left.remove(f)
+        if k % c == 0 and len(left) == len(mono) - len(factors):
+            whole = whole.plus(Poly(((tuple(left), k // c),)) if left else Poly(const=k // c))
+        else:
+            rest = rest.plus(Poly(((mono, k),)))
+    return whole, rest
+
+
+def _in_first_cell(p: Poly, y: Poly, facts: Facts) -> bool:
+    """Whether 0 <= p < y."""
+    above = y.plus(p, -1).shifted(-1)
+    return range_of_poly(p, facts).low >= 0 and range_of_poly(above, facts).low >= 0
+
+
+def common_factor(p: Poly, c: int, facts: Facts) -> tuple[int, Poly, Poly] | None:
+    """The largest g > 1 that divides c and some coefficients, while the other terms d together
+    have one quotient d // g. Returns g, (p - d) / g + d // g, and d % g."""
+    ks = [k for _, k in p.terms]
+    pairs = (math.gcd(a, b, c) for a, b in combinations(ks, 2))
+    for g in sorted({*pairs, *(math.gcd(k, c) for k in ks)} - {1}, reverse=True):
+        inner = Poly(tuple((m, k // g) for m, k in p.terms if k % g == 0))
+        rest = Poly(tuple((m, k) for m, k in p.terms if k % g != 0), p.const)
+        if (q := range_of_poly(rest, facts).cell(g)) is not None:
+            return g, inner.shifted(q), rest.shifted(-q * g)
+    return None
+
+
+def collect(p: Poly, facts: Facts, again: Again) -> Poly:
+    """Use what holds between ``//`` and ``%`` on a sum, as long as that makes it lighter.
+
+    k*b*(y // b) + k*(y % b) -> k*y        y - (y // b)*b -> y % b        y - y % b -> (y // b)*b
+    (y // a % b)*a + y % a -> y % (a*b)
+    """
+    lighter = True
+    while lighter:
+        lighter = False
+        for zero in _identities(p, facts, again):
+            other = min((p.plus(zero, k) for k in _cancelling(p, zero)), key=_weight, default=p)
+            if _weight(other) < _weight(p):
+                p, lighter = other, True
+                break
+    return p
+
+
+def _identities(p: Poly, facts: Facts, again: Again) -> Iterable[Poly]:
+    """Polynomials that are 0, each with a ``//`` or ``%`` of the sum in it."""
+    def poly(e: Expr) -> Poly:
+        return facts.poly(again(e))
+
+    for y, b in _divisions(p):
+        quotient, rest = poly(FloorDiv(y, Const(b))), poly(Mod(y, Const(b)))
+        yield facts.poly(y).plus(quotient, -b).plus(rest, -1)
+    for mono, _ in p.terms:
+        match mono:
+            case (Mod(FloorDiv(y, Const(int(a))), Const(int(b))) as upper,) if a > 0 and b > 0:
+                lower, both = poly(Mod(y, Const(a))), poly(Mod(y, Const(a * b)))
+                yield Poly.of(upper).scaled(a).plus(lower).plus(both, -1)
+
+
+def _divisions(p: Poly) -> Iterable[tuple[Expr, int]]:
+    """The y and b of each ``y // b`` and ``y % b`` in a sum, those hidden in two quotients too."""
+    atoms = [mono[0] for mono, _ in p.terms if len(mono) == 1]
+    found: dict[tuple[Expr, int], None] = {}
+    quotients: dict[Expr, list[int]] = {}
+    for at in atoms:
+        match at:
+            case FloorDiv(y, Const(int(b))) if b > 0:
+                found[y, b] = None
+                quotients.setdefault(y, []).append(b)
+            case Mod(y, Const(int(b))) if b > 0:
+                found[y, b] = None
+    for y, bs in quotients.items():
+        for a, n in combinations(sorted(bs), 2):
+            if n % a == 0:
+                found[FloorDiv(y, Const(a)), n // a] = None
+    return list(found)
+
+
+def _cancelling(p: Poly, zero: Poly) -> Iterable[int]:
+    """The multiples of an identity that remove a ``//`` or ``%`` from the sum."""
+    for mono, c in zero.terms:
+        k, odd = divmod(-p.coefficient(mono), c)
+        if k and not odd and isinstance(mono[0], (FloorDiv, Mod)):
+            yield k
+
+
+def _weight(p: Poly) -> int:
+    divisions = sum(isinstance(n, (FloorDiv, Mod)) for m, _ in p.terms for a in m for n in walk(a))
+    return 10 * divisions + sum(2 + (k not in (1, -1)) for _, k in p.terms) + (p.const != 0)

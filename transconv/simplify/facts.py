@@ -1,0 +1,226 @@
+"""What is known about the variables of an expression: ranges, divisors, conditions that hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, conjuncts
+from transconv.simplify.linear import Poly, atom, expand, is_polynomial
+from transconv.simplify.ranges import ANY, Range, between, range_of_poly
+
+
+class Facts:
+    """An immutable set of facts; ``with_range``, ``assume`` and ``with_multiple`` return more.
+
+    A lane is known to lie in ``0 .. extent - 1`` without being mentioned. Analyses remember their
+    results here, in dicts keyed by node, and the results are immutable.
+    """
+
+    __slots__ = (
+        "_ranges", "_multiples", "_true", "_false", "limits", "residues", "_unlimited",
+        "_without_residues", "known_ranges", "known_multiples", "simple", "_polys",
+    )
+
+    def __init__(self, ranges: Mapping[Expr, Range] | None = None, true: Iterable[Expr] = (),
+                 multiples: Mapping[Expr, int] | None = None) -> None:
+        self._ranges: dict[Expr, Range] = {}
+        self._multiples: dict[Expr, int] = dict(multiples or {})
+        self._true: dict[Expr, None] = {}
+        self._false: dict[Expr, None] = {}
+        self.limits: tuple[Poly, ...] = ()  # each is >= 0
+        self.residues: tuple[tuple[Poly, int], ...] = ()  # (p, n): p % n == 0
+        self._unlimited: Facts | None = None
+        self._without_residues: Facts | None = None
+        self._forget()
+        for e, r in (ranges or {}).items():
+            self._learn_range(e, r)
+        for cond in true:
+            self._learn(self._simplified(cond))
+
+    @property
+    def ranges(self) -> Mapping[Expr, Range]:
+        return MappingProxyType(self._ranges)
+
+    @property
+    def multiples(self) -> Mapping[Expr, int]:
+        return MappingProxyType(self._multiples)
+
+    @property
+    def true(self) -> tuple[Expr, ...]:
+        """The conditions that hold, simplified, one entry for each conjunct."""
+        return tuple(self._true)
+
+    def with_range(self, var: Expr, lo: int | None, hi: int | None) -> Facts:
+        """Know also ``lo <= var <= hi`` (None: no bound). ``var`` may be any integer expression."""
+        more = self._copy()
+        more._learn_range(var, Range(lo, hi))
+        return more
+
+    def with_multiple(self, var: Expr, n: int) -> Facts:
+        """Know also that ``n`` divides ``var``."""
+        more = self._copy()
+        more._multiples[var] = math.lcm(n, more._multiples.get(var, 1))
+        return more
+
+    def assume(self, cond: Expr) -> Facts:
+        """Know also that a condition holds, for example inside a mask or an ``if``."""
+        return self.knowing([self._simplified(cond)])
+
+    def knowing(self, parts: Iterable[Expr]) -> Facts:
+        """``assume`` for conditions that are simplified already."""
+        more = self._copy()
+        for part in parts:
+            more._learn(part)
+        return more
+
+    def stated_range(self, e: Expr) -> Range:
+        """The range given for this very expression."""
+        return self._ranges.get(e, ANY)
+
+    def stated_multiple(self, e: Expr) -> int:
+        """The divisor given for this very expression."""
+        return self._multiples.get(e, 1)
+
+    def truth(self, cond: Expr) -> bool | None:
+        """Whether this very condition is known to hold or not to hold."""
+        return True if cond in self._true else False if cond in self._false else None
+
+    def poly(self, e: Expr) -> Poly:
+        """The polynomial of an expression over its atoms as they stand."""
+        found = self._polys.get(e)
+        if found is None:
+            sum_like = isinstance(e, Const) or is_polynomial(e)
+            found = self._polys[e] = expand(e) if sum_like else atom(e)
+        return found
+
+    @property
+    def unlimited(self) -> Facts:
+        """These facts without the inequalities: what those are weighed with, so that no analysis
+        asks for its own result."""
+        if not self.limits:
+            return self
+        if self._unlimited is None:
+            twin = self._copy()
+            twin.limits = ()
+            self._unlimited = twin
+        return self._unlimited
+
+    @property
+    def without_residues(self) -> Facts:
+        if not self.residues:
+            return self
+        if self._without_residues is None:
+            twin = self._copy()
+            twin.residues = ()
+            self._without_residues = twin
+        return self._without_residues
+
+    def forget_if_large(self, entries: int) -> None:
+        """Drop remembered results beyond a number of entries: the empty facts live for ever."""
+        if len(self.simple) > entries:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.known_ranges: dict[Expr, Range] = {}
+        self.known_multiples: dict[Expr, int] = {}
+        self.simple: dict[Expr, Expr] = {}
+        self._polys: dict[Expr, Poly] = {}
+        self._unlimited = self._without_residues = None
+
+    def _copy(self) -> Facts:
+        twin = Facts()
+        twin._ranges = dict(self._ranges)
+        twin._multiples = dict(self._multiples)
+        twin._true = dict(self._true)
+        twin._false = dict(self._false)
+        twin.limits, twin.residues = self.limits, self.residues
+        return twin
+
+    def _simplified(self, e: Expr) -> Expr:
+        from transconv.simplify.fixpoint import simplify  # it needs Facts
+
+        return simplify(e, self)
+
+    def _learn_range(self, e: Expr, r: Range) -> None:
+        if r == ANY:
+            return
+        self._ranges[e] = r & self._ranges.get(e, ANY)
+        if is_polynomial(e) and r != ANY:
+            p = expand(self._simplified(e))
+            self._learn_limits([p.shifted(-r.lo)] if r.lo is not None else [])
+            self._learn_limits([p.scaled(-1).shifted(r.hi)] if r.hi is not None else [])
+        self._forget()
+
+    def _learn(self, cond: Expr) -> None:
+        """Take in a simplified condition."""
+        if cond is TRUE:
+            return
+        if isinstance(cond, And):
+            for part in conjuncts(cond):
+                self._learn(part)
+            return
+        self._true[cond] = None
+        match cond:
+            case Not(x):
+                self._false[x] = None
+            case Ne(a, b):
+                self._false[Eq(a, b)] = None
+                if _integers(a, b):
+                    self._learn_unequal(self.poly(a).plus(self.poly(b), -1))
+            case Lt(a, b) if _integers(a, b):
+                self._learn_limits([self.poly(b).plus(self.poly(a), -1).shifted(-1)])
+            case Le(a, b) if _integers(a, b):
+                self._learn_limits([self.poly(b).plus(self.poly(a), -1)])
+            case Eq(a, b) if _integers(a, b):
+                difference = self.poly(a).plus(self.poly(b), -1)
+                self._learn_limits([difference, difference.scaled(-1)])
+                self._learn_residue(cond)
+        self._forget()
+
+    def _learn_unequal(self, p: Poly) -> None:
+        r = range_of_poly(p, self)
+        if r.lo == 0:
+            self._learn_limits([p.shifted(-1)])
+        elif r.hi == 0:
+            self._learn_limits([p.scaled(-1).shifted(-1)])
+
+    def _learn_residue(self, cond: Eq) -> None:
+        match cond:
+            case Eq(Mod(x, Const(int(n))), Const(int(r))) if n > 0:
+                p = self.poly(x).shifted(-r)
+                self.residues += ((p, n),)
+
+    def _learn_limits(self, limits: list[Poly]) -> None:
+        """Remember that each is >= 0, and pass its bound on to each atom of it."""
+        self.limits += tuple(p for p in limits if p.terms)
+        for p in limits:
+            for mono, c in p.terms:
+                if len(mono) != 1:
+                    continue
+                self._forget()
+                rest = range_of_poly(p.plus(Poly(((mono, c),)), -1), self.unlimited)
+                if rest.hi is None:
+                    continue
+                e = _unwidened(mono[0])
+                bound = between(-(rest.hi // c), math.inf) if c > 0 else between(
+                    -math.inf, rest.hi // -c)
+                self._ranges[e] = bound & self._ranges.get(e, ANY)
+        self._forget()
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(f"{r.lo}<={e}<={r.hi}" for e, r in self._ranges.items())
+        return f"Facts({ranges}; {', '.join(map(str, self._true))}; {self._multiples})"
+
+
+def _integers(a: Expr, b: Expr) -> bool:
+    return a.dtype.kind == "int" and b.dtype.kind == "int"
+
+
+def _unwidened(e: Expr) -> Expr:
+    """The narrow node under the cast that ``atom`` put around it, for it has the same value."""
+    return e.x if isinstance(e, Cast) and e.x.dtype.kind != "float" and e.x.dtype.bits < 32 else e
+
+
+NO_FACTS = Facts()

@@ -1,0 +1,165 @@
+"""``simplify`` and ``prove``: rules applied bottom-up until nothing changes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from transconv.ir import (
+    FALSE,
+    TRUE,
+    And,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Lane,
+    Load,
+    Logic,
+    Node,
+    Not,
+    Or,
+    Var,
+    all_of,
+    walk,
+)
+from transconv.simplify.division import collect
+from transconv.simplify.facts import NO_FACTS, Facts
+from transconv.simplify.linear import expand, is_polynomial, rebuild
+from transconv.simplify.ranges import range_of
+from transconv.simplify.rules import RULES
+
+MAX_STEPS = 100
+MAX_REMEMBERED = 100_000
+
+
+def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
+    """An equal expression, of the same type, that is shorter to compute and read.
+
+    Equal for every assignment that the facts allow, with division rounding down, and undefined
+    where a divisor is 0. Integers are taken as unbounded (8-bit arithmetic is left as it stands),
+    and floats are never reassociated. The result simplifies to itself.
+    """
+    facts.forget_if_large(MAX_REMEMBERED)
+    return _simple(e, facts)
+
+
+def prove(cond: Expr, facts: Facts = NO_FACTS) -> bool:
+    """Whether a condition is known to hold for all values that the facts allow."""
+    return simplify(cond, facts) is TRUE
+
+
+def _simple(e: Expr, facts: Facts) -> Expr:
+    found = facts.simple.get(e)
+    if found is not None:
+        return found
+    at, seen = e, {e: None}
+    while len(seen) < MAX_STEPS:
+        after = facts.simple.get(at)
+        if after is None:
+            after = _settled(_step(at, facts), at, facts)
+        if after in seen:
+            break
+        seen[at := after] = None
+    for before in seen:
+        facts.simple[before] = at
+    return at
+
+
+def _step(e: Expr, facts: Facts) -> Expr:
+    """Simplify the children of a node, then apply the rule of its class once."""
+    def again(x: Expr) -> Expr:
+        return _simple(x, facts)
+
+    if isinstance(e, (Const, Lane, Var)):
+        return e
+    if is_polynomial(e):
+        p = expand(e, lambda at: facts.poly(_simple(at, facts)))
+        return rebuild(collect(p, facts, again), e.dtype)
+    if isinstance(e, (And, Or)) and e.dtype.kind == "bool":
+        return _logic(e, facts)
+    rule = RULES.get(type(e))
+    e = _with_simple_children(e, facts)
+    return e if rule is None else rule(e, facts, again)
+
+
+def _settled(made: Expr, e: Expr, facts: Facts) -> Expr:
+    """What became of a node: in the type of the node, and a constant where its value is known."""
+    made = _typed(made, e.dtype)
+    if isinstance(made, (Const, Lane)):  # a lane gives a tile its shape, also when it is only 0
+        return made
+    if made.dtype.kind == "bool":
+        known = facts.truth(made)
+        return made if known is None else (TRUE if known else FALSE)
+    if made.dtype.kind == "int":
+        value = range_of(made, facts).value
+        return made if value is None else Const(value, made.dtype)
+    return made
+
+
+def _typed(e: Expr, dtype: DType) -> Expr:
+    if e.dtype is dtype:
+        return e
+    if isinstance(e, Const) and e.dtype.kind == dtype.kind:
+        return Const(e.value, dtype)
+    return Cast(e, dtype)
+
+
+def _with_simple_children(e: Expr, facts: Facts) -> Expr:
+    def new(value: Any) -> Any:
+        if isinstance(value, Expr):
+            # The lane of a reduction is a name, not a value.
+            return value if isinstance(value, Lane) else _simple(value, facts)
+        return tuple(map(new, value)) if isinstance(value, tuple) else value
+
+    old = [getattr(e, f.name) for f in fields(e)]  # type: ignore[arg-type]
+    made = [new(value) for value in old]
+    return e if all(a is b for a, b in zip(made, old, strict=True)) else type(e)(*made)
+
+
+def _logic(e: Logic, facts: Facts) -> Expr:
+    """``a & b & ...`` (or ``a | b | ...``) without what follows from the other parts.
+
+    In a conjunction each part is weighed with the others taken as true; one that is then true is
+    dropped, one that is false makes the whole false. A disjunction is the mirror image.
+    """
+    kind, unit, zero = (And, TRUE, FALSE) if isinstance(e, And) else (Or, FALSE, TRUE)
+    parts: dict[Expr, None] = {}
+    for part in _flat(e, kind):
+        parts.update(dict.fromkeys(_flat(_simple(part, facts), kind)))
+    parts.pop(unit, None)
+    if zero in parts:
+        return zero
+    kept = list(parts)
+    for part in reversed(list(parts)):
+        others = [o for o in kept if o is not part and _leaves(o) & _leaves(part)]
+        if not others or _has_load(part):
+            continue
+        given = others if kind is And else [_simple(Not(o), facts) for o in others]
+        weighed = _simple(part, facts.knowing(given))
+        if weighed is zero:
+            return zero
+        if weighed is unit:
+            kept.remove(part)
+    if kind is And:
+        return all_of(kept)
+    total = kept[0] if kept else FALSE
+    for part in kept[1:]:
+        total = Or(total, part)
+    return total
+
+
+def _flat(e: Expr, kind: type[Logic]) -> list[Expr]:
+    if isinstance(e, kind) and e.dtype.kind == "bool":
+        return _flat(e.a, kind) + _flat(e.b, kind)
+    return [e]
+
+
+def _leaves(e: Expr) -> frozenset[Node]:
+    return frozenset(n for n in walk(e) if isinstance(n, (Var, Lane, Load)))
+
+
+def _has_load(e: Expr) -> bool:
+    return any(isinstance(n, Load) for n in walk(e))
+
+

@@ -1,0 +1,316 @@
+"""Interval and divisibility analysis of integer expressions under facts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transconv.ir import (
+    Add,
+    And,
+    Cast,
+    Const,
+    Expr,
+    FloorDiv,
+    Lane,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Neg,
+    Or,
+    Select,
+    Shl,
+    Shr,
+    Sub,
+    Xor,
+)
+from transconv.simplify.linear import Mono, Poly, is_polynomial
+
+if TYPE_CHECKING:
+    from transconv.simplify.facts import Facts
+
+INF = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The integers from ``lo`` to ``hi``, both included; None is no bound."""
+
+    lo: int | None = None
+    hi: int | None = None
+
+    @property
+    def low(self) -> float:
+        """The lower end as a number: an int, or minus infinity."""
+        return -INF if self.lo is None else self.lo
+
+    @property
+    def high(self) -> float:
+        return INF if self.hi is None else self.hi
+
+    def __contains__(self, value: int) -> bool:
+        return self.low <= value <= self.high
+
+    def __and__(self, other: Range) -> Range:
+        return between(max(self.low, other.low), min(self.high, other.high))
+
+    def __or__(self, other: Range) -> Range:
+        """The smallest range that holds both."""
+        return between(min(self.low, other.low), max(self.high, other.high))
+
+    def __add__(self, other: Range) -> Range:
+        return between(self.low + other.low, self.high + other.high)
+
+    def __neg__(self) -> Range:
+        return between(-self.high, -self.low)
+
+    def __mul__(self, other: Range) -> Range:
+        ends = [_times(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
+        return between(min(ends), max(ends))
+
+    @property
+    def value(self) -> int | None:
+        """The only member, when there is just one."""
+        return self.lo if self.lo == self.hi else None
+
+    def cell(self, size: int) -> int | None:
+        """The ``k`` with every member in ``k*size .. k*size + size - 1``, if there is one."""
+        if self.lo is None or self.hi is None or self.lo // size != self.hi // size:
+            return None
+        return self.lo // size
+
+    @property
+    def magnitude(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+ANY = Range()
+BIT = Range(0, 1)
+BYTE = Range(-128, 127)
+
+
+def between(lo: float, hi: float) -> Range:
+    """The range with these ends, which may be infinite."""
+    return Range(None if lo == -INF else int(lo), None if hi == INF else int(hi))
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _floor(a: float, b: float) -> float:
+    """``a // b`` for ends that may be infinite; b > 0."""
+    if math.isinf(a):
+        return a
+    if math.isinf(b):
+        return 0 if a >= 0 else -1
+    return int(a) // int(b)
+
+
+def range_of(e: Expr, facts: Facts) -> Range:
+    """Where the value of an integer (or truth) expression lies, for all values the facts allow.
+
+    Taken from the tree, from the polynomial (so that ``x - x`` is 0), from the ranges that the
+    facts give, and from the inequalities that they hold.
+    """
+    found = facts.known_ranges.get(e)
+    if found is None:
+        found = _of_tree(e, facts) & facts.stated_range(e)
+        if is_polynomial(e):
+            found &= range_of_poly(facts.poly(e), facts)
+        elif facts.limits and e.dtype.kind == "int":
+            found &= _limited(Poly.of(e), facts)
+        facts.known_ranges[e] = found
+    return found
+
+
+def range_of_poly(p: Poly, facts: Facts) -> Range:
+    """Where the value of a polynomial lies."""
+    return _interval(p, facts) & _limited(p, facts)
+
+
+def _interval(p: Poly, facts: Facts) -> Range:
+    total = Range(p.const, p.const)
+    for mono, c in p.terms:
+        total += _of_product(mono, facts) * Range(c, c)
+    return total
+
+
+def _of_product(mono: Mono, facts: Facts) -> Range:
+    if len(mono) == 1:
+        return range_of(mono[0], facts)
+    total = Range(1, 1)
+    for factor in dict.fromkeys(mono):
+        r, times = range_of(factor, facts), mono.count(factor)
+        power = r
+        for _ in range(times - 1):
+            power *= r
+        total *= power & Range(0, None) if times % 2 == 0 else power
+    return total
+
+
+def _limited(p: Poly, facts: Facts) -> Range:
+    """What the known inequalities say about a polynomial."""
+    if not facts.limits or not p.terms:
+        return ANY
+    return between(_at_least(p, facts), -_at_least(p.scaled(-1), facts))
+
+
+def _at_least(p: Poly, facts: Facts) -> float:
+    """A lower bound from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
+
+    Multiples of several of them are taken away, each where it makes the bound of the rest better.
+    """
+    best = _low_end(p, facts.unlimited)
+    for limit in facts.limits:
+        for mono, c in limit.terms:
+            k, odd = divmod(p.coefficient(mono), c)
+            if k <= 0 or odd:
+                continue
+            rest = p.plus(limit, -k)
+            bound = _low_end(rest, facts.unlimited)
+            if bound > best:
+                p, best = rest, bound
+                break
+    return best[1] if best[0] == 0 else -INF
+
+
+def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
+    """Minus the number of terms without a lower bound, and the sum of the bounds of the others."""
+    ends = [(_of_product(mono, facts) * Range(c, c)).low for mono, c in p.terms]
+    bounded = [end for end in ends if end != -INF]
+    return len(bounded) - len(ends), p.const + sum(bounded)
+
+
+def _of_tree(e: Expr, facts: Facts) -> Range:
+    narrow = BYTE if e.dtype.bits == 8 else ANY
+    if e.dtype.kind == "float":
+        return ANY
+    match e:
+        case Const(int(value)):
+            return Range(int(value), int(value))
+        case Lane(_, extent):
+            return Range(0, extent - 1)
+        case _ if e.dtype.kind == "bool":
+            return BIT
+        case Add(a, b):
+            found = range_of(a, facts) + range_of(b, facts)
+        case Sub(a, b):
+            found = range_of(a, facts) + -range_of(b, facts)
+        case Mul(a, b):
+            found = range_of(a, facts) * range_of(b, facts)
+        case Neg(x):
+            found = -range_of(x, facts)
+        case FloorDiv(a, b):
+            found = _of_quotient(range_of(a, facts), range_of(b, facts))
+        case Mod(a, b):
+            found = _of_remainder(a, range_of(b, facts), facts)
+        case Min(a, b):
+            p, q = range_of(a, facts), range_of(b, facts)
+            found = between(min(p.low, q.low), min(p.high, q.high))
+        case Max(a, b):
+            p, q = range_of(a, facts), range_of(b, facts)
+            found = between(max(p.low, q.low), max(p.high, q.high))
+        case Select(_, yes, no):
+            found = range_of(yes, facts) | range_of(no, facts)
+        case Cast(x) if x.dtype.kind != "float":
+            found = range_of(x, facts)
+        case Shl(a, Const(int(value))) if 0 <= value < 64:
+            found = range_of(a, facts) * Range(1 << value, 1 << value)
+        case Shr(a, Const(int(value))) if value >= 0:
+            found = _of_quotient(range_of(a, facts), Range(1 << value, 1 << value))
+        case And(a, b) | Or(a, b) | Xor(a, b):
+            found = _of_bits(e, range_of(a, facts), range_of(b, facts))
+        case _:
+            return narrow
+    # A value that does not fit into 8 bits has wrapped around to any of them.
+    return found & narrow if found | narrow == narrow else narrow
+
+
+def _of_quotient(a: Range, b: Range) -> Range:
+    if b.high < 0:
+        a, b = -a, -b
+    if b.low < 1:
+        return between(-a.magnitude, a.magnitude)
+    lo = _floor(a.low, b.high if a.low >= 0 else b.low)
+    hi = _floor(a.high, b.low if a.high >= 0 else b.high)
+    return between(lo, hi)
+
+
+def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
+    if b.low < 1:
+        return between(1 - b.magnitude, b.magnitude - 1)
+    x = range_of(a, facts)
+    if x.low >= 0 and x.high < b.low:
+        return x
+    if (c := b.value) is None:
+        return between(0, min(b.high - 1, x.high if x.low >= 0 else INF))
+    if x.cell(c) is not None and x.lo is not None and x.hi is not None:
+        return Range(x.lo % c, x.hi % c)
+    # a = step*y + rest, so a % c is one of rest, rest + step, ...
+    p = facts.poly(a)
+    step = math.gcd(c, multiple_of_poly(Poly(p.terms), facts))
+    rest = p.const % step
+    return between(rest, min(c - step + rest, x.high if x.low >= 0 else INF))
+
+
+def _of_bits(e: Expr, a: Range, b: Range) -> Range:
+    if isinstance(e, And) and (a.low >= 0 or b.low >= 0):
+        return between(0, min(r.high for r in (a, b) if r.low >= 0))
+    if a.low < 0 or b.low < 0 or a.hi is None or b.hi is None:
+        return ANY
+    return Range(0, (1 << max(a.hi, b.hi).bit_length()) - 1)
+
+
+def multiple_of(e: Expr, facts: Facts) -> int:
+    """The largest number known to divide the value; 0 when the value is known to be 0."""
+    found = facts.known_multiples.get(e)
+    if found is None:
+        facts.known_multiples[e] = found = _multiple(e, facts)
+    return found
+
+
+def _multiple(e: Expr, facts: Facts) -> int:
+    if e.dtype.kind == "float" or e.dtype.bits < 32 and not isinstance(e, Const):
+        return 1
+    stated = facts.stated_multiple(e)
+    if (value := range_of(e, facts).value) is not None:
+        return abs(value)
+    match e:
+        case _ if is_polynomial(e):
+            found = multiple_of_poly(facts.poly(e), facts)
+        case FloorDiv(a, Const(int(value))) if value > 0 and multiple_of(a, facts) % value == 0:
+            found = multiple_of(a, facts) // value
+        case Mod(a, b) | Min(a, b) | Max(a, b) | Select(_, a, b):
+            found = math.gcd(multiple_of(a, facts), multiple_of(b, facts))
+        case Shl(a, Const(int(value))) if 0 <= value < 64:
+            found = multiple_of(a, facts) << value
+        case Cast(x):
+            found = multiple_of(x, facts)
+        case _:
+            found = _congruent(Poly.of(e), 1, facts)
+    return math.lcm(found, stated)
+
+
+def multiple_of_poly(p: Poly, facts: Facts) -> int:
+    """The largest number known to divide a polynomial."""
+    return _congruent(p, _divisor(p, facts), facts)
+
+
+def _divisor(p: Poly, facts: Facts) -> int:
+    found = p.const
+    for mono, c in p.terms:
+        found = math.gcd(found, c * math.prod(multiple_of(a, facts) for a in mono))
+    return found
+
+
+def _congruent(p: Poly, found: int, facts: Facts) -> int:
+    """Use the known q % n == 0: what divides both n and p - q divides p."""
+    if p.terms:
+        plain = facts.without_residues
+        for q, n in facts.residues:
+            for sign in (1, -1):
+                found = math.lcm(found, math.gcd(n, _divisor(p.plus(q, -sign), plain)))
+    return found

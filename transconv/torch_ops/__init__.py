@@ -1,0 +1,1 @@
+"""The torch border: functions, registered operators, modules, model conversion."""

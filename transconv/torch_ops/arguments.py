@@ -1,0 +1,252 @@
+"""Torch border, step 1. What the caller wrote -> checked integers, in torch's order of checks.
+
+The eager path, the registered operators and their fakes all come through here, so a wrong call gets
+the same exception class and sentence everywhere. Shapes may hold symbolic integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+Ints = tuple[int, ...]
+
+
+class Params(NamedTuple):
+    """The numbers of one convolution, one entry per spatial dim.
+
+    ``padding`` has one entry per spatial dim, or two (all low sides, then all high sides) where the
+    sides differ, as ``padding="same"`` asks for with an even kernel.
+    """
+
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    transposed: bool
+    output_padding: Ints
+    groups: int
+
+    @property
+    def pad_lo(self) -> Ints:
+        return self.padding[: len(self.stride)]
+
+    @property
+    def pad_hi(self) -> Ints:
+        return self.padding[-len(self.stride):]
+
+    @property
+    def symmetric(self) -> bool:
+        return self.pad_lo == self.pad_hi
+
+
+def ints(value: Any, ndims: int) -> Ints | None:
+    """The integers that torch's argument parser makes of ``value``; None if its form is not plain
+    (a float, a bool, an array scalar ...), which is then left to torch to accept or refuse."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return (value,) * ndims
+    if isinstance(value, (tuple, list)) and all(
+            type(v) is int or isinstance(v, torch.SymInt) for v in value):
+        return tuple(value)
+    return None
+
+
+def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:
+    """Whether the input has a batch dim. RuntimeError if its rank is neither of the two legal ones."""
+    if len(input_shape) == ndims + 2:
+        return True
+    if len(input_shape) == ndims + 1:
+        return False
+    raise RuntimeError(
+        f"Expected {ndims + 1}D (unbatched) or {ndims + 2}D (batched) input to {name}, "
+        f"but got input of size: {list(input_shape)}")
+
+
+def check_bias_dtype(input: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """torch compares these two before it looks at any shape (not for transposed convolutions, not
+    for string paddings)."""
+    if bias is not None and bias.dtype != input.dtype:
+        raise RuntimeError(f"Input type ({_type_name(input)}) and bias type ({_type_name(bias)}) "
+                           "should be the same")
+
+
+def same_padding(input_shape: Sequence[int], weight_shape: Sequence[int], stride: Ints,
+                 dilation: Ints, groups: int) -> Ints:
+    """The padding that keeps the size: per dim, or low sides then high sides where they differ."""
+    rank = len(weight_shape)
+    ndims = rank - 2
+    if ndims < 1:
+        raise RuntimeError("weight should have at least three dimensions")
+    if groups <= 0:
+        raise RuntimeError("non-positive groups is not supported")
+    if rank != len(input_shape):
+        raise RuntimeError(_rank_mismatch(input_shape, weight_shape))
+    for name, value in (("stride", stride), ("dilation", dilation)):
+        if len(value) not in (1, ndims):
+            raise RuntimeError(f"{name} cannot broadcast to {ndims} dimensions")
+    if any(s != 1 for s in stride):
+        raise RuntimeError("padding='same' is not supported for strided convolutions")
+    steps = dilation if len(dilation) == ndims else dilation * ndims
+    total = [d * (k - 1) for d, k in zip(steps, weight_shape[2:], strict=True)]
+    lo = tuple(t // 2 for t in total)
+    hi = tuple(t - low for t, low in zip(total, lo, strict=True))
+    return lo if lo == hi else lo + hi
+
+
+def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
+            bias_shape: Sequence[int] | None, stride: Ints, padding: Ints | str, dilation: Ints,
+            transposed: bool, output_padding: Ints, groups: int,
+            two_sided: bool = False) -> Params:
+    """All shape checks of a batched call, in torch's order; every list spread to one entry per dim.
+
+    ``two_sided`` allows a padding list of low sides and high sides, which only the registered
+    operators take. RuntimeError with torch's sentence if something does not fit.
+    """
+    if isinstance(padding, str):
+        if padding == "same":
+            padding = same_padding(input_shape, weight_shape, stride, dilation, groups)
+            two_sided = True
+        elif padding == "valid":
+            padding = (0,)
+        else:
+            raise RuntimeError(f"Invalid padding string: '{padding}'")
+    ndims = len(weight_shape) - 2
+    if ndims < 1:
+        raise RuntimeError("weight should have at least three dimensions")
+    if groups <= 0:
+        raise RuntimeError("non-positive groups is not supported")
+    two_sided = two_sided and not transposed and len(padding) == 2 * ndims
+    params = Params(
+        _spread("stride", stride, ndims),
+        tuple(padding) if two_sided else _spread("padding", padding, ndims),
+        _spread("dilation", dilation, ndims), bool(transposed),
+        _spread("output_padding", output_padding, ndims), groups)
+    _check_signs(params)
+    _check_shapes(input_shape, weight_shape, bias_shape, params)
+    return params
+
+
+def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Element types and devices must agree; torch lets some mixes with meta tensors through and
+    returns uninitialised memory, we do not."""
+    for role, other in (("weight", weight), ("bias", bias)):
+        if other is None or (other.dtype == input.dtype and other.device == input.device):
+            continue
+        text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "
+                "should be the same")
+        if other.device != input.device:
+            text += f", but they are on {input.device} and {other.device}"
+        raise RuntimeError(text)
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return name if tensor.device.type == "cpu" else f"{tensor.device.type} {name}"
+
+
+def _spread(name: str, value: Ints, ndims: int) -> Ints:
+    if len(value) == ndims:
+        return tuple(value)
+    if len(value) == 1:
+        return tuple(value) * ndims
+    raise RuntimeError(
+        f"expected {name} to be a single integer value or a list of {ndims} values to match the "
+        f"convolution dimensions, but got {name}={list(value)}")
+
+
+def _check_signs(p: Params) -> None:
+    if any(v < 0 for v in p.padding):
+        raise RuntimeError("negative padding is not supported")
+    if any(v < 0 for v in p.output_padding):
+        raise RuntimeError("negative output_padding is not supported")
+    if any(v <= 0 for v in p.stride):
+        raise RuntimeError("non-positive stride is not supported")
+    if any(v <= 0 for v in p.dilation):
+        raise RuntimeError("non-positive dilation is not supported, "
+                           "dilation should be greater than zero")
+
+
+def _rank_mismatch(input_shape: Sequence[int], weight_shape: Sequence[int]) -> str:
+    rank = len(weight_shape)
+    return (f"Expected {rank}-dimensional input for {rank}-dimensional weight "
+            f"{list(weight_shape)}, but got {len(input_shape)}-dimensional input of size "
+            f"{list(input_shape)} instead")
+
+
+def _check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
+                  bias_shape: Sequence[int] | None, p: Params) -> None:
+    weight, groups = list(weight_shape), p.groups
+    if len(weight) != len(input_shape):
+        raise RuntimeError(_rank_mismatch(input_shape, weight_shape))
+    if weight[0] < groups:
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, "
+            f"but got weight of size {weight} instead")
+    if weight[0] % groups != 0:
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, "
+            f"but got weight of size {weight} instead")
+    takes, makes = ((weight[0], weight[1] * groups) if p.transposed
+                    else (weight[1] * groups, weight[0]))
+    given = "transposed=1" if p.transposed else f"groups={groups}"
+    if input_shape[1] != takes:
+        raise RuntimeError(
+            f"Given {given}, weight of size {weight}, expected input{list(input_shape)} to have "
+            f"{takes} channels, but got {input_shape[1]} channels instead")
+    if bias_shape is not None and (len(bias_shape) != 1 or bias_shape[0] != makes):
+        given = "transposed=1, weight" if p.transposed else "weight"
+        raise RuntimeError(
+            f"Given {given} of size {weight}, expected bias to be 1-dimensional with {makes} "
+            f"elements, but got bias of size {list(bias_shape)} instead")
+    if any(k < 1 for k in weight[2:]):
+        raise RuntimeError(f"kernel size should be greater than zero, but got {weight[2:]}")
+    if not p.transposed:
+        _check_kernel_fits(input_shape, weight_shape, p)
+    if input_shape[0] == 0 or input_shape[1] == 0:
+        return  # an empty result: torch asks no more of it
+    if any(s == 0 for s in input_shape[2:]):
+        raise RuntimeError("Only zero batch or zero channel inputs are supported, but got input "
+                           f"shape: {list(input_shape)}")
+    if p.transposed:
+        _check_transposed(input_shape, weight_shape, p)
+
+
+def _check_kernel_fits(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> None:
+    sizes = [i + lo + hi for i, lo, hi in zip(input_shape[2:], p.pad_lo, p.pad_hi, strict=True)]
+    reach = [d * (k - 1) + 1 for d, k in zip(p.dilation, weight_shape[2:], strict=True)]
+    if any(s < r for s, r in zip(sizes, reach, strict=True)):
+        raise RuntimeError(
+            f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). "
+            f"Kernel size: ({' x '.join(map(str, reach))}). "
+            "Kernel size can't be greater than actual input size")
+
+
+def _check_transposed(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> None:
+    if any(o >= s and o >= d for o, s, d in
+           zip(p.output_padding, p.stride, p.dilation, strict=True)):
+        names = ("depth", "height", "width")[-len(p.stride):]
+        shown = " ".join(
+            f"{what}_{name}: {value}"
+            for what, values in (("output_padding", p.output_padding), ("stride", p.stride),
+                                 ("dilation", p.dilation))
+            for name, value in zip(names, values, strict=True))
+        raise RuntimeError("output padding must be smaller than either stride or dilation, "
+                           f"but got {shown}")
+    if weight_shape[1] == 0:
+        raise RuntimeError("a transposed convolution needs at least one output channel, but got "
+                           f"weight of size {list(weight_shape)}")
+    sizes = transposed_sizes(input_shape[2:], weight_shape[2:], p)
+    if any(s < 1 for s in sizes):
+        shape = " x ".join(map(str, input_shape[2:]))
+        raise RuntimeError(
+            f"Given input size per channel: ({shape}). Calculated output size per channel: "
+            f"({' x '.join(map(str, sizes))}). Output size is too small")
+
+
+def transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], p: Params) -> Ints:
+    """Spatial sizes of a transposed convolution's result."""
+    return tuple((i - 1) * s - lo - hi + d * (k - 1) + 1 + extra
+                 for i, k, s, lo, hi, d, extra in
+                 zip(sizes, kernel, p.stride, p.pad_lo, p.pad_hi, p.dilation, p.output_padding,
+                     strict=True))

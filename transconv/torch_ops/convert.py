@@ -1,0 +1,209 @@
+"""Torch border, step 8. Rerouting what already exists: a model in place, or aten for the process.
+
+    convert_(model)      the modules of one model, by exchanging their classes; revert_ undoes it
+    enable(), disable()  aten's convolution and its backward, for every thread and every caller
+    with use():          the same for the calls of one thread
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from transconv.torch_ops import execute, modules, routes
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+
+_OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
+                           for name in modules.__all__}
+_TORCHS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did: names of exchanged modules, and why other convolutions were left."""
+
+    converted: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        head = f"{len(self.converted)} convolutions converted, {len(self.skipped)} left"
+        return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
+
+
+def _is_convolution(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.conv._ConvNd)
+
+
+def _exchange(model: torch.nn.Module, classes: dict[type, type],
+              filter_fn: Callable[[torch.nn.Module, str], bool] | None) -> Report:
+    converted: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not _is_convolution(module):
+            continue
+        kind = type(module)
+        if kind in classes.values():
+            continue  # already there
+        if kind not in classes:
+            if kind not in _OURS and kind not in _TORCHS:
+                skipped[name] = f"its class {kind.__qualname__} is a subclass with a forward of its own"
+        elif filter_fn is not None and not filter_fn(module, name):
+            skipped[name] = "filter_fn said no"
+        else:
+            module.__class__ = classes[kind]
+            converted.append(name)
+    return Report(tuple(converted), skipped)
+
+
+def convert_(model: torch.nn.Module,
+             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> Report:
+    """Let every torch.nn convolution of ``model`` compute with transconv, in place.
+
+    Parameters, buffers, hooks, the state dict and the optimizer's references stay what they are.
+    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules are left alone,
+    because their forward is their own; `enable` reaches those.
+    """
+    return _exchange(model, _OURS, filter_fn)
+
+
+def revert_(model: torch.nn.Module) -> Report:
+    """Undo `convert_`, in place."""
+    return _exchange(model, _TORCHS, None)
+
+
+# -- aten's own operators --------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_library: torch.library.Library | None = None
+_installed: tuple[str, ...] = ()
+_enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
+_scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
+_local = threading.local()
+
+
+def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    if devices is None:
+        return ("cuda", "cpu") if settings.cpu == "interpret" else ("cuda",)
+    for device in devices:
+        if device not in ("cuda", "cpu"):
+            raise ValueError(f"transconv cannot replace aten's convolution on '{device}'; "
+                             "expected one of: cuda, cpu")
+    return tuple(devices)
+
+
+def enable(devices: Sequence[str] | None = None) -> None:
+    """Route aten's convolution and its backward to transconv, for the whole process.
+
+    Reaches every caller below autograd, autocast, vmap and compiled code, in all threads, and code
+    compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
+    each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu".
+    """
+    with _lock:
+        _enabled.append(_devices(devices))
+        _install()
+
+
+def disable() -> None:
+    """Undo the last `enable`. RuntimeError if there is none."""
+    with _lock:
+        if not _enabled:
+            raise RuntimeError("transconv.disable() without a transconv.enable() before it")
+        _enabled.pop()
+        _install()
+
+
+class use(contextlib.ContextDecorator):
+    """``with transconv.use():`` routes aten's convolutions of this thread to transconv.
+
+    A backward pass runs in threads of autograd's own. While any scope is open they use transconv too;
+    a backward that starts after the scope has ended uses torch's kernels. Both are right. ``devices``
+    are as for `enable`. Nests, and works as a decorator.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        self._devices = devices
+
+    def __enter__(self) -> use:
+        entry = _devices(self._devices)
+        with _lock:
+            _scopes.append(entry)
+            _install()
+        _local.open = [*getattr(_local, "open", ()), entry]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        entry = _local.open[-1]
+        _local.open = _local.open[:-1]
+        with _lock:
+            _scopes.remove(entry)
+            _install()
+
+
+def _install() -> None:
+    """Replace aten's kernels on exactly the devices that somebody asks for."""
+    global _library, _installed
+    wanted = tuple(sorted({d for entry in (*_enabled, *_scopes) for d in entry}))
+    if wanted == _installed:
+        return
+    if _library is not None:
+        _library._destroy()
+        _library = None
+    execute.ORIGINALS.clear()
+    _installed = wanted
+    if not wanted:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for device in wanted:
+        key = device.upper()
+        execute.ORIGINALS[device] = (
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
+            torch.library.get_kernel("aten::convolution", key),
+            torch.library.get_kernel("aten::convolution_backward", key))
+        library.impl("convolution", _forward, key, with_keyset=True)
+        library.impl("convolution_backward", _backward, key, with_keyset=True)
+    _library = library
+
+
+def _is_on(device: str) -> bool:
+    """Whether a call of this thread is ours."""
+    if any(device in entry for entry in _enabled):
+        return True
+    if any(device in entry for entry in getattr(_local, "open", ())):
+        return True
+    # Inside a backward pass: autograd's threads carry no scope of their own.
+    return torch._C._current_graph_task_id() != -1 and any(device in e for e in _scopes)
+
+
+def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    device = input.device.type
+    originals = execute.ORIGINALS.get(device)
+    if _is_on(device):
+        route = routes.forward_route(routes.request("aten", 0, *numbers), input, weight, bias)
+        if route.compiled is not None or originals is None:
+            return route.forward(input, weight, bias)
+        route.calls += 1
+    if originals is None:  # the last scope ended between the dispatcher's look-up and this line
+        return torch.convolution(input, weight, bias, *numbers)
+    return originals[1].call_boxed(keys, input, weight, bias, *numbers)  # type: ignore[no-any-return]
+
+
+def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,
+              *numbers: Any) -> tuple[Tensor | None, ...]:
+    device = input.device.type
+    originals = execute.ORIGINALS.get(device)
+    *given, mask = numbers
+    if _is_on(device):
+        params = routes.request("aten", 0, *given).resolve(input, weight, None)
+        return routes.backward(params, grad, input, weight, mask)
+    if originals is None:
+        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
+            grad, input, weight, bias_sizes, *numbers)
+    return originals[2].call_boxed(  # type: ignore[no-any-return]
+        keys, grad, input, weight, bias_sizes, *numbers)

@@ -1,0 +1,233 @@
+"""Torch border, step 3. Tensors -> ConvProblem -> compiled kernel, or torch when there is none.
+
+This is the only file of torch_ops that knows the compiler. ``describe`` and ``planned`` make a kernel
+for a request; the routes that remember them by shape, stride and flag are in routes.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from transconv.errors import ConfigError, ProblemError, Unsupported
+from transconv.ir import dtype as dtypes
+from transconv.ir.dtype import DType
+from transconv.ir.layout import Layout
+from transconv.problem import ConvProblem, Prop, TensorSpec
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.settings import settings
+
+if TYPE_CHECKING:
+    from transconv.compiler import Compiled
+    from transconv.target import Target
+
+Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
+
+log = logging.getLogger("transconv.dispatch")
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float16: dtypes.f16,
+    torch.bfloat16: dtypes.bf16,
+    torch.float32: dtypes.f32,
+    torch.float64: dtypes.f64,
+}
+SLOW_CALL = 1.0  # seconds after which building a kernel is worth a line in the log
+
+_many_devices = False  # looked up with the first kernel: importing must not start CUDA
+
+# The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
+# these, or they would come back to us.
+ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
+
+
+# -- why torch has to do it ------------------------------------------------------------------------
+
+
+def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
+    """Every reason that can be named without asking the compiler; empty: it may try."""
+    found = []
+    device = input.device.type
+    if device == "cpu":
+        if settings.cpu != "interpret":
+            found.append("device:cpu")
+    elif device != "cuda":
+        found.append(f"device:{device}")
+    if input.dtype not in DTYPES:
+        found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
+    for tensor in (input, weight):
+        if tensor.layout is not torch.strided:
+            found.append(f"layout:{str(tensor.layout).removeprefix('torch.')}")
+        if tensor.is_quantized:
+            found.append("dtype:quantized")
+    if input.numel() == 0 or weight.numel() == 0:
+        found.append("shape:empty")
+    return found
+
+
+def capturing(device: torch.device) -> bool:
+    """Inside CUDA graph capture, where no kernel may be built."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# -- asking the compiler ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flags:
+    """torch's numeric switches, as far as they change a kernel. One object for each setting, compared
+    by identity."""
+
+    math: str
+    deterministic: bool
+
+
+_FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in (False, True)}
+
+
+def flags(dtype: torch.dtype) -> Flags:
+    """The switches at this moment. Reads the conv precision that torch documents today: the older
+    ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
+    deterministic = (torch._C._get_deterministic_algorithms()
+                     or torch._C._get_cudnn_deterministic())
+    tf32 = dtype is torch.float32 and _precision() == "tf32"
+    return _FLAGS["tf32" if tf32 else "ieee", deterministic]
+
+
+def _documented_precision() -> str:
+    return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
+
+
+def _precision() -> str:
+    # The documented attribute costs 0.7 us to read, as long as half a launch.
+    return _read_precision("cuda", "conv") if _read_precision else _documented_precision()
+
+
+_read_precision: Callable[[str, str], str] | None = getattr(
+    torch._C, "_get_fp32_precision_getter", None)
+
+
+def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
+    dtype = DTYPES[tensor_dtype]
+    return TensorSpec(dtype, Layout.from_strides(dtype, shape, strides))
+
+
+def describe(dtype: torch.dtype, near: Like, weight: Like, far: Like, p: Params,
+             math: str) -> ConvProblem:
+    """The problem of a call. ``near`` is what the layer takes, ``far`` what it gives, each as shape
+    and strides; for a transposed layer they change places, because it is BWD_D of a problem whose
+    src is its result."""
+    src, dst = (far, near) if p.transposed else (near, far)
+    return ConvProblem(
+        mb=src[0][0], g=p.groups, ic=src[0][1], oc=dst[0][1], i=tuple(src[0][2:]),
+        o=tuple(dst[0][2:]), k=tuple(weight[0][2:]), stride=p.stride, dilation=p.dilation,
+        pad_lo=p.pad_lo, src=_spec(dtype, *src), wei=_spec(dtype, *weight),
+        dst=_spec(dtype, *dst), math=math)
+
+
+def target_of(device: torch.device) -> Target:
+    """The machine that a tensor's device stands for; CPU tensors go to Triton's interpreter."""
+    from transconv import target
+
+    if device.type == "cpu":
+        return target.TARGETS["interpreter"]
+    return target.detect(device)
+
+
+def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
+            deterministic: bool) -> Compiled:
+    """The kernel for one direction. Unsupported, with a reason, if there is none."""
+    global _many_devices
+    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
+    start = time.perf_counter()
+    try:
+        from transconv import compiler
+
+        return compiler.plan(problem, prop, target_of(device), epilogue=epilogue, aligned=aligned,
+                             deterministic=deterministic)
+    except Unsupported:
+        raise
+    except (ConfigError, ProblemError) as error:
+        raise Unsupported("config:refused", str(error)) from error
+    except ImportError as error:
+        raise Unsupported(f"import:{error.name}", str(error)) from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a program in training must not stop for a bug of ours
+        log.warning("no kernel for %s %s: %s", problem, prop, error, exc_info=True)
+        raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
+    finally:
+        elapsed = time.perf_counter() - start
+        if elapsed > SLOW_CALL:
+            log.warning("building a kernel took %.1f s: %s %s", elapsed, problem, prop)
+
+
+def config_text(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
+                aligned: bool, deterministic: bool) -> str:
+    """The config line of the plan. Unsupported, with a reason, if there is none."""
+    return str(planned(problem, prop, device, epilogue, aligned, deterministic).config)
+
+
+def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
+           **extra: torch.Tensor) -> None:
+    """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
+    # A negated view (the imaginary part of a conjugate, say) holds the opposite of what it means.
+    if src.is_neg() or wei.is_neg() or dst.is_neg():
+        src, wei, dst = src.resolve_neg(), wei.resolve_neg(), dst.resolve_neg()
+    if _many_devices and src.device.index != torch.cuda.current_device():
+        with torch.cuda.device(src.device):
+            compiled.launch(src, wei, dst, **extra)
+    else:
+        compiled.launch(src, wei, dst, **extra)
+
+
+# -- torch's own kernels ---------------------------------------------------------------------------
+
+
+def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
+    """aten knows one padding per dim: pad the longer sides beforehand, keep the shorter for it."""
+    least = [min(lo, hi) for lo, hi in zip(p.pad_lo, p.pad_hi, strict=True)]
+    extra: list[int] = []
+    for low, lo, hi in reversed(list(zip(least, p.pad_lo, p.pad_hi, strict=True))):
+        extra += [lo - low, hi - low]
+    return torch.nn.functional.pad(x, extra), least
+
+
+def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+                 p: Params) -> torch.Tensor:
+    """torch's convolution; never one that `enable` replaced."""
+    padding: Sequence[int] = p.padding
+    if not p.symmetric:
+        x, padding = _one_sided(x, p)
+    args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
+    original = ORIGINALS.get(x.device.type)
+    if original is not None:
+        keys, forward, _ = original
+        return forward.call_boxed(keys, *args)  # type: ignore[no-any-return]
+    return torch.ops.aten.convolution.default(*args)  # type: ignore[no-any-return]
+
+
+def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
+                  mask: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    """torch's gradients of input, weight and bias; None where ``mask`` is False."""
+    padding: Sequence[int] = p.padding
+    sizes = x.shape
+    if not p.symmetric:
+        x, padding = _one_sided(x, p)
+    channels = grad.shape[1]
+    args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
+            p.transposed, p.output_padding, p.groups, list(mask))
+    original = ORIGINALS.get(x.device.type)
+    if original is not None:
+        keys, _, backward = original
+        dx, dw, db = backward.call_boxed(keys, *args)
+    else:
+        dx, dw, db = torch.ops.aten.convolution_backward.default(*args)
+    if dx is not None and mask[0] and not p.symmetric:
+        for dim, (size, lo, hi) in enumerate(zip(sizes[2:], p.pad_lo, p.pad_hi, strict=True), 2):
+            dx = dx.narrow(dim, lo - min(lo, hi), size)
+    return tuple(t if wanted else None for t, wanted in zip((dx, dw, db), mask, strict=True))

@@ -1,0 +1,123 @@
+"""Torch border: what a call would do and why, without doing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from transconv.errors import Unsupported
+from transconv.problem import ConvProblem, Prop
+from transconv.torch_ops import arguments, execute, routes, shapes
+from transconv.torch_ops.functional import (
+    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D, Sizes, autocast,
+    check_bias, parse,
+)
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor that a call or its backward computes. ``config`` is the text of the plan; if it is
+    empty, ``reasons`` say why torch computes this one."""
+
+    computes: str  # "result", "input gradient", "weight gradient"
+    direction: Prop
+    problem: ConvProblem | None = None
+    config: str = ""
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def native(self) -> bool:
+        return not self.reasons
+
+    def __str__(self) -> str:
+        head = f"{self.computes} ({self.direction})"
+        if self.reasons:
+            return f"{head}: torch, because {'; '.join(self.reasons)}"
+        return f"{head}: {self.config}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do: its result, then the gradients, each by a plan or by torch."""
+
+    parts: tuple[Part, ...]
+    unbatched: bool = False
+
+    @property
+    def native(self) -> bool:
+        """Whether generated kernels compute everything."""
+        return all(part.native for part in self.parts)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Every reason for torch, each once."""
+        return tuple(dict.fromkeys(r for part in self.parts for r in part.reasons))
+
+    def __str__(self) -> str:
+        problem = self.parts[0].problem
+        return "\n".join([*([str(problem)] if problem else []), *map(str, self.parts)])
+
+
+_FUNCTIONS = {(f.ndims, f.transposed): f for f in (
+    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)}
+
+
+def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+            padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *, transposed: bool = False,
+            output_padding: Sizes = 0) -> Explanation:
+    """Say what conv1d/2d/3d (or conv_transpose, if ``transposed``) of these arguments would do.
+
+    Names the plan of the result and of both gradients, or every reason why torch would compute them.
+    Launches nothing, counts nothing, warns of nothing. Raises what the call itself would raise.
+    """
+    f = _FUNCTIONS.get((weight.dim() - 2, transposed))
+    if f is None:
+        raise RuntimeError("expected a weight of 3, 4 or 5 dimensions, "
+                           f"but got {list(weight.shape)}")
+    parsed = parse(f, stride, padding, output_padding, dilation, groups)
+    if parsed is None:
+        raise TypeError("stride, padding, output_padding and dilation must be ints or tuples of "
+                        "ints, groups an int")
+    input, weight, bias = autocast(input, weight, bias)
+    strides_, padding_, output_padding_, dilation_ = parsed
+    check_bias(f, input, bias, padding)
+    unbatched = not arguments.batched(f.name, f.ndims, input.shape)
+    x = input.unsqueeze(0) if unbatched else input
+    p = arguments.resolve(x.shape, weight.shape, None if bias is None else bias.shape, strides_,
+                          padding_, dilation_, transposed, output_padding_, groups)
+    arguments.check_tensors(x, weight, bias)
+    return Explanation(tuple(_parts(x, weight, bias, p)), unbatched)
+
+
+def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[Part]:
+    channels_last = shapes.channels_last_result(x, w)
+    flags = execute.flags(x.dtype)
+    aligned = not any(t is not None and not t.is_meta and t.data_ptr() & routes.ALIGNMENT
+                      for t in (x, w, b))
+    shape = shapes.output_shape(x.shape, w.shape, p)
+    y = (shape, shapes.result_strides(shape, channels_last))
+    dx, dw = ((tuple(t.shape), shapes.result_strides(t.shape, channels_last)) for t in (x, w))
+    forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
+    wanted = [
+        ("result", forward, (routes.like(x), routes.like(w), y), "bias" if b is not None else ""),
+        ("input gradient", backward, (dx, routes.like(w), y), ""),
+        ("weight gradient", Prop.BWD_W, (routes.like(x), dw, y), ""),
+    ]
+    why = execute.reasons(x, w)
+    parts = []
+    for name, direction, tensors, epilogue in wanted:
+        if why:
+            parts.append(Part(name, direction, reasons=tuple(why)))
+            continue
+        problem = execute.describe(x.dtype, *tensors, p, flags.math)
+        try:
+            config = execute.config_text(problem, direction, x.device, epilogue, aligned,
+                                         flags.deterministic)
+            parts.append(Part(name, direction, problem, config))
+        except Unsupported as error:
+            reason = f"{error.reason} ({error.message})" if error.message else error.reason
+            parts.append(Part(name, direction, problem, reasons=(reason,)))
+    return parts

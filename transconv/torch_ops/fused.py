@@ -1,0 +1,300 @@
+"""Torch border, step 9. One call for convolution + bias + residual + activation.
+
+    y = activation(conv(input, weight) + bias + residual)
+
+One kernel where the compiler has it as an epilogue. A gradient that can be computed from the result
+alone (relu and its kind) keeps the single kernel in training too; other activations are composed of
+the unfused calls when gradients are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
+
+from transconv.errors import Unsupported
+from transconv.problem import Prop
+from transconv.torch_ops import arguments, execute, functional, library, modules, routes, shapes
+from transconv.torch_ops.functional import Function, Sizes
+
+Tensor = torch.Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda y: y,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "hardswish": F.hardswish,
+}
+
+# grad of the activation's input from its result y and the result's gradient g.
+_GRAD_FROM_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "": lambda g, y: g,
+    "relu": lambda g, y: g * (y > 0),
+    "relu6": lambda g, y: g * ((y > 0) & (y < 6)),
+    "sigmoid": lambda g, y: g * y * (1 - y),
+    "tanh": lambda g, y: g * (1 - y * y),
+}
+
+
+class FusedRoute(routes.Route):
+    """A forward route whose kernel also adds and activates; ``rest_by_torch`` if it could not."""
+
+    __slots__ = ("activation", "rest_by_torch")
+
+    def __init__(self, params: arguments.Params, shape: arguments.Ints, channels_last: bool,
+                 activation: str) -> None:
+        super().__init__(Prop.FWD, params, shape, channels_last)
+        self.activation = activation
+        self.rest_by_torch = False
+
+    def run(self, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None) -> Tensor:
+        compiled = self.compiled
+        if compiled is None or self.rest_by_torch:
+            y = self.forward(x, w, b)
+            return ACTIVATIONS[self.activation](y if res is None else y.add_(res))
+        self.calls += 1
+        y = x.new_empty_strided(self.shape, self.strides)
+        extra = {}
+        if b is not None:
+            extra["bia"] = b.contiguous()
+        if res is not None:
+            extra["res"] = shapes.with_result_strides(res, self.channels_last)
+        execute.launch(compiled, x, w, y, **extra)
+        return y
+
+
+def _make(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
+          activation: str, flags: execute.Flags, aligned: bool) -> FusedRoute:
+    shape = shapes.output_shape(x.shape, w.shape, params)
+    route = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation)
+    if why := execute.reasons(x, w):
+        routes.settle(route, why)
+        return route
+    words = [word for word, on in (("bias", b is not None), ("res", res is not None),
+                                   (activation, bool(activation))) if on]
+    try:
+        routes.compile_route(route, x.dtype, routes.like(x), routes.like(w),
+                             (route.shape, route.strides), x.device, "+".join(words), aligned, flags)
+    except Unsupported:
+        plain = routes.make_forward(params, x, w, b, flags, aligned)
+        route.rest_by_torch = True
+        for name in ("compiled", "reason", "adds_bias", "copies_bias"):
+            setattr(route, name, getattr(plain, name))
+    return route
+
+
+def _run(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+         activation: str, *numbers: Any) -> Tensor:
+    req = routes.request("", 0, *numbers)
+    flags = execute.flags(input.dtype)
+    key = ("fused", req, activation, flags, *(
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & routes.ALIGNMENT)
+        for t in (input, weight, bias, residual)))
+
+    def make() -> FusedRoute:
+        p = _check(input, weight, bias, residual, activation, numbers)
+        aligned = not any(t is not None and t.data_ptr() & routes.ALIGNMENT
+                          for t in (input, weight, bias, residual))
+        return _make(p, input, weight, bias, residual, activation, flags, aligned)
+
+    route: FusedRoute = routes.kept(key, make)
+    return route.run(input, weight, bias, residual)
+
+
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+           activation: str, numbers: Any) -> arguments.Params:
+    if activation not in ACTIVATIONS:
+        known = ", ".join(filter(None, ACTIVATIONS))
+        raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+    stride, padding, dilation, transposed, output_padding, groups = numbers
+    arguments.check_tensors(input, weight, bias)
+    p = arguments.resolve(
+        input.shape, weight.shape, None if bias is None else bias.shape, tuple(stride),
+        tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, two_sided=True)
+    if residual is not None:
+        shape = shapes.output_shape(input.shape, weight.shape, p)
+        if tuple(residual.shape) != shape:
+            raise RuntimeError(f"expected residual of size {list(shape)}, the size of the result, "
+                               f"but got {list(residual.shape)}")
+        if residual.dtype != input.dtype or residual.device != input.device:
+            raise RuntimeError(f"expected residual of {input.dtype} on {input.device}, but got "
+                               f"{residual.dtype} on {residual.device}")
+    return p
+
+
+# -- the operator ----------------------------------------------------------------------------------
+
+library.library.define(
+    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding,"
+    " SymInt groups) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+fused_convolution = torch.ops.transconv.fused_convolution.default
+
+for _key in ("CPU", "CUDA"):
+    library.library.impl("fused_convolution", _run, _key)
+
+
+@torch.library.register_fake("transconv::fused_convolution", lib=library.library)
+def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+          activation: str, *numbers: Any) -> Tensor:
+    p = _check(input, weight, bias, residual, activation, numbers)
+    return shapes.empty_result(input, shapes.output_shape(input.shape, weight.shape, p),
+                               shapes.channels_last_result(input, weight))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, _bias, _residual, ctx.activation, *ctx.numbers = inputs
+    ctx.save_for_backward(input, weight, output)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    input, weight, y = ctx.saved_tensors
+    g = _GRAD_FROM_RESULT[ctx.activation](grad, y)
+    mask = list(ctx.needs_input_grad[:3])
+    found: list[Tensor | None] = [None, None, None]
+    if any(mask):
+        made = library.convolution_backward(g, input, weight, *ctx.numbers, mask)
+        found = [t if on else None for t, on in zip(made, mask, strict=True)]
+    for_residual = g.clone() if ctx.needs_input_grad[3] and g is grad else g
+    return *found, for_residual if ctx.needs_input_grad[3] else None, *[None] * 7
+
+
+torch.library.register_autograd("transconv::fused_convolution", _differentiate,
+                                setup_context=_keep, lib=library.library)
+
+
+# -- the public functions --------------------------------------------------------------------------
+
+
+def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., Tensor],
+              input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
+              groups: Any, activation: str | None, residual: Any) -> Tensor:
+    tensors = (input, weight, bias, residual)
+    given = [t for t in tensors if t is not None]
+    if not torch.compiler.is_compiling() and has_torch_function(given):
+        return handle_torch_function(  # type: ignore[no-any-return]
+            public, given, input, weight, bias, stride, padding, dilation, groups,
+            activation=activation, residual=residual)
+    activation = activation or ""
+    if activation not in ACTIVATIONS:
+        known = ", ".join(filter(None, ACTIVATIONS))
+        raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+    parsed = functional.parse(f, stride, padding, 0, dilation, groups)
+    if parsed is None or not _one_operator(f, given, activation):
+        y = plain(input, weight, bias, stride, padding, dilation, groups)
+        return ACTIVATIONS[activation](y if residual is None else y + residual)
+    input, weight, bias = functional.autocast(input, weight, bias)
+    if residual is not None:
+        residual = functional.cast_like(residual, input)
+    stride, padding, output_padding, dilation = parsed
+    functional.check_bias(f, input, bias, padding)
+    is_batched = arguments.batched(f.name, f.ndims, input.shape)
+    if not is_batched:
+        input = input.unsqueeze(0)
+        residual = None if residual is None else residual.unsqueeze(0)
+    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
+                          padding, dilation, False, output_padding, groups)
+    y = fused_convolution(input, weight, bias, residual, activation, *p)
+    return y if is_batched else y.squeeze(0)  # type: ignore[no-any-return]
+
+
+def _one_operator(f: Function, given: list[Any], activation: str) -> bool:
+    """Whether the single operator may stand for the call; else it is composed."""
+    if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
+        return False
+    if not torch.compiler.is_compiling():
+        if forward_ad._current_level >= 0 or not all(functional.is_known(t) for t in given):
+            return False
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    return not differentiated or activation in _GRAD_FROM_RESULT
+
+
+def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
+                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+    """activation(conv1d(input, weight, bias, ...) + residual) in one kernel where possible.
+
+    ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6, sigmoid,
+    tanh, silu, gelu, gelu_tanh, hardswish, or None. Differentiable. RuntimeError as conv1d's, and for
+    an unknown activation or a residual that does not fit."""
+    return _dispatch(functional.CONV1D, functional.conv1d, fused_conv1d, input, weight, bias, stride,
+                     padding, dilation, groups, activation, residual)
+
+
+def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
+                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+    """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
+    return _dispatch(functional.CONV2D, functional.conv2d, fused_conv2d, input, weight, bias, stride,
+                     padding, dilation, groups, activation, residual)
+
+
+def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
+                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
+                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+    """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
+    return _dispatch(functional.CONV3D, functional.conv3d, fused_conv3d, input, weight, bias, stride,
+                     padding, dilation, groups, activation, residual)
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+class _Activates:
+    """Mixin: a convolution module with an activation, whose call takes a residual."""
+
+    fused: Any
+    activation: str = ""
+
+    def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
+        addition would."""
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        numbers = (self.stride, padding, self.dilation, self.groups)
+        if residual is not None and not self._fits(input, residual, padding):
+            y = self.convolve(input, self.weight, self.bias, *numbers) + residual
+            return ACTIVATIONS[self.activation](y)
+        return self.fused(  # type: ignore[no-any-return]
+            input, self.weight, self.bias, *numbers, activation=self.activation, residual=residual)
+
+    def _fits(self: Any, input: Tensor, residual: Tensor, padding: Any) -> bool:
+        if input.dim() != self.weight.dim() or residual.dtype != input.dtype:
+            return False
+        p = arguments.resolve(input.shape, self.weight.shape, None, self.stride,
+                              padding if isinstance(padding, (str, tuple)) else (padding,),
+                              self.dilation, False, (0,), self.groups)
+        return tuple(residual.shape) == shapes.output_shape(input.shape, self.weight.shape, p)
+
+    def extra_repr(self: Any) -> str:
+        return super().extra_repr() + f", activation={self.activation or None}"  # type: ignore[misc]
+
+
+class FusedConv1d(_Activates, modules.Conv1d):
+    """Conv1d with ``activation``; ``forward(input, residual=None)``."""
+
+    fused = staticmethod(fused_conv1d)
+
+
+class FusedConv2d(_Activates, modules.Conv2d):
+    """Conv2d with ``activation``; ``forward(input, residual=None)``."""
+
+    fused = staticmethod(fused_conv2d)
+
+
+class FusedConv3d(_Activates, modules.Conv3d):
+    """Conv3d with ``activation``; ``forward(input, residual=None)``."""
+
+    fused = staticmethod(fused_conv3d)

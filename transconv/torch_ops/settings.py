@@ -1,0 +1,66 @@
+"""Torch border: the switches a program may turn while it runs, known to users as transconv.config.
+
+    transconv.config.fallback = "silent" | "warn" | "error"    what a call that torch must do means
+    transconv.config.cpu      = "fallback" | "interpret"       what a call on CPU tensors means
+
+A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from transconv import knobs
+
+WORDS = {
+    "fallback": ("silent", "warn", "error"),
+    "cpu": ("fallback", "interpret"),
+}
+
+
+class Settings:
+    """The switches. ``revision`` counts changes, so that what was decided under older values can be
+    told apart."""
+
+    fallback: str
+    cpu: str
+    revision: int
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "revision", 0)
+        object.__setattr__(self, "_listeners", [])
+        self.fallback = knobs.fallback()
+        self.cpu = "fallback"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in WORDS:
+            raise AttributeError(f"transconv.config has no switch '{name}'; "
+                                 f"expected one of: {', '.join(WORDS)}")
+        if value not in WORDS[name]:
+            raise ValueError(f"transconv.config.{name} = {value!r}; "
+                             f"expected one of: {', '.join(WORDS[name])}")
+        object.__setattr__(self, name, value)
+        object.__setattr__(self, "revision", self.revision + 1)
+        for listener in self._listeners:
+            listener()
+
+    def __getattr__(self, name: str) -> Any:
+        # The module of kernel configs has the same dotted name; its contents stay reachable.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module("transconv.config"), name)
+
+    def __dir__(self) -> list[str]:
+        return [*WORDS, "revision", "on_change"]
+
+    def __repr__(self) -> str:
+        return f"transconv.config(fallback={self.fallback!r}, cpu={self.cpu!r})"
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after every change."""
+        self._listeners.append(listener)
+
+
+settings = Settings()

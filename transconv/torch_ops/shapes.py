@@ -1,0 +1,80 @@
+"""Torch border, step 2. Shapes and strides of results: one rule for the launcher and the fakes.
+
+A result is channels_last if the input or the weight suggests it, else contiguous; results of 1d
+convolutions are always contiguous. Gradients follow the same rule. Shapes may be symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from transconv.torch_ops.arguments import Ints, Params, transposed_sizes
+
+
+def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> Ints:
+    """Shape of the result of a checked, batched call."""
+    spatial: Ints
+    if p.transposed:
+        channels = weight_shape[1] * p.groups
+        spatial = transposed_sizes(input_shape[2:], weight_shape[2:], p)
+    else:
+        channels = weight_shape[0]
+        spatial = tuple((i + lo + hi - (d * (k - 1) + 1)) // s + 1 for i, k, s, lo, hi, d in
+                        zip(input_shape[2:], weight_shape[2:], p.stride, p.pad_lo, p.pad_hi,
+                            p.dilation, strict=True))
+    if input_shape[1] == 0:
+        channels = 0  # torch's rule: no channels in, no channels out, whatever the weight says
+    return (input_shape[0], channels, *spatial)
+
+
+def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch takes a tensor for channels_last; ambiguous ones (one channel, say) are not.
+
+    Walks the dims from the channel outwards: strides must not decrease, a dim with stride 0 or two
+    dims that could be swapped end it.
+    """
+    rank = len(shape)
+    if rank not in (4, 5) or strides[1] == 0:
+        return False
+    least: int = 0
+    for dim in (1, *range(rank - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least:
+            return False
+        if dim == 0 and least == strides[1]:
+            return False  # N11..1 and NCHW with one channel read the same both ways
+        least = strides[dim] * shape[dim] if shape[dim] > 1 else strides[dim]
+    return True
+
+
+def result_strides(shape: Sequence[int], channels_last: bool) -> Ints:
+    """Strides of a gapless tensor of ``shape``, in elements."""
+    rank = len(shape)
+    order = [1, *range(rank - 1, 1, -1), 0] if channels_last else list(range(rank - 1, -1, -1))
+    strides: list[int] = [0] * rank
+    step: int = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * torch.sym_max(shape[dim], 1)
+    return tuple(strides)
+
+
+def channels_last_result(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the results of a convolution of these two tensors are channels_last."""
+    return (suggests_channels_last(input.shape, input.stride())
+            or suggests_channels_last(weight.shape, weight.stride()))
+
+
+def empty_result(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> torch.Tensor:
+    """An uninitialised result with the strides of the rule, on the device of ``like``."""
+    return like.new_empty_strided(tuple(shape), result_strides(shape, channels_last))
+
+
+def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """``tensor`` itself if its elements lie as the rule says, else a copy whose do."""
+    strides = result_strides(tensor.shape, channels_last)
+    if all(size <= 1 or has == wants for size, has, wants in
+           zip(tensor.shape, tensor.stride(), strides, strict=True)):
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)

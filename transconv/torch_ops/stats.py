@@ -1,0 +1,88 @@
+"""Torch border: what was run by whom, and what is said when torch has to step in."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+from transconv.errors import Unsupported
+from transconv.torch_ops.settings import settings
+
+
+class FallbackWarning(UserWarning):
+    """A call was handed to torch. Given once for each reason; ``transconv.config.fallback`` says
+    whether to be silent, to warn or to raise instead."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
+    direction (fwd, bwd_d, bwd_w), ``fallback`` counts results that torch computed, by reason."""
+
+    native: dict[str, int] = field(default_factory=dict)
+    fallback: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.native.values()) + sum(self.fallback.values())
+
+    @property
+    def native_share(self) -> float:
+        """Part of all results that generated kernels computed; 1.0 when there was no call."""
+        return sum(self.native.values()) / self.total if self.total else 1.0
+
+    def __str__(self) -> str:
+        rows = [f"native   {name:<32} {n}" for name, n in sorted(self.native.items())]
+        rows += [f"fallback {name:<32} {n}" for name, n in sorted(self.fallback.items())]
+        return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
+
+
+lock = threading.Lock()
+_warned: set[str] = set()
+_native: Counter[str] = Counter()
+_fallback: Counter[str] = Counter()
+
+
+def add(native: bool, name: str, count: int) -> None:
+    """Add to the totals: ``name`` is a direction or a reason."""
+    with lock:
+        (_native if native else _fallback)[name] += count
+
+
+def totals(reset: bool = False) -> Stats:
+    """The totals that were added so far."""
+    with lock:
+        now = Stats(dict(_native), dict(_fallback))
+        if reset:
+            _native.clear()
+            _fallback.clear()
+        return now
+
+
+def announce(reason: str, message: str = "") -> None:
+    """Obey the fallback policy for one reason: nothing, one warning, or Unsupported."""
+    policy = settings.fallback
+    if policy == "error":
+        raise Unsupported(reason, message or "torch would have to compute this convolution")
+    if policy == "warn" and reason not in _warned:
+        with lock:
+            if reason in _warned:
+                return
+            _warned.add(reason)
+        detail = f": {message}" if message else ""
+        warnings.warn(f"transconv hands convolutions to torch ({reason}){detail}",
+                      FallbackWarning, stacklevel=2)
+
+
+def forget_warnings() -> None:
+    """Warn again for reasons that were already named."""
+    with lock:
+        _warned.clear()
+
+
+def handed_over(reason: str) -> None:
+    """A call leaves for torch before any route is looked up: obey the policy and count it."""
+    announce(reason)
+    add(False, reason, 1)
