@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 
 from transconv.epilogue import Epilogue
-from transconv.ir import DType, Expr, Tensor, Var, View, ViewDim, eq
+from transconv.ir import DType, Expr, Tensor, Var, View, ViewDim, eq, free_vars
 from transconv.problem import ConvProblem, Prop
 
 
@@ -41,7 +42,7 @@ class Axis:
         return Var(self.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Algorithm:
     """``c[...] = epilogue(sum over the K axes of a[...] * b[...])`` for every point of the others."""
 
@@ -56,16 +57,23 @@ class Algorithm:
     def kind(self, axis: str) -> str:
         """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B
         by all three. An axis that only C mentions is an M axis, one that only A has is a K axis."""
-        in_a, in_b, in_c = (_mentions(v, axis) for v in (self.a, self.b, self.c))
-        if in_c:
-            return "B" if in_a and in_b else "N" if in_b else "M"
-        return "K"
+        return self.kinds[axis]
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))
+        return {x.name: "K" if x.name not in in_c else
+                "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {x.name: x.size for x in self.axes}
 
     def size(self, axis: str) -> int:
-        return next(x.size for x in self.axes if x.name == axis)
+        return self.sizes[axis]
 
     def axes_of(self, kind: str) -> tuple[Axis, ...]:
-        return tuple(x for x in self.axes if self.kind(x.name) == kind)
+        return tuple(x for x in self.axes if self.kinds[x.name] == kind)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -74,22 +82,14 @@ class Algorithm:
         return (*inputs, *(v.tensor for v in self.epilogue.views(self.c)), self.c.tensor)
 
     def __str__(self) -> str:
-        lines = [f"algorithm {self.name}"]
-        for kind, meaning in (("B", "batch"), ("M", "rows"), ("N", "columns"), ("K", "summed")):
-            if axes := self.axes_of(kind):
-                sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
-                lines.append(f"    {kind} ({meaning}): {sizes}")
-        for role, view in (("A", self.a), ("B", self.b), ("C", self.c)):
-            if view is not None:
-                lines.append(f"    {role} = {view}")
-        lines.append(f"    C = {self.epilogue or 'acc'}, acc in {self.acc}")
-        return "\n".join(lines)
+        from transconv.algorithm_text import describe
+
+        return describe(self)
 
 
-def _mentions(view: View | None, axis: str) -> bool:
-    from transconv.ir import free_vars
-
-    return view is not None and any(Var(axis) in free_vars(d.coord) for d in view.dims)
+def _mentions(view: View | None) -> frozenset[str]:
+    dims = view.dims if view is not None else ()
+    return frozenset(v.name for d in dims for v in free_vars(d.coord))
 
 
 @dataclass(frozen=True, slots=True)

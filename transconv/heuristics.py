@@ -43,18 +43,16 @@ def _proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 
 def _worth_the_matrix_unit(alg: Algorithm) -> bool:
-    """Depthwise and near-depthwise groups have too few columns or steps to fill a 16-wide tile."""
-    columns = prod(x.size for x in alg.axes_of("N"))
-    channels = prod(x.size for x in alg.axes_of("K") if x.role != "tap")
-    rows = prod(x.size for x in alg.axes_of("M"))
-    return min(rows, columns) * channels > 2 or not alg.axes_of("B")
+    """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile."""
+    rows, columns, summed = (prod(x.size for x in alg.axes_of(kind)) for kind in "MNK")
+    return not alg.axes_of("B") or min(rows, columns, summed) > 2
 
 
 def fusable(axes: tuple[Axis, ...]) -> list[tuple[str, ...]]:
     """Ways to fuse the axes of one kind: pixels all together; channels alone, or with taps before
     them when there are fewer than 16."""
     pixels = tuple(x.name for x in axes if x.role == "pixel")
-    if pixels:
+    if pixels and len(pixels) == len(axes):
         return [pixels]
     ways: list[tuple[str, ...]] = []
     for start in range(len(axes) - 1, -1, -1):
@@ -87,6 +85,8 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
     wide = (256, 1024) if target.backend == "interpreter" else (32, 64, 128, 256)
     lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
     rows = fusable(alg.axes_of("M")) if alg.axes_of("M") else [()]
+    if alg.b is None:  # a sum of parts: every element of C is alike, in memory order
+        rows = [tuple(x.name for x in alg.axes_of("M"))]
     sums = fusable(alg.axes_of("K")) if alg.axes_of("K") else [()]
     pixels_summed = any(x.role in ("pixel",) for x in alg.axes_of("K"))
     for r, s in itertools.product(rows, sums):

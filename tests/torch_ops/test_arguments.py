@@ -112,8 +112,8 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
      "Only zero batch or zero channel inputs are supported"),
     ("no spatial size, kernel first", lambda m: m.conv2d(r(2, 4, 0, 8), W, padding=1),
      "Kernel size can't be greater"),
-    ("nothing left", lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1), ""),
-    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)), ""),
+    ("nothing left", lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1), "Output size is too small"),
+    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)), "kernel size should be greater than zero"),
 ]
 
 

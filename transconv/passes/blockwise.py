@@ -18,7 +18,7 @@ from transconv.algorithm import Algorithm, Axis
 from transconv.config import Config
 from transconv.ir import (
     ATOMIC_ADD, For, FuncCall, Kernel, Layout, Let, Load, Mutator, Stmt, Store, Tensor, Var, View,
-    ViewDim, all_of, find, seq, substitute,
+    ViewDim, all_of, find, free_vars, seq, substitute,
 )
 
 STEP, PART = Var("step"), Var("part")
@@ -42,9 +42,19 @@ def combine(algorithm: Algorithm, split: int) -> Algorithm:
     parts = workspace(algorithm, split)
     axis = Axis("part", split, "part")
     points = [x for x in algorithm.axes if algorithm.kind(x.name) != "K"]
+    points.sort(key=lambda x: -_stride(algorithm.c, x))  # lanes then run along memory
     a = View(parts, (ViewDim(axis.var), *algorithm.c.dims))
     return Algorithm(f"{algorithm.name}_sum", (*points, axis), a, None, algorithm.c, algorithm.acc,
                      algorithm.epilogue)
+
+
+def _stride(c: View, axis: Axis) -> int:
+    """How far apart in memory neighbours along an axis are (of the innermost block, if blocked)."""
+    for dim, seen in enumerate(c.dims):
+        if axis.var in free_vars(seen.coord):
+            own = c.tensor.layout.of_dim(dim)[-1].stride
+            return own * (c.tensor.shape[dim] if axis.role == "group" else 1)
+    return 0
 
 
 def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:

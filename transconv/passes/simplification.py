@@ -9,12 +9,16 @@ kernel's notes say which and why.
 
 from __future__ import annotations
 
+import textwrap
+
 from transconv.ir import (
     FALSE, TRUE, Alloc, Expr, FloorDiv, For, FuncCall, If, Kernel, Let, Load, Max, Min,
     Mod, Mutator, Node, Select, Seq, Stmt, Store, Update, Var, all_of, conjuncts, find, free_vars,
     seq, substitute,
 )
-from transconv.simplify import Facts, range_of, simplify
+from transconv.ir.reading import readable
+from transconv.simplify import Facts, prove, range_of, simplify
+from transconv.simplify.reasons import reason
 
 
 class Scope(Mutator):
@@ -81,8 +85,12 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
     """Simplify every index and mask of a kernel."""
     pass_ = _Simplify()
     body = pass_.mutate(kernel.body)
-    notes = tuple(n for n in dict.fromkeys(pass_.notes) if n not in kernel.notes)
-    return Kernel(kernel.name, kernel.params, body, kernel.notes + notes)
+    notes = [line for note in dict.fromkeys(pass_.notes)
+             for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
+    return Kernel(kernel.name, kernel.params, body, (*kernel.notes, *notes))
+
+
+NOTE_WIDTH = 96  # behind a comment sign
 
 
 class _Simplify(Scope):
@@ -100,19 +108,16 @@ class _Simplify(Scope):
             if proof is FALSE:
                 return FALSE
             if proof is TRUE:
-                self.notes.append(f"{tensor}: no test of {part}: {self.why(part)}")
+                self.notes.append(f"{tensor}: {readable(part)} is always true: {self.why(part)}")
             else:
                 kept.append(part)
         return simplify(all_of(kept), self.facts)
 
     def why(self, condition: Expr) -> str:
-        """The facts that a dropped condition rests on."""
-        named = [f"{v.name} = {self.defs[v]}" for v in sorted(free_vars(condition), key=_name)
-                 if v in self.defs]
-        leaves = sorted(free_vars(self.whole(condition)), key=_name)
-        ranges = [f"{v.name} in {r.lo}..{r.hi}" for v in leaves
-                  for r in [range_of(v, self.facts)] if r.lo is not None and r.hi is not None]
-        return ", ".join([*named, *ranges]) or "always true"
+        """The facts that a dropped condition rests on: ranges of names where those suffice."""
+        near = self.affine(condition)
+        far = near if prove(near, self.facts) else self.whole(condition)
+        return reason(far, self.facts)
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, Load):
@@ -151,9 +156,3 @@ class _Simplify(Scope):
     def loads(self, at: Node) -> Node:
         """Simplify the loads inside a value (scalar stages read memory in the product itself)."""
         return substitute(at, {x: self.load(x) for x in find(at, Load)})
-
-
-def _name(v: Var) -> str:
-    return v.name
-
-

@@ -102,7 +102,7 @@ def is_known(tensor: Tensor) -> bool:
 
 def _unusual(f: Function, *call: Any) -> Tensor:
     """Tensors of other classes: fakes go on to the operators, the rest is torch's business."""
-    tensors = [t for t in call[:3] if t is not None]
+    tensors = call[:2] if call[2] is None else call[:3]
     if any(not isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, *call)  # a TypeError, in torch's words
     if all(is_known(t) for t in tensors):
@@ -172,6 +172,12 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
     if parsed is None or input.dtype.is_complex:
         return _hand_over(f, input, weight, bias, stride, padding, output_padding, dilation, groups)
     stride, padding, output_padding, dilation = parsed
+    if torch._C._get_tracing_state():
+        # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
+        if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
+            return _hand_over(f, input, weight, bias, stride, padding, output_padding, dilation, groups)
+        numbers = (stride, (0,) if padding == "valid" else padding, dilation, f.transposed)
+        return library.convolution(input, weight, bias, *numbers, output_padding, groups)
     check_bias(f, input, bias, padding)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)

@@ -185,18 +185,22 @@ apply_function = super(torch.autograd.Function, ConvolutionFunction).apply
 # -- FLOPs -----------------------------------------------------------------------------------------
 
 
+def _multiply_adds(input_shape: Sequence[int], weight_shape: Sequence[int],
+                   result_shape: Sequence[int], transposed: bool) -> int:
+    """Twice the products of one pass over the problem, which each of its three directions makes."""
+    return int(flop_counter.conv_flop_count(list(input_shape), list(weight_shape),
+                                            list(result_shape), transposed=transposed))
+
+
 @flop_counter.register_flop_formula(torch.ops.transconv.convolution)  # type: ignore[untyped-decorator]
 def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, *numbers: Any,
            out_shape: Sequence[int], **_: Any) -> int:
-    return int(flop_counter.conv_flop_count(list(input_shape), list(weight_shape), list(out_shape),
-                                            transposed=numbers[3]))
+    return _multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
 
 
 @flop_counter.register_flop_formula(  # type: ignore[untyped-decorator]
     torch.ops.transconv.convolution_backward)
 def _backward_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
                     weight_shape: Sequence[int], *numbers: Any, **_: Any) -> int:
-    """Either gradient multiplies as often as the convolution itself, groups or not."""
     *given, mask = numbers
-    return sum(map(bool, mask[:2])) * _flops(input_shape, weight_shape, None, *given,
-                                             out_shape=grad_shape)
+    return sum(map(bool, mask[:2])) * _multiply_adds(input_shape, weight_shape, grad_shape, given[3])

@@ -1,0 +1,1 @@
+"""Measuring, beside the package: problem lists, timing against cuDNN, mass checks, reports."""

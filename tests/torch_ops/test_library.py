@@ -1,0 +1,251 @@
+"""The registered operators: opcheck, compile, export, FLOPs, profiles of their fakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+import transconv
+from tests.torch_ops import samples as s
+from transconv.torch_ops import library
+
+OP = torch.ops.transconv.convolution.default
+BACKWARD = torch.ops.transconv.convolution_backward.default
+FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
+
+
+def operands(ndims: int = 2, form: Any = s.contiguous) -> tuple[torch.Tensor, ...]:
+    x = s.vary(torch.randn(2, 4, *[5] * ndims), form).requires_grad_()
+    w = s.vary(torch.randn(4, 2, *[3] * ndims), form).requires_grad_()
+    return x, w, torch.randn(4, requires_grad=True)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_opcheck(form: Any, transposed: bool, with_bias: bool) -> None:
+    x, w, b = operands(form=form)
+    numbers = ([2, 1], [1, 1], [1, 2], transposed, [0, 0], 2)
+    assert set(opcheck(OP, (x, w, b if with_bias else None, *numbers)).values()) == {"SUCCESS"}
+    grad = torch.randn_like(OP(x, w, b, *numbers), requires_grad=True)
+    if with_bias:
+        return
+    mask = [True, True, True]
+    assert set(opcheck(BACKWARD, (grad.detach().requires_grad_(), x, w, *numbers, mask)).values()) == {
+        "SUCCESS"}
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])
+def test_opcheck_of_partial_gradients(mask: list[bool]) -> None:
+    x, w, _ = (t.detach() for t in operands())
+    grad = torch.randn(2, 4, 3, 3)
+    found = opcheck(BACKWARD, (grad, x, w, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask))
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_two_sided_padding() -> None:
+    """The operators take low sides and high sides; nothing is padded twice and nothing is lost."""
+    x, w, _ = (t.detach().double().requires_grad_() for t in operands())
+    numbers = ([1, 1], [2, 0, 1, 1], [1, 1], False, [0, 0], 2)
+    wanted = F.conv2d(F.pad(x, (0, 1, 2, 1)), w, groups=2)
+    got = OP(x, w, None, *numbers)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), (x, w)),
+                               torch.autograd.grad(wanted.sin().sum(), (x, w)))
+    assert torch.autograd.gradcheck(lambda x, w: OP(x, w, None, *numbers), (x, w), fast_mode=True)
+
+
+def test_backward_operator_wants_a_fitting_gradient() -> None:
+    x, w, _ = operands()
+    with pytest.raises(RuntimeError, match="Expected grad_output of size"):
+        BACKWARD(torch.randn(2, 4, 9, 9), x, w, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, [True] * 3)
+
+
+@pytest.mark.parametrize("name", s.FUNCTIONS)
+def test_compiles_without_a_graph_break(name: str) -> None:
+    ndims = int(name[-2])
+    x, w, b = operands(ndims)
+
+    def call(f: Any) -> Any:
+        return lambda x, w, b: f(x, w, b, stride=2, padding=1, groups=2 if "t" not in name else 1).relu()
+
+    if "transpose" in name:
+        b = torch.randn(2, requires_grad=True)
+    compiled = torch.compile(call(s.ours(name)), fullgraph=True, backend="aot_eager")
+    got, wanted = compiled(x, w, b), call(s.theirs(name))(x, w, b)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride()
+    for pair in zip(torch.autograd.grad(got.sum(), (x, w, b)),
+                    torch.autograd.grad(wanted.sum(), (x, w, b)), strict=True):
+        torch.testing.assert_close(*pair)
+
+
+def graphs(f: Any, *args: Any, dynamic: bool | None = None) -> list[torch.fx.GraphModule]:
+    """The graphs that dynamo hands to a backend for these calls."""
+    seen: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(graph)
+        return graph
+
+    compiled = torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+    for given in args:
+        torch.testing.assert_close(compiled(*given), f(*given))
+    return seen
+
+
+def test_the_compiled_graph_holds_our_operator() -> None:
+    x, w, b = operands()
+    (graph,) = graphs(lambda x: transconv.conv2d(x, w, b, 1, "same", groups=2), (x,))
+    assert [n for n in graph.graph.nodes if n.target is OP]
+
+
+def test_one_recompilation_over_batch_sizes() -> None:
+    _, w, b = operands()
+    batches = [(torch.randn(n, 4, 5, 5),) for n in (7, 6, 9, 13, 16)]  # no other size of the call
+    assert len(graphs(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), *batches)) <= 2
+    assert len(graphs(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), *batches,
+                      dynamic=True)) == 1
+
+
+def test_dynamic_spatial_sizes() -> None:
+    _, w, b = operands()
+    for call in (lambda x: transconv.conv2d(x, w, b, 1, "same", groups=2),
+                 lambda x: transconv.conv_transpose2d(x, w, None, 2, 1, 1),
+                 lambda x: transconv.conv2d(x, w, padding=x.shape[0] // 2, groups=2)):
+        torch._dynamo.reset()
+        sizes = [(torch.randn(2, 4, n, n + 1),) for n in (5, 6, 9)]
+        assert len(graphs(call, *sizes)) <= 2
+
+
+def test_a_wrong_call_fails_while_compiling_too() -> None:
+    compiled = torch.compile(lambda x, w: transconv.conv2d(x, w), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="to have 2 channels"):
+        compiled(torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))
+
+
+@pytest.mark.parametrize("region", ["inside", "outside"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
+    x, w, b = operands()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return transconv.conv2d(x, w, b, groups=2)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return transconv.conv2d(x, w, b, groups=2)
+
+    if region == "inside":
+        y = torch.compile(inside, backend="aot_eager", fullgraph=True)(x)
+    else:
+        with torch.autocast("cpu", dtype=dtype):
+            y = torch.compile(plain, backend="aot_eager", fullgraph=True)(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y, inside(x))
+
+
+def test_transforms_inside_compiled_code() -> None:
+    x, w, _ = (t.detach() for t in operands())
+
+    def call(f: Any) -> Any:
+        loss = lambda w: f(x, w, groups=2).square().sum()  # noqa: E731
+        return lambda w: (torch.func.grad(loss)(w), torch.vmap(lambda x: f(x[None], w, groups=2))(x),
+                          torch.func.jvp(loss, (w,), (w,))[1])
+
+    got = torch.compile(call(transconv.conv2d), backend="aot_eager", fullgraph=True)(w)
+    torch.testing.assert_close(got, call(F.conv2d)(w))
+
+
+def test_compiled_autograd() -> None:
+    x, w, b = operands()
+    wanted = torch.autograd.grad(F.conv2d(x, w, b, groups=2).sum(), (x, w, b))
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        transconv.conv2d(x, w, b, groups=2).sum().backward()
+    torch.testing.assert_close((x.grad, w.grad, b.grad), wanted)
+
+
+def test_checkpoint_inside_compiled_code() -> None:
+    x, w, b = operands()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda x: transconv.conv2d(x, w, b, groups=2).sin(), x, use_reentrant=False)
+
+    y = torch.compile(call, backend="aot_eager", fullgraph=True)(x)
+    wanted = torch.autograd.grad(F.conv2d(x, w, b, groups=2).sin().sum(), (x, w, b))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w, b)), wanted)
+
+
+@pytest.mark.slow
+def test_inductor() -> None:
+    x, w, b = operands(form=s.channels_last)
+    f = lambda x, w, b: transconv.conv2d(x, w, b, padding=1, groups=2).relu() * 2  # noqa: E731
+    got = torch.compile(f, fullgraph=True)(x, w, b)
+    torch.testing.assert_close(got, f(x, w, b))
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, w, b)),
+                               torch.autograd.grad(f(x, w, b).sum(), (x, w, b)))
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = transconv.nn.Conv2d(4, 6, 3, padding="same")
+        self.up = transconv.nn.ConvTranspose2d(6, 2, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(self.conv(x).relu())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    net = Net()
+    x = torch.randn(2, 4, 6, 6)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},), strict=strict)
+    targets = [n.target for n in program.graph.nodes]
+    assert targets.count(OP) == 2
+    for given in (x, torch.randn(5, 4, 6, 6)):
+        torch.testing.assert_close(program.module()(given), net(given))
+        torch.testing.assert_close(program.run_decompositions().module()(given), net(given))
+
+
+@pytest.mark.parametrize("name", s.FUNCTIONS)
+def test_flops(name: str) -> None:
+    ndims = int(name[-2])
+    counts = []
+    for f in (s.ours(name), s.theirs(name)):
+        x = torch.randn(2, 4, *[5] * ndims, requires_grad=True)
+        w = torch.randn(4, 4, *[3] * ndims, requires_grad=True)
+        with FlopCounterMode(display=False) as mode:
+            f(x, w, stride=2, padding=1).sum().backward()
+        counts.append(mode.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_fake_tensors_and_meta_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, w, b = (t.detach() for t in operands(form=s.channels_last))
+    real = transconv.conv2d(x, w, b, 2, "valid", groups=2)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in (x, w, b)]
+    for made in (transconv.conv2d(*fakes, 2, "valid", groups=2),
+                 transconv.conv2d(*(t.to("meta") for t in (x, w, b)), 2, "valid", groups=2)):
+        assert (made.shape, made.stride(), made.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def test_the_plain_autograd_function() -> None:
+    x, w, b = operands()
+    y = transconv.conv2d(x, w, b, groups=2)
+    assert isinstance(y.grad_fn, library.ConvolutionFunction._backward_cls)  # type: ignore[attr-defined]
+    z = OP(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 2)
+    assert torch.equal(y, z)
+    torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), (x, w, b)),
+                               torch.autograd.grad(z.sin().sum(), (x, w, b)))

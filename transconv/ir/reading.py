@@ -1,0 +1,86 @@
+"""The text of expressions for people: parentheses only where precedence needs them.
+
+``printer.py`` shows every node, for dumps that are compared and traced; here ``(qh*2 + 0) + 1`` reads
+``qh*2 + 1``, and a range of conditions reads ``0 <= oh``. The text is Python's spelling, except that
+``and`` stands for ``&``.
+"""
+
+from __future__ import annotations
+
+from transconv.ir import expr as ex
+from transconv.ir.printer import PREFIX, ExprPrinter
+
+# Weakest first. Python's own order, but comparisons bind tighter than `and`.
+LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
+         ex.Shr: 6, ex.Add: 7, ex.Sub: 7, ex.Mul: 8, ex.Div: 8, ex.FloorDiv: 8, ex.Mod: 8}
+SIGN = {ex.Or: " or ", ex.And: " and ", ex.Lt: " < ", ex.Le: " <= ", ex.Eq: " == ", ex.Ne: " != ",
+        ex.Xor: " ^ ", ex.Shl: " << ", ex.Shr: " >> ", ex.Add: " + ", ex.Sub: " - ", ex.Mul: "*",
+        ex.Div: " / ", ex.FloorDiv: " // ", ex.Mod: " % "}
+UNARY, ATOM = 9, 10
+
+
+class Reading(ExprPrinter):
+    """Prints one expression; neutral additions and multiplications are left out."""
+
+    def text(self, e: object, top: bool = False) -> str:
+        assert isinstance(e, ex.Expr)
+        return self.spell(e)[0]
+
+    def spell(self, e: ex.Expr) -> tuple[str, int]:
+        """The text, and how strongly it binds."""
+        e = _without_neutral(e)
+        if isinstance(e, ex.Binary) and type(e) in LEVEL:
+            return self.binary(e)
+        if isinstance(e, ex.Unary) and type(e) in PREFIX:
+            return f"{PREFIX[type(e)]}{self.inside(e.x, UNARY)}", UNARY
+        if isinstance(e, ex.Const):
+            return repr(e.value), UNARY if not isinstance(e.value, bool) and e.value < 0 else ATOM
+        return super().text(e), ATOM
+
+    def binary(self, e: ex.Binary) -> tuple[str, int]:
+        level = LEVEL[type(e)]
+        a, b = e.a, e.b
+        if isinstance(e, ex.Add):
+            positive = _negated(b)
+            if positive is not None:  # a + -3 reads a - 3
+                return f"{self.inside(a, level)} - {self.inside(positive, level + 1)}", level
+            if (positive := _negated(a)) is not None and _negated(b) is None:
+                return f"{self.inside(b, level)} - {self.inside(positive, level + 1)}", level
+        tight = level + (1 if not isinstance(e, (ex.And, ex.Or, ex.Add)) else 0)
+        left = self.inside(a, level + (1 if isinstance(e, ex.Compare) else 0))
+        return f"{left}{SIGN[type(e)]}{self.inside(b, tight)}", level
+
+    def inside(self, e: ex.Expr, level: int) -> str:
+        text, strength = self.spell(e)
+        return f"({text})" if strength < level else text
+
+
+def _without_neutral(e: ex.Expr) -> ex.Expr:
+    """``x + 0`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: formulas with constants filled in."""
+    while True:
+        match e:
+            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
+                e = ex.Add(x, ex.Const(a + b, t))
+            case ex.Add(x, ex.Const(0)) | ex.Add(ex.Const(0), x) | ex.Sub(x, ex.Const(0)):
+                e = x
+            case ex.Mul(x, ex.Const(1)) | ex.Mul(ex.Const(1), x):
+                e = x
+            case _:
+                return e
+
+
+def _negated(e: ex.Expr) -> ex.Expr | None:
+    """``x`` for ``-x``, ``x*-1``, ``x*-4`` (as ``x*4``) and negative constants, else None."""
+    match e:
+        case ex.Neg(x):
+            return x
+        case ex.Const(value) if not isinstance(value, bool) and value < 0:
+            return ex.Const(-value, e.type)
+        case ex.Mul(x, ex.Const(value) as c) if not isinstance(value, bool) and value < 0:
+            return x if value == -1 else ex.Mul(x, ex.Const(-value, c.type))
+    return None
+
+
+def readable(e: ex.Expr) -> str:
+    """The expression as a person would write it."""
+    return Reading().text(e)
