@@ -88,8 +88,10 @@ STAGES = ("problem", "algorithm", "config", "naive", *(p.name for p in PIPELINE)
 
 
 def lower(algorithm: Algorithm, config: Config, target: Target, name: str, precision: str = "tf32",
-          switches: dict[str, bool] | None = None) -> list[tuple[str, Kernel]]:
-    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``.
+          switches: dict[str, bool] | None = None,
+          seconds: dict[str, float] | None = None) -> list[tuple[str, Kernel]]:
+    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``. ``seconds`` is
+    filled with what each took.
 
     Raises ConfigError for a config that is not legal. With TRANSCONV_VERIFY=1 the well-formedness
     rules are checked after each pass.
@@ -97,12 +99,17 @@ def lower(algorithm: Algorithm, config: Config, target: Target, name: str, preci
     if reason := why_not(config, algorithm, target):
         raise ConfigError(f"{config}: {reason}")
     context = Context(algorithm, config, target, precision)
+    spent = {} if seconds is None else seconds
+    started = time.perf_counter()
     kernel = naive.naive(algorithm, name)
+    spent["naive"] = time.perf_counter() - started
     made = [("naive", kernel)]
     checked = knobs.verify()
     for step in PIPELINE:
+        started = time.perf_counter()
         if (switches or {}).get(step.name, step.default) or not step.optional:
             kernel = step.run(kernel, context)
+            spent[step.name] = time.perf_counter() - started
             if checked:
                 verify(kernel)
         made.append((step.name, kernel))

@@ -161,11 +161,8 @@ def _matrix_unit(c: Config, alg: Algorithm, target: Target) -> str | None:
     if alg.acc.name == "f64":
         return "64-bit floats are multiplied element by element (unit fma)"
     for kind in "MNK":
-        blocks = [b for b in c.blocks if alg.kind(b.axes[0]) == kind]
-        if len(blocks) != 1:
-            return f"the matrix unit takes one {kind} block, the config has {len(blocks)}"
-        if blocks[0].extent < 16:
-            return f"block {blocks[0]} is smaller than the matrix unit's 16"
+        if tile(c, alg, kind) < 16:
+            return f"the {kind} side of the tile is {tile(c, alg, kind)}, the matrix unit takes 16 or more"
     if tile(c, alg, "B") > 1:
         return "a tile for the matrix unit covers one group"
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -102,6 +102,21 @@ interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
 
 KNOBS: tuple[Knob[object], ...] = (
     debug, dump, cache, verify, config, fallback, passes, interpret)  # type: ignore[assignment]
+
+
+def use_interpreter() -> None:
+    """Have Triton interpret kernels on CPU tensors. Only works before triton is imported."""
+    os.environ[interpret.name] = "1"
+
+
+def child_environment(changes: Mapping[str, str | None], python_path: str) -> dict[str, str]:
+    """This process's environment for a child: with changes (None takes a variable away) and with
+    ``python_path`` before all other places that modules come from."""
+    made = {**os.environ, **{k: v for k, v in changes.items() if v is not None}}
+    for name in (k for k, v in changes.items() if v is None):
+        made.pop(name, None)
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, made.get("PYTHONPATH", "")]))
+    return made
 
 
 def table() -> str:

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 from transconv.ir import expr as ex
-from transconv.ir.printer import PREFIX, ExprPrinter
+from transconv.ir.node import Node
+from transconv.ir.printer import PREFIX, ExprPrinter, Printer
 
 # Weakest first. Python's own order, but comparisons bind tighter than `and`.
 LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
@@ -22,7 +23,7 @@ UNARY, ATOM = 9, 10
 class Reading(ExprPrinter):
     """Prints one expression; neutral additions and multiplications are left out."""
 
-    def text(self, e: object, top: bool = False) -> str:
+    def text(self, e: Node, top: bool = False) -> str:
         assert isinstance(e, ex.Expr)
         return self.spell(e)[0]
 
@@ -81,6 +82,12 @@ def _negated(e: ex.Expr) -> ex.Expr | None:
     return None
 
 
-def readable(e: ex.Expr) -> str:
-    """The expression as a person would write it."""
-    return Reading().text(e)
+class ReadingStatements(Reading, Printer):
+    """Statements and kernels with their expressions spelled that way."""
+
+
+def readable(at: Node) -> str:
+    """An expression, a statement or a kernel as a person would write it."""
+    if isinstance(at, ex.Expr):
+        return Reading().text(at)
+    return "\n".join(ReadingStatements().lines(at))

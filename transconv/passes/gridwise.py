@@ -80,17 +80,26 @@ def parts(kernel: Kernel) -> Nest:
 
 @dataclass(slots=True)
 class _Side:
-    """The blocks of one kind: index variables, how many of each, and lets for the positions."""
+    """One kind of axes: how many blocks there are of each, the lane through a tile, and lets for
+    the positions."""
 
     kind: str
     counts: list[tuple[Var, int]] = field(default_factory=list)
     lets: list[Stmt] = field(default_factory=list)
-    tiles: list[tuple[Var, int]] = field(default_factory=list)
+    extent: int = 1
     tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
     def count(self) -> int:
         return prod(n for _, n in self.counts)
+
+    @property
+    def lane(self) -> Var:
+        return Var(LANES[self.kind])
+
+    def wrap(self, body: Stmt) -> Stmt:
+        """The tile loop around what happens at each position of the tile."""
+        return For(self.lane, self.extent, body, "tile") if self.extent > 1 else body
 
 
 def gridwise(kernel: Kernel, config: Config) -> Kernel:
@@ -106,8 +115,7 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     loop_lets = _unpack(step, sides["K"].counts)
     guard = _Guard(tails, nest)
     body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
-    for var, extent in reversed(sides["K"].tiles):
-        body = For(var, extent, body, "tile")
+    body = sides["K"].wrap(body)
     kind = "unroll" if config.unroll else "serial"
     loop: Stmt | None = For(step, sides["K"].count, seq(*loop_lets, body), kind,
                            config.stages)
@@ -119,8 +127,7 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     inner: Stmt = seq(*positions, *nest.before, loop,
                       *(statements(guard.mutate(Seq(nest.after)))))
     for side in reversed(outer):
-        for var, extent in reversed(side.tiles):
-            inner = For(var, extent, inner, "tile")
+        inner = side.wrap(inner)
     return Kernel(kernel.name, kernel.params, For(pid, grid, seq(*grid_lets, inner), "grid"),
                   kernel.notes)
 
@@ -130,39 +137,45 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> 
     if kind == "K" and config.order:
         rank = {n: i for i, n in enumerate(config.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
-    done: set[Var] = set()
+    blocks = [b for b in config.blocks if Var(b.axes[0]) in axes and b.extent > 1]
+    blocks.sort(key=lambda b: axes.index(Var(b.axes[0])))
+    side.extent = prod(b.extent for b in blocks)
+    below = side.extent
     for axis in axes:
         block = config.block_of(axis.name)
-        if axis in done:
-            continue
         if block is None or block.extent == 1:
             side.counts.append((axis, sizes[axis]))
-            done.add(axis)
-            continue
-        fused = [Var(n) for n in block.axes]
-        done.update(fused)
-        _tile(side, block, fused, sizes)
+        elif axis.name == block.axes[0]:
+            below //= block.extent
+            within = _within(side, block, below)
+            _tile(side, block, [Var(n) for n in block.axes], within, sizes)
     return side
 
 
-def _tile(side: _Side, block: Block, axes: list[Var], sizes: dict[Var, int]) -> None:
-    """Position of a block: ``fused = index*extent + lane``, then one let per axis of it."""
-    first = not side.tiles
-    letter = LANES[side.kind] if first else f"{LANES[side.kind]}_{axes[0].name}"
-    lane, index = Var(letter), Var(f"{letter}_blk")
+def _within(side: _Side, block: Block, below: int) -> Expr:
+    """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, which
+    counts the last block fastest: the positions are unpacked from it."""
+    if block.extent == side.extent:
+        return side.lane
+    within = Var(f"{block.axes[0]}_in")
+    at: Expr = side.lane // below if below > 1 else side.lane
+    side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))
+    return within
+
+
+def _tile(side: _Side, block: Block, axes: list[Var], within: Expr, sizes: dict[Var, int]) -> None:
+    """Position = index*extent + within; then one let per axis of a block that fuses several."""
+    whole = block.extent == side.extent
+    index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
     total = prod(sizes[a] for a in axes)
-    blocks = -(-total // block.extent)
-    position = index * block.extent + lane
     name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
-    side.lets.append(Let(name, position))
+    side.lets.append(Let(name, index * block.extent + within))
     if len(axes) > 1:
         # The outermost axis takes what is left, also beyond its size: the tail mask tells.
         inner = [(a, sizes[a]) for a in axes[1:]]
-        rest = prod(n for _, n in inner)
-        side.lets.append(Let(axes[0], name // rest))
+        side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
         side.lets += _unpack(name, inner, total)
-    side.counts.append((index, blocks))
-    side.tiles.append((lane, block.extent))
+    side.counts.append((index, -(-total // block.extent)))
     if total % block.extent:
         side.tails |= {a: name < total for a in axes}
 

@@ -99,6 +99,11 @@ class _Simplify(Scope):
         self.notes: list[str] = []
 
     def index(self, e: Expr) -> Expr:
+        """The address over loop variables and lanes where all divisions cancel (a gapless tile is
+        one run of memory), else with the dividing lets left as names."""
+        whole = simplify(self.whole(e), self.facts)
+        if not any(find(whole, c) for c in _NOT_AFFINE):
+            return whole
         return simplify(self.affine(e), self.facts)
 
     def mask(self, mask: Expr, tensor: str) -> Expr:

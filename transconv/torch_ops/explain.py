@@ -10,8 +10,16 @@ from transconv.errors import Unsupported
 from transconv.problem import ConvProblem, Prop
 from transconv.torch_ops import arguments, execute, routes, shapes
 from transconv.torch_ops.functional import (
-    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D, Sizes, autocast,
-    check_bias, parse,
+    CONV1D,
+    CONV2D,
+    CONV3D,
+    CONV_TRANSPOSE1D,
+    CONV_TRANSPOSE2D,
+    CONV_TRANSPOSE3D,
+    Sizes,
+    autocast,
+    check_bias,
+    parse,
 )
 
 Tensor = torch.Tensor

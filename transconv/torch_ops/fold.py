@@ -58,7 +58,6 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
             conv = traced.get_submodule(str(node.target))
             if type(conv) in _FUSED and len(node.args) == 1 and not node.kwargs:
                 _fold_chain(traced, node, conv)
-    graph.eliminate_dead_code()
     traced.delete_all_unused_submodules()
     graph.lint()
     traced.recompile()

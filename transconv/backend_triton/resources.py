@@ -1,0 +1,66 @@
+"""Stage 11c. In: a kernel that Triton compiled. Out: what it takes of the machine, and its words.
+
+Read from the machine code alone, so no GPU is asked. The words are opcodes that say which units a
+kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the registers,
+``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` the matrix unit of wave-64 AMD chips.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from typing import Any
+
+SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
+              "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
+              "LDSM", "STSM", "LDS", "STS", "FFMA", "DFMA", "USETMAXREG", "LDL", "STL")
+AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_dot", "buffer_load", "buffer_store", "global_load",
+             "global_store", "global_atomic", "buffer_atomic", "ds_read", "ds_load", "ds_write",
+             "ds_store", "v_fma", "scratch_load", "scratch_store")
+
+# What ptxas says when it cannot let matrix instructions overlap.
+SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
+
+
+def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
+    """Registers, stack and words from the cubin; ``log`` is what ptxas printed."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+                              capture_output=True, text=True, check=False)
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout + told.stderr))
+    if "REG" not in usage:
+        raise RuntimeError(f"cuobjdump told no registers: {told.stderr.strip()[-200:]}")
+    opcodes = Counter(re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)",
+                                 kernel.asm["sass"], re.MULTILINE))
+    return {"registers": int(usage["REG"]),
+            "spill_bytes": int(usage["STACK"]) + int(usage.get("LOCAL", 0)),
+            "words": {w: opcodes[w] for w in SASS_WORDS if opcodes[w]},
+            "serialised": bool(SERIALISED.search(log))}
+
+
+def of_hip(kernel: Any, log: str) -> dict[str, Any]:
+    """Registers, spills and words from the assembly text of an AMD chip."""
+    text = kernel.asm["amdgcn"]
+
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(found.group(1)) if found else 0
+
+    opcodes = Counter(re.findall(r"^\s+([a-z][a-z0-9_]*)", text, re.MULTILINE))
+    words = {w: sum(n for op, n in opcodes.items() if op.startswith(w)) for w in AMD_WORDS}
+    return {"registers": number("vgpr_count") + number("agpr_count"),
+            "spill_bytes": 4 * (number("vgpr_spill_count") + number("sgpr_spill_count")),
+            "words": {w: n for w, n in words.items() if n},
+            "serialised": False}
+
+
+def warnings(log: str) -> tuple[str, ...]:
+    """The lines of a compiler's log that warn, each once."""
+    lines = (line.strip() for line in log.splitlines())
+    return tuple(dict.fromkeys(x for x in lines if re.search(r"\bwarning\b", x, re.IGNORECASE)))
