@@ -109,12 +109,16 @@ class Pool:
         worker.process.kill()
         worker.process.join(10)
 
+    def add(self, task: Task) -> None:
+        """Queue a task; also while ``run`` is being iterated."""
+        self.queues[task.group].append(task)
+
     def run(self, tasks: Iterable[Task], budget_s: float = float("inf"),
             grace_s: float = 20.0) -> Iterator[tuple[Task, Row]]:
         """No task starts after ``budget_s``; those under way get ``grace_s`` more."""
         end = time.monotonic() + budget_s
         for task in tasks:
-            self.queues[task.group].append(task)
+            self.add(task)
         try:
             while self._pending(time.monotonic() >= end):
                 self._fill(time.monotonic() >= end)
@@ -193,4 +197,4 @@ class Pool:
 
     def _follow(self, task: Task) -> None:
         if task.then is not None:
-            self.queues[task.then.group].append(task.then)
+            self.add(task.then)

@@ -1,4 +1,4 @@
-"""The other side of a comparison: the same convolution through torch, which calls cuDNN (or oneDNN).
+"""The other side of a comparison: the same convolution through torch (cuDNN, or oneDNN on CPUs).
 
 Asymmetric padding, which torch's convolutions do not have, is a separate ``pad`` before the forward
 and the weight gradient, and a crop after the data gradient: what a user would write.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused import fused_conv1d as fused_conv1d
     from transconv.torch_ops.fused import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
-    from transconv.torch_ops.routes import counted as stats
+    from transconv.torch_ops.routes import counted as stats  # noqa: F401
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,8 @@ _HOMES = {
 }
 _INNER_NAMES = {"stats": "counted"}
 
-__all__ = [*_HOMES, "config", "nn", "__version__"]
+__all__ = [  # noqa: PLE0604
+    "__version__", "config", "nn", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -77,7 +78,7 @@ class _Package(ModuleType):
     @config.setter
     def config(self, module: ModuleType) -> None:
         if not isinstance(module, ModuleType):
-            raise AttributeError("transconv.config cannot be replaced; set its switches instead")
+            raise TypeError("transconv.config cannot be replaced; set its switches instead")
 
 
 sys.modules[__name__].__class__ = _Package

@@ -17,7 +17,7 @@ from typing import Any
 
 from transconv import heuristics, knobs
 from transconv.algorithm import Algorithm, algorithms
-from transconv.backend_triton.emit_tl import emit, grid_size
+from transconv.backend_triton.emit_tl import boxes, emit, grid_size
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
 from transconv.config import Config, why_not
@@ -236,7 +236,10 @@ def _step(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Ta
     kernel = lower(algorithm, config, target, name, problem.math, switches)[-1][1]
     source = emit(kernel, header(problem, algorithm, config, target))
     path = write(source, name)
-    launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages)
+    boxed = boxes(kernel)
+    descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
+    launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages,
+                        descriptors)
     return Step(algorithm, config, kernel, source, path, launcher)
 
 

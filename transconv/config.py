@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from transconv.algorithm import Algorithm
+from transconv.boxes import box_of
 from transconv.errors import ConfigError
 from transconv.target import Target
 
@@ -34,12 +35,14 @@ class Config:
     """Blocks and words.
 
     unit      ``mma`` multiplies tiles on the matrix unit, ``fma`` element by element
-    a, b      how an operand is fetched: ``gather`` computes one address per element
+    a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
+              element, ``box`` has the copy engine move rectangular pieces
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
     split_k   so many programs share one sum; ``reduce`` says how they meet: ``partials`` stores
               f32 tiles and adds them in a second kernel (same bits every run), ``atomic`` adds in place
+    programs  0 starts one program per tile; otherwise so many programs work through the tiles
     unroll    1 writes the steps of the sum out instead of looping
     stages    loop iterations whose loads are in flight; warps   warps per program
     """
@@ -48,11 +51,13 @@ class Config:
     unit: str = "mma"
     a: str = "gather"
     b: str = "gather"
+    c: str = "gather"
     swap: int = 0
     order: str = ""
     group_m: int = 8
     split_k: int = 1
     reduce: str = "partials"
+    programs: int = 0
     unroll: int = 0
     stages: int = 3
     warps: int = 4
@@ -88,8 +93,8 @@ class Config:
         return next((b for b in self.blocks if axis in b.axes), None)
 
 
-CHOICES = {"unit": ("mma", "fma"), "a": ("gather",), "b": ("gather",),
-           "reduce": ("partials", "atomic")}
+CHOICES = {"unit": ("mma", "fma"), "a": ("gather", "box"), "b": ("gather", "box"),
+           "c": ("gather", "box"), "reduce": ("partials", "atomic")}
 _DEFAULTS = {f.name: f.default for f in fields(Config)}
 
 
@@ -185,6 +190,7 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
     if c.unit == "mma" and alg.b is not None:
         per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
         need = per_stage * max(1, c.stages)
+        need += m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
         if need > target.shared_bytes:
             return (f"{c.stages} stages of {m}x{k} and {k}x{n} need {need} bytes of shared memory, "
                     f"{target.name} has {target.shared_bytes}")
@@ -209,6 +215,26 @@ def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
+def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
+    words = (("a", c.a, alg.a), ("b", c.b, alg.b), ("c", c.c, alg.c))
+    if all(word == "gather" for _, word, _ in words):
+        return None
+    if "box" not in target.features:
+        return f"{target.name} has no copy engine for boxes"
+    if c.unit != "mma":
+        return "boxes feed the matrix unit, element by element there is nothing to gain"
+    if c.split_k > 1 and k_steps(c, alg) % c.split_k:
+        return f"split_k={c.split_k} does not divide the {k_steps(c, alg)} steps of the sum"
+    if c.split_k > 1 and c.c == "box":
+        return "parts of a sum are stored element by element (c=gather)"
+    for name, word, view in words:
+        if word == "box" and view is not None:
+            found = box_of(view, c, alg, stored=name == "c")
+            if isinstance(found, str):
+                return f"{name}=box: {found}"
+    return None
+
+
 def k_steps(c: Config, alg: Algorithm) -> int:
     """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
     steps = 1
@@ -218,4 +244,4 @@ def k_steps(c: Config, alg: Algorithm) -> int:
     return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
 
 
-RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split)
+RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _boxes)

@@ -26,7 +26,8 @@ X, W, WT = r(2, 4, 8, 8), r(4, 4, 3, 3), r(4, 3, 3, 3)
 FORMS: list[dict[str, Any]] = [
     {}, {"stride": 2}, {"stride": (2,)}, {"stride": [2, 1]}, {"stride": torch.Size([2, 2])},
     {"padding": 1}, {"padding": (1,)}, {"padding": "same"}, {"padding": "valid"},
-    {"padding": "same", "dilation": (2, 1)}, {"dilation": [2]}, {"padding": (0, 2), "stride": (1, 3)},
+    {"padding": "same", "dilation": (2, 1)}, {"dilation": [2]},
+    {"padding": (0, 2), "stride": (1, 3)},
     {"stride": np.int64(2)}, {"stride": torch.tensor(2)}, {"groups": np.int64(1)},
 ]
 
@@ -63,7 +64,8 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
     ("weight rank 5", lambda m: m.conv2d(X, r(4, 4, 3, 3, 3)), "a list of 3 values"),
     ("weight rank 2", lambda m: m.conv2d(X, r(4, 4)), "at least three dimensions"),
     ("stride 0", lambda m: m.conv2d(X, W, stride=0), "non-positive stride is not supported"),
-    ("stride before channels", lambda m: m.conv2d(r(2, 5, 8, 8), W, stride=0), "non-positive stride"),
+    ("stride before channels", lambda m: m.conv2d(r(2, 5, 8, 8), W, stride=0),
+     "non-positive stride"),
     ("groups before stride", lambda m: m.conv2d(X, W, stride=0, groups=0), "non-positive groups"),
     ("list before padding", lambda m: m.conv2d(X, W, padding=-1, stride=(1, 1, 1)), "got stride="),
     ("padding before stride", lambda m: m.conv2d(X, W, padding=-1, stride=0), "negative padding"),
@@ -83,21 +85,22 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
     ("groups 3", lambda m: m.conv2d(X, W, groups=3), "divisible by 3 at dimension 0"),
     ("groups 8", lambda m: m.conv2d(X, W, groups=8), "at least 8 at dimension 0"),
     ("channels", lambda m: m.conv2d(r(1, 3, 8, 8), W),
-     r"Given groups=1, weight of size \[4, 4, 3, 3\], expected input\[1, 3, 8, 8\] to have 4 channels,"
-     " but got 3 channels instead"),
+     (r"Given groups=1, weight of size \[4, 4, 3, 3\], expected input\[1, 3, 8, 8\] to have 4 "
+      "channels, but got 3 channels instead")),
     ("channels transposed", lambda m: m.conv_transpose2d(r(2, 5, 8, 8), WT), "to have 4 channels"),
     ("bias size", lambda m: m.conv2d(X, W, r(5)), "1-dimensional with 4 elements"),
     ("bias rank", lambda m: m.conv2d(X, W, r(4, 1)), "1-dimensional with 4 elements"),
     ("bias transposed", lambda m: m.conv_transpose2d(X, WT, r(5)), "1-dimensional with 3 elements"),
     ("kernel", lambda m: m.conv2d(r(2, 4, 2, 2), W),
-     r"Calculated padded input size per channel: \(2 x 2\). Kernel size: \(3 x 3\). "
-     "Kernel size can't be greater than actual input size"),
+     (r"Calculated padded input size per channel: \(2 x 2\). Kernel size: \(3 x 3\). "
+      "Kernel size can't be greater than actual input size")),
     ("padding word", lambda m: m.conv2d(X, W, padding="full"), "Invalid padding string: 'full'"),
     ("same and stride", lambda m: m.conv2d(X, W, padding="same", stride=2),
      "padding='same' is not supported for strided convolutions"),
     ("same, stride list", lambda m: m.conv2d(X, W, padding="same", stride=(1, 1, 1)),
      "stride cannot broadcast to 2 dimensions"),
-    ("same, weight rank", lambda m: m.conv2d(X, r(4, 4, 3), padding="same"), "3-dimensional weight"),
+    ("same, weight rank", lambda m: m.conv2d(X, r(4, 4, 3), padding="same"),
+     "3-dimensional weight"),
     ("same, groups", lambda m: m.conv2d(X, W, padding="same", groups=0), "non-positive groups"),
     ("bias dtype", lambda m: m.conv2d(X, W, r(4).double()), "Input type .* and bias type"),
     ("bias dtype before rank", lambda m: m.conv2d(r(8, 8), W, r(4).double()), "and bias type"),
@@ -105,15 +108,17 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
     ("weight dtype", lambda m: m.conv2d(X, W.double()), "Input type .* and weight type"),
     ("groups before weight dtype", lambda m: m.conv2d(X, W.double(), groups=3), "divisible by 3"),
     ("output padding", lambda m: m.conv_transpose2d(X, WT, output_padding=1),
-     "output padding must be smaller than either stride or dilation, but got "
-     "output_padding_height: 1 output_padding_width: 1 stride_height: 1"),
+     ("output padding must be smaller than either stride or dilation, but got "
+      "output_padding_height: 1 output_padding_width: 1 stride_height: 1")),
     ("no output channels", lambda m: m.conv2d(X, r(0, 4, 3, 3)), "at least 1 at dimension 0"),
     ("no spatial size", lambda m: m.conv_transpose2d(r(2, 4, 0, 8), WT),
      "Only zero batch or zero channel inputs are supported"),
     ("no spatial size, kernel first", lambda m: m.conv2d(r(2, 4, 0, 8), W, padding=1),
      "Kernel size can't be greater"),
-    ("nothing left", lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1), "Output size is too small"),
-    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)), "kernel size should be greater than zero"),
+    ("nothing left", lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1),
+     "Output size is too small"),
+    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)),
+     "kernel size should be greater than zero"),
 ]
 
 
@@ -146,7 +151,8 @@ FORMS_OF_ERRORS: list[tuple[str, Callable[[Any], torch.Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize("call", [c for _, c in FORMS_OF_ERRORS], ids=[n for n, _ in FORMS_OF_ERRORS])
+@pytest.mark.parametrize("call", [c for _, c in FORMS_OF_ERRORS],
+                         ids=[n for n, _ in FORMS_OF_ERRORS])
 @pytest.mark.parametrize("warm", [False, True])
 def test_wrong_forms_are_type_errors(call: Call, warm: bool) -> None:
     """Also after a legal call whose arguments compare equal (1.0 == 1 == True)."""

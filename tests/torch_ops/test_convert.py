@@ -71,8 +71,8 @@ def test_converted_models_compile() -> None:
 
 
 def problem() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 2, 3, 3, requires_grad=True),
-            torch.randn(4, requires_grad=True))
+    return (torch.randn(2, 4, 6, 6, requires_grad=True),
+            torch.randn(4, 2, 3, 3, requires_grad=True), torch.randn(4, requires_grad=True))
 
 
 def run(x: Any, w: Any, b: Any) -> tuple[torch.Tensor, ...]:
@@ -133,7 +133,8 @@ def test_errors_under_enable_are_torchs(call: Any) -> None:
 
 
 def test_complex_and_odd_dtypes_under_enable() -> None:
-    x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
+    x = torch.randn(1, 2, 5, 5, dtype=torch.complex64)
+    w = torch.randn(3, 2, 3, 3, dtype=torch.complex64)
     wanted = F.conv2d(x, w)
     with transconv.use(CPU):
         torch.testing.assert_close(F.conv2d(x, w), wanted)

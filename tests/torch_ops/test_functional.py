@@ -46,7 +46,8 @@ def test_per_sample_gradients() -> None:
     torch.testing.assert_close(*found)
     module = transconv.nn.Conv2d(4, 6, 3).double()
     params = dict(module.named_parameters())
-    per_sample = vmap(grad(lambda p, one: functional_call(module, p, (one[None],)).sum()), (None, 0))
+    one_loss = grad(lambda p, one: functional_call(module, p, (one[None],)).sum())
+    per_sample = vmap(one_loss, (None, 0))
     assert per_sample(params, x.detach())["weight"].shape == (3, 6, 4, 3, 3)
 
 
@@ -94,7 +95,8 @@ def test_every_subset_of_gradients(mask: int) -> None:
     leaves = [t.detach().requires_grad_(bool(mask >> at & 1)) for at, t in enumerate(problem())]
     wanted_of = [t for t in leaves if t.requires_grad]
     ours, theirs = both(*leaves)
-    got, wanted = (torch.autograd.grad(f(*leaves).square().sum(), wanted_of) for f in (ours, theirs))
+    got, wanted = (torch.autograd.grad(f(*leaves).square().sum(), wanted_of)
+                   for f in (ours, theirs))
     torch.testing.assert_close(got, wanted)
 
 
@@ -122,7 +124,8 @@ def test_results_may_be_changed_in_place() -> None:
     x, w, b = problem()
     y = transconv.conv2d(x, w, b, groups=2).relu_()
     wanted = F.conv2d(x, w, b, groups=2).relu_()
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), w), torch.autograd.grad(wanted.sum(), w))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w),
+                               torch.autograd.grad(wanted.sum(), w))
 
 
 def test_tensor_hooks_and_saved_tensor_hooks() -> None:
@@ -170,7 +173,8 @@ def test_autocast_follows_the_region(dtype: torch.dtype) -> None:
 def test_torch_function_sees_the_call() -> None:
     class Seen(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
             calls.append(func)
             return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -180,7 +184,8 @@ def test_torch_function_sees_the_call() -> None:
     assert calls[0] is transconv.conv2d
     assert type(y) is Seen
     assert torch.equal(y.as_subclass(torch.Tensor), F.conv2d(x, w, b, groups=2))
-    y = transconv.conv_transpose2d(x.as_subclass(Seen), torch.randn(4, 2, 3, 3).double(), None, 2, 1, 1)
+    y = transconv.conv_transpose2d(x.as_subclass(Seen), torch.randn(4, 2, 3, 3).double(), None, 2,
+                                   1, 1)
     assert y.shape == (3, 2, 12, 12)
 
 

@@ -97,7 +97,8 @@ def test_parametrized_and_normed_weights() -> None:
 
 def test_data_parallel_meta_and_device_arguments() -> None:
     module = transconv.nn.Conv2d(4, 6, 3, device="meta", dtype=torch.bfloat16)
-    assert module(torch.empty(2, 4, 6, 6, device="meta", dtype=torch.bfloat16)).shape == (2, 6, 4, 4)
+    x = torch.empty(2, 4, 6, 6, device="meta", dtype=torch.bfloat16)
+    assert module(x).shape == (2, 6, 4, 4)
     module = module.to_empty(device="cpu")
     assert module(torch.randn(2, 4, 6, 6, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
@@ -108,9 +109,9 @@ def test_a_training_loop_follows_torchs() -> None:
     for kind in (torch.nn, transconv.nn):
         torch.manual_seed(1)
         model = torch.nn.Sequential(
-            kind.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), kind.Conv2d(8, 8, 3, stride=2, groups=4),
-            kind.ConvTranspose2d(8, 4, 2, stride=2), torch.nn.AdaptiveAvgPool2d(1),
-            torch.nn.Flatten())
+            kind.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(),
+            kind.Conv2d(8, 8, 3, stride=2, groups=4), kind.ConvTranspose2d(8, 4, 2, stride=2),
+            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         losses.append([])
         for _ in range(10):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
 @given(st.lists(st.integers(1, 3), min_size=4, max_size=5), st.randoms(use_true_random=False),
        st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_suggests_channels_last_as_torch_does(sizes, random, narrow) -> None:  # type: ignore[no-untyped-def]
+def test_suggests_channels_last_as_torch_does(sizes: Any, random: Any, narrow: bool) -> None:
     """Against torch's own judgement: an elementwise result follows the suggested format."""
     order = list(range(len(sizes)))
     random.shuffle(order)
@@ -35,7 +37,8 @@ def test_suggests_channels_last_as_torch_does(sizes, random, narrow) -> None:  #
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("x_format", FORMATS)
 @pytest.mark.parametrize("w_format", FORMATS)
-def test_format_of_results_and_gradients(ndims: int, transposed: bool, x_format, w_format) -> None:  # type: ignore[no-untyped-def]
+def test_format_of_results_and_gradients(ndims: int, transposed: bool, x_format: Any,
+                                         w_format: Any) -> None:
     name = f"conv_transpose{ndims}d" if transposed else f"conv{ndims}d"
     x = s.vary(torch.randn(2, 4, *[5] * ndims), x_format).requires_grad_()
     w = s.vary(torch.randn(4, 4, *[3] * ndims), w_format).requires_grad_()
@@ -51,11 +54,11 @@ def test_format_of_results_and_gradients(ndims: int, transposed: bool, x_format,
     assert (fake.shape, fake.stride()) == (y.shape, y.stride())
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3),
-       st.integers(0, 2), st.booleans())
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3),
+       st.integers(0, 3), st.integers(0, 2), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_sizes_as_torch_computes_them(size, kernel, stride, dilation, padding, extra,  # type: ignore[no-untyped-def]
-                                      transposed) -> None:
+def test_sizes_as_torch_computes_them(size: int, kernel: int, stride: int, dilation: int,
+                                      padding: int, extra: int, transposed: bool) -> None:
     x, w = torch.empty(1, 1, size), torch.empty(1, 1, kernel)
     if transposed:
         args = (None, stride, padding, extra, 1, dilation)

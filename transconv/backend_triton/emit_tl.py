@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from math import isinf, isnan
 
 from transconv.ir import (
-    TRUE, Add, Alloc, And, Binary, Call, Cast, Comment, Const, Div, DType, Eq, Expr, FloorDiv, For,
+    TRUE, Add, Alloc, And, Binary, BoxLoad, BoxStore, Call, Cast, Comment, Const, Div, DType, Eq, Expr, FloorDiv, For,
     FuncCall, If, Kernel, Lane, Le, Let, Load, Lt, Max, Min, Mod, Mul, Ne, Neg, Not, Or, Reduce,
-    Select, Seq, Shl, Shr, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, lanes_of, walk,
+    Select, Seq, Shl, Shr, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, find, lanes_of, walk,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -120,6 +120,20 @@ class TlEmitter:
         other = "0.0" if e.dtype.kind == "float" else "0"
         return f"tl.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
 
+    def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
+        """The descriptor gives the box in the order of memory; its lanes are put in their order."""
+        lanes, memory = self.lanes(e), self.memory_lanes(e)
+        text = f"{e.tensor.name}_box.load([{self.corner(e)}])"
+        if len(e.extents) != len(memory):
+            text += f".reshape({', '.join(str(x.extent) for x in memory)})"
+        return text + (".T" if list(lanes) != memory else ""), POSTFIX
+
+    def memory_lanes(self, box: BoxLoad | BoxStore) -> list[Lane]:
+        return list(dict.fromkeys(x for w in box.within for x in self.lanes(w)))
+
+    def corner(self, box: BoxLoad | BoxStore) -> str:
+        return ", ".join(self.text(c) for c in box.corner)
+
     def function(self, name: str, args: tuple[Expr, ...], e: Expr) -> tuple[str, int]:
         lanes = self.lanes(e)
         return f"{name}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
@@ -152,6 +166,9 @@ class TlEmitter:
         return [f"{s.var.name} = {self.text(s.value)}"]
 
     def lines_For(self, s: For) -> list[str]:
+        if s.programs:
+            dealt = f"tl.program_id(0), {s.stop}, {s.programs}, flatten=True"
+            return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = tl.program_id(0)", *self.lines(s.body)]
         stages = f", num_stages={s.stages}" if s.stages else ""
@@ -178,6 +195,14 @@ class TlEmitter:
                              key=lambda x: (x.axis, x.name)))
         text = f"{self.address(tensor, offset, lanes)}, {self.fit(value, lanes)}"
         return text if mask is TRUE else f"{text}, mask={self.fit(mask, lanes)}"
+
+    def lines_BoxStore(self, s: BoxStore) -> list[str]:
+        lanes, memory = self.lanes(s.value), self.memory_lanes(s)
+        value = self.fit(s.value, lanes, POSTFIX)
+        value += ".T" if list(lanes) != memory else ""
+        if len(s.extents) != len(memory):
+            value += f".reshape({', '.join(map(str, s.extents))})"
+        return [f"{s.tensor.name}_box.store([{self.corner(s)}], {value})"]
 
     def lines_FuncCall(self, s: FuncCall) -> list[str]:
         return list(getattr(self, f"call_{s.func.name}")(s))
@@ -209,9 +234,11 @@ def triton_type(t: DType) -> str:
 def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@triton.jit`` function named like the kernel."""
     body = TlEmitter().block(kernel.body)
-    params = ", ".join(p.name for p in kernel.params)
+    boxed = boxes(kernel)
+    params = ", ".join(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params)
     about = [f"# {line}" for line in (*header, *kernel.notes)]
-    tensors = [f"    # {p}" for p in kernel.params]
+    tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
+               for p in kernel.params]
     lines = [*about, "", "import triton", "import triton.language as tl", "", "",
              "@triton.jit", f"def {kernel.name}({params}):", *tensors, "",
              *_folded(body)]
@@ -231,6 +258,12 @@ def _folded(lines: list[str]) -> list[str]:
     return out
 
 
+def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
+    """The tensors that are moved in boxes, and the extents of the box of each."""
+    found = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+    return {x.tensor.name: x.extents for x in found}
+
+
 def grid_size(kernel: Kernel) -> int:
     """The number of programs that the kernel is launched with."""
-    return next((n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)
+    return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)

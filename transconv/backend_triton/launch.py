@@ -11,13 +11,15 @@ import threading
 from typing import Any
 
 from transconv.backend_triton.module import load
+from transconv.ir import Tensor
 
 
 class Launcher:
     """Runs one kernel: the compiled form per (device, alignment) is kept."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int,
-                 stages: int) -> None:
+                 stages: int, boxes: tuple[tuple[Tensor, tuple[int, ...]] | None, ...] = ()) -> None:
+        self.boxes = boxes
         self.source, self.function, self.path = source, function, path
         self.grid, self.warps, self.stages = grid, warps, stages
         self.jit: Any = None
@@ -29,6 +31,9 @@ class Launcher:
         if self.grid == 0:
             return
         first = tensors[0]
+        if any(b is not None for b in self.boxes):
+            self._boxed(tensors, first)
+            return
         if not first.is_cuda:
             self._first(tensors)
             return
@@ -44,6 +49,18 @@ class Launcher:
                 self._run(tensors, device, aligned)
         else:
             self._run(tensors, device, aligned)
+
+    def _boxed(self, tensors: list[Any], first: Any) -> None:
+        """Launch with descriptors, made here from the tensors, in place of pointers."""
+        args = [t if box is None else describe(t, *box)
+                for t, box in zip(tensors, self.boxes, strict=True)]
+        if not first.is_cuda:
+            self._first(args)
+            return
+        import torch
+
+        with torch.cuda.device(first.device.index):
+            self._run(args, first.device.index, True)
 
     def _run(self, tensors: list[Any], device: int, aligned: bool) -> None:
         import torch
@@ -68,3 +85,12 @@ class Launcher:
             names = [p.name for p in function.params]
             function = triton.jit(function.fn, do_not_specialize_on_alignment=names)
         return function[(self.grid,)](*tensors, num_warps=self.warps, num_stages=self.stages)
+
+
+def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
+    """The descriptor of a tensor seen as the box's dimensions; its address is a multiple of 16."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    strides = box.layout.strides()
+    assert strides is not None
+    return TensorDescriptor(tensor, list(box.shape), list(strides), list(extents))

@@ -23,6 +23,7 @@ from transconv.ir.expr import (
     And,
     Arithmetic,
     Binary,
+    BoxLoad,
     Call,
     Cast,
     Compare,
@@ -45,6 +46,7 @@ from transconv.ir.expr import (
     Neg,
     Not,
     Or,
+    Read,
     Reduce,
     Select,
     Shl,
@@ -71,6 +73,7 @@ from transconv.ir.memory import InterpError, Memory
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.stmt import (
     Alloc,
+    BoxStore,
     Comment,
     For,
     FuncCall,
@@ -102,11 +105,11 @@ from transconv.ir.visit import (
 
 __all__ = [
     "ASSUME", "ATOMIC_ADD", "BARRIER", "DTYPES", "FALSE", "FENCE", "FUNCS", "ONE", "TRUE",
-    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "Call", "Cast", "Comment", "Compare",
+    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
     "If", "InterpError", "Kernel", "Lane", "Layout", "LayoutBlock", "Le", "Let", "Like", "Load",
     "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne", "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Reduce", "Select", "Seq", "Shl", "Shr", "Stmt", "Store",
+    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Shr", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",

@@ -176,6 +176,9 @@ class Evaluator:
             found = self._fixed[e] = self.along(self.axes[e], np.arange(e.extent, dtype=np.int64))
         return found
 
+    def _BoxLoad(self, e: ex.BoxLoad) -> Array:
+        return self.value(e.as_load())
+
     def _Neg(self, e: ex.Neg) -> Array:
         return np.asarray(np.negative(self.value(e.x)))
 

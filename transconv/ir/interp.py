@@ -253,6 +253,9 @@ class _Run:
     def _Store(self, s: st.Store) -> None:
         self._write(s, s.tensor, s.offset, s.value, s.mask)
 
+    def _BoxStore(self, s: st.BoxStore) -> None:
+        self._Store(s.as_store())
+
     def _write(self, s: Stmt, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> None:
         """Store, or add atomically when the statement is a call."""
         with self._blame(s):

@@ -59,6 +59,14 @@ class ExprPrinter:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
         return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask})"
 
+    def text_BoxLoad(self, e: ex.BoxLoad) -> str:
+        return f"box_load({e.tensor.name}, {self.box(e)})"
+
+    def box(self, e: ex.BoxLoad | st.BoxStore) -> str:
+        """Where a box begins, and how far it reaches along each dimension."""
+        corner = ", ".join(_bare(self.text(c)) for c in e.corner)
+        return f"at=[{corner}], extents=[{', '.join(map(str, e.extents))}]"
+
     def text_Reduce(self, e: ex.Reduce) -> str:
         return f"{e.op}({_bare(self.text(e.x))}, over={e.lane.name})"
 
@@ -93,6 +101,7 @@ class Printer(ExprPrinter):
     def lines_For(self, s: st.For) -> list[str]:
         stages = f" stages={s.stages}" if s.stages else ""
         kind = "" if s.kind == "serial" else f" {s.kind}"
+        kind += f" programs={s.programs}" if s.programs else ""
         return [f"for {s.var.name} in 0..{s.stop}{kind}{stages}:", *self.block(s.body, 1)]
 
     def lines_If(self, s: st.If) -> list[str]:
@@ -111,6 +120,9 @@ class Printer(ExprPrinter):
         mask = "" if s.mask is ex.TRUE else f", mask={_bare(self.text(s.mask))}"
         target = f"{s.tensor.name}, {_bare(self.text(s.offset))}"
         return [f"store({target}, {_bare(self.text(s.value))}{mask})"]
+
+    def lines_BoxStore(self, s: st.BoxStore) -> list[str]:
+        return [f"box_store({s.tensor.name}, {self.box(s)}, {_bare(self.text(s.value))})"]
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         return [f"{s.func}({', '.join(self.argument(a) for a in s.args)})"]

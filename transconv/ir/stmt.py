@@ -3,7 +3,7 @@ the statements after it in the same sequence, and inside them."""
 
 from __future__ import annotations
 
-from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
+from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr, box_address
 from transconv.ir.func import Func
 from transconv.ir.node import Node, node
 from transconv.ir.tensor import Tensor
@@ -42,6 +42,7 @@ class For(Stmt):
     kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
     ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out.
     ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
+    ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
     """
 
     var: Var
@@ -49,6 +50,7 @@ class For(Stmt):
     body: Stmt
     kind: str = "serial"
     stages: int = 0
+    programs: int = 0
 
 
 @node
@@ -85,6 +87,25 @@ class Store(Stmt):
     offset: Expr
     value: Expr
     mask: Expr = TRUE
+
+
+@node
+class BoxStore(Stmt):
+    """Write a tile into a tensor in one piece; what lies outside the tensor is dropped.
+
+    ``corner``, ``within`` and ``extents`` as in ``BoxLoad``.
+    """
+
+    tensor: Tensor
+    corner: tuple[Expr, ...]
+    within: tuple[Expr, ...]
+    extents: tuple[int, ...]
+    value: Expr
+
+    def as_store(self) -> Store:
+        """What it means, element by element."""
+        offset, inside = box_address(self.tensor, self.corner, self.within)
+        return Store(self.tensor, offset, self.value, inside)
 
 
 @node

@@ -64,6 +64,8 @@ class Site:
                 return (cond,)
             case st.Store(_, offset, value, mask):
                 return (offset, value, mask)
+            case st.BoxStore(_, corner, within, _, value):
+                return (*corner, *within, value)
             case st.FuncCall(func, args):
                 read = args[1:] if func.name == "dot" else args
                 return tuple(a for a in read if isinstance(a, ex.Expr))
@@ -83,9 +85,13 @@ class Site:
     def accesses(self) -> Iterator[tuple[str, Node, ex.Expr, ex.Expr]]:
         """What reaches memory: (the text of who does, tensor, offset, mask)."""
         for e in self.nodes():
+            if isinstance(e, ex.BoxLoad):
+                e = e.as_load()
             if isinstance(e, ex.Load):
                 yield str(e), e.tensor, e.offset, e.mask
         match self.stmt:
+            case st.BoxStore() as box:
+                yield "the store", box.tensor, *ex.box_address(box.tensor, box.corner, box.within)
             case st.Store(tensor, offset, _, mask):
                 yield "the store", tensor, offset, mask
             case st.FuncCall(func, (tensor, ex.Expr() as offset, _, ex.Expr() as mask)):

@@ -1,4 +1,11 @@
-"""Stage 6. In: a gridwise kernel. Out: sums that are too long for one program are shared by several.
+"""Stage 6. In: a gridwise kernel. Out: how operands are fetched and stored, and who sums what.
+
+    a = load(src, mb*.. + ih*.., mask=...)  ->  a = box_load(src, at=[mb_blk*2, oh_blk*8 + kh - 1, ..])
+
+An operand whose word in the config is ``box`` is moved in rectangular pieces by the copy engine
+(see ``boxes.py`` for when that is legal); the others keep one address and mask per element.
+
+A sum that is too long for one program is shared by several:
 
     for pid in 0..36 grid:                      for pid in 0..144 grid:
         ...unpack(pid)                              part = pid // 36; ...unpack(pid % 36)
@@ -14,11 +21,15 @@ order, hence the last bit, differs from run to run.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transconv.algorithm import Algorithm, Axis
+from transconv.boxes import Box, box_of
 from transconv.config import Config
 from transconv.ir import (
-    ATOMIC_ADD, For, FuncCall, Kernel, Layout, Let, Load, Mutator, Stmt, Store, Tensor, Var, View,
-    ViewDim, all_of, find, free_vars, seq, substitute,
+    ATOMIC_ADD, ZERO, Add, BoxLoad, BoxStore, Const, Expr, For, FuncCall, Kernel, Layout, Let, Load,
+    Mul, Mutator, Read, Stmt, Store, Tensor, Var, View, ViewDim, all_of, find, free_vars, seq,
+    substitute,
 )
 
 STEP, PART = Var("step"), Var("part")
@@ -58,6 +69,62 @@ def _stride(c: View, axis: Axis) -> int:
 
 
 def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
+    """Choose the path of every operand, and split the sum, as the config says."""
+    return share(boxes(kernel, config, algorithm), config, algorithm)
+
+
+def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
+    """Let the copy engine fetch and store the operands whose word is ``box``."""
+    found: dict[Tensor, Box] = {}
+    for word, view in ((config.a, algorithm.a), (config.b, algorithm.b), (config.c, algorithm.c)):
+        if word == "box" and view is not None:
+            box = box_of(view, config, algorithm, stored=view is algorithm.c)
+            assert isinstance(box, Box), box
+            found[view.tensor] = box
+    if not found:
+        return kernel
+    made: Kernel = _Boxes(found, _positions(kernel)).mutate(kernel)
+    params = tuple(found[t].tensor if t in found else t for t in kernel.params)
+    return Kernel(kernel.name, params, made.body, kernel.notes)
+
+
+def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
+    """Where each tiled axis begins and how far a lane is from there: ``oh = oh_blk*8 + oh_in``."""
+    found: dict[Var, tuple[Expr, Expr]] = {}
+    for let in find(kernel, Let):
+        match let.value:
+            case Add(Mul(_, Const()) as first, within):
+                found[let.var] = (first, within)
+    return found
+
+
+class _Boxes(Mutator):
+    def __init__(self, found: dict[Tensor, Box], positions: dict[Var, tuple[Expr, Expr]]) -> None:
+        self.found, self.positions = found, positions
+
+    def place(self, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """The corner and the way inside, per dimension."""
+        corner, within = [], []
+        for coord, axis in zip(box.coords, box.moving, strict=True):
+            first, inside = self.positions[axis] if axis is not None else (ZERO, ZERO)
+            corner.append(substitute(coord, {axis: first}) if axis is not None else coord)
+            within.append(inside)
+        return tuple(corner), tuple(within)
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        box = self.found.get(let.value.tensor) if isinstance(let.value, Load) else None
+        if box is None:
+            return let
+        return Let(let.var, BoxLoad(box.tensor, *self.place(box), box.extents))
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        box = self.found.get(at.tensor)
+        if box is None:
+            return at
+        return BoxStore(box.tensor, *self.place(box), box.extents, at.value)
+
+
+def share(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
     """Split the sum as the config says; a kernel whose sums stay whole is returned as it is."""
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
     if config.split_k == 1 or loop is None:
@@ -67,7 +134,7 @@ def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
     parts = workspace(algorithm, config.split_k)
     made: Kernel = _Partials(parts, algorithm.c).mutate(shared)
-    used = {x.tensor for x in find(made, Load)}
+    used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
     return Kernel(kernel.name, (*params, parts), made.body, kernel.notes)
 
@@ -83,7 +150,7 @@ class _Share(Mutator):
             tile = Var("tile")
             lets = [Let(PART, loop.var // loop.stop), Let(tile, loop.var % loop.stop)]
             body = self.mutate(substitute(loop.body, {loop.var: tile}))
-            return For(loop.var, loop.stop * self.split, seq(*lets, body), loop.kind)
+            return replace(loop, stop=loop.stop * self.split, body=seq(*lets, body))
         if loop.var is not STEP:
             return self.generic(loop)  # type: ignore[no-any-return]
         turn = Var("turn")
@@ -92,7 +159,7 @@ class _Share(Mutator):
             body = substitute(body, {x: Load(x.tensor, x.offset, all_of([x.mask, STEP < self.steps]))
                                      for x in find(body, Load)})
         first = Let(STEP, PART * self.chunk + turn)
-        return For(turn, self.chunk, seq(first, body), loop.kind, loop.stages)
+        return replace(loop, var=turn, stop=self.chunk, body=seq(first, body))
 
 
 class _Atomic(Mutator):

@@ -10,9 +10,10 @@ Only what costs something is named: divisions and remainders, and lets that have
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from transconv.ir import (
-    Alloc, Const, Expr, FloorDiv, For, Kernel, Let, Load, Mod, Mutator, Node, Seq, Stmt, Var, bound_vars, find,
+    ZERO, Alloc, BoxLoad, BoxStore, Const, Expr, FloorDiv, For, Kernel, Let, Mod, Mutator, Node, Read, Seq, Stmt, Var, bound_vars, find,
     seq, substitute,
 )
 
@@ -46,12 +47,21 @@ class _Cse(Mutator):
         result = seq(*made)
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
 
+    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        return replace(at, corner=self.corner(at), value=substitute(at.value, self.known))
+
+    def corner(self, at: BoxLoad | BoxStore) -> tuple[Expr, ...]:
+        """Only the corner is computed; where a lane is inside a box is what the box means."""
+        return tuple(substitute(c, self.known) for c in at.corner)
+
     def mutate_Let(self, let: Let) -> Stmt | None:
+        if isinstance(let.value, BoxLoad):
+            return Let(let.var, replace(let.value, corner=self.corner(let.value)))
         value = substitute(let.value, self.known)
-        if let.value in self.known and not isinstance(let.value, Load):
+        if let.value in self.known and not isinstance(let.value, Read):
             self.known[let.var] = self.known[let.value]
             return None
-        if not isinstance(value, (Var, Const)) and not find(value, Load):
+        if not isinstance(value, (Var, Const)) and not find(value, Read):
             self.known[let.value] = let.var
         return let if value is let.value else Let(let.var, value)
 
@@ -70,7 +80,9 @@ class _Cse(Mutator):
         named = {s.value for s in at.stmts if isinstance(s, Let)}
         inside = {v for s in at.stmts for v in bound_vars(s)}
         for s in at.stmts:
-            counts.update({e for kind in (FloorDiv, Mod) for e in find(s, kind)})
+            inside_boxes = {w for box in (BoxLoad, BoxStore) for x in find(s, box) for w in x.within}
+            spelled = substitute(s, dict.fromkeys(inside_boxes, ZERO))
+            counts.update({e for kind in (FloorDiv, Mod) for e in find(spelled, kind)})
         own = {s.var for s in at.stmts if isinstance(s, Let)}
         return [e for e, n in counts.items()
                 if n > 1 and e not in named and not find_vars(e) & (inside - own)]

@@ -12,7 +12,7 @@ cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f
 from __future__ import annotations
 
 from transconv.ir import (
-    Alloc, Cast, Const, Expr, ExprMutator, FloorDiv, FuncCall, Kernel, Let, Load, Mod, Node, Select,
+    Alloc, Cast, Const, Expr, ExprMutator, FloorDiv, FuncCall, Kernel, Let, Mod, Node, Read, Select,
     Stmt, Store, Update, Var, f32,
 )
 
@@ -40,7 +40,7 @@ class _Final(Scope):
     def mutate_Let(self, let: Let) -> Stmt:
         value = self.mutate(let.value)
         assert isinstance(value, Expr)
-        if self.upcast16 and isinstance(value, Load) and value.dtype.kind == "float" and (
+        if self.upcast16 and isinstance(value, Read) and value.dtype.kind == "float" and (
                 value.dtype.bits == 16):
             wide = Var(let.var.name, f32)
             self.cast[let.var] = wide

@@ -128,8 +128,9 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
                       *(statements(guard.mutate(Seq(nest.after)))))
     for side in reversed(outer):
         inner = side.wrap(inner)
-    return Kernel(kernel.name, kernel.params, For(pid, grid, seq(*grid_lets, inner), "grid"),
-                  kernel.notes)
+    programs = config.programs if 0 < config.programs < grid else 0
+    whole = For(pid, grid, seq(*grid_lets, inner), "grid", programs=programs)
+    return Kernel(kernel.name, kernel.params, whole, kernel.notes)
 
 
 def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> _Side:

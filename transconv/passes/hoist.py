@@ -12,9 +12,10 @@ per set of lanes that does not; of a mask, the conditions that do not change mov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from transconv.ir import (
-    Add, Alloc, Const, Expr, For, FuncCall, If, Kernel, Lane, Let, Load, Mutator, Node, Seq, Stmt,
+    Add, Alloc, Const, Expr, For, FuncCall, If, Kernel, Lane, Let, Load, Mutator, Node, Read, Seq, Stmt,
     Store, Sub, Update, Var, all_of, bound_vars, conjuncts, find, free_vars, lanes_of, seq, statements,
     substitute, sum_of,
 )
@@ -64,11 +65,11 @@ class _Hoist(Mutator):
     def mutate_For(self, loop: For) -> Stmt:
         body = self.mutate(loop.body) or Seq(())
         if loop.kind not in ("serial", "unroll"):
-            return loop if body is loop.body else For(loop.var, loop.stop, body, loop.kind, loop.stages)
+            return loop if body is loop.body else replace(loop, body=body)
         split = _Loop(self, loop.var, body)
         stmts = [split.statement(s) for s in statements(body)]
         kept = seq(*(s for s in stmts if s is not None))
-        made = For(loop.var, loop.stop, kept, loop.kind, loop.stages)
+        made = replace(loop, body=kept)
         return seq(*split.outside, made)
 
     def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
@@ -91,7 +92,7 @@ class _Loop:
         self.moved: dict[tuple[str, Expr], Var] = {}
 
     def invariant(self, e: Expr) -> bool:
-        return not free_vars(e) & self.changing and not find(e, Load)
+        return not free_vars(e) & self.changing and not find(e, Read)
 
     def statement(self, s: Stmt) -> Stmt | None:
         match s:

@@ -9,7 +9,7 @@ otherwise the largest parts that fit are computed in 32 bits and cast where the 
 from __future__ import annotations
 
 from transconv.ir import (
-    Cast, Const, Expr, FuncCall, Kernel, Lane, Let, Load, Node, Select, Stmt, Store, Var, i64, index,
+    BoxLoad, BoxStore, Cast, Const, Expr, FuncCall, Kernel, Lane, Let, Load, Node, Select, Stmt, Store, Var, i64, index,
     substitute,
 )
 from transconv.ir.expr import Arithmetic, Compare
@@ -60,6 +60,8 @@ class _Narrow(Scope):
         return substitute(e, changes)
 
     def mutate_Let(self, let: Let) -> Stmt:
+        if isinstance(let.value, BoxLoad):
+            return let  # coordinates count along one dimension: they fit
         if isinstance(let.value, Load):
             load = let.value
             return Let(let.var, Load(load.tensor, self.index(load.offset), self.index(load.mask)))
@@ -69,6 +71,9 @@ class _Narrow(Scope):
             self.wide[let.var] = var
             return Let(var, value)
         return let if value is let.value else Let(let.var, value)
+
+    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        return at
 
     def mutate_Store(self, at: Store) -> Stmt:
         return Store(at.tensor, self.index(at.offset), at.value, self.index(at.mask))

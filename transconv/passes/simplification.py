@@ -10,10 +10,12 @@ kernel's notes say which and why.
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
+from typing import TypeVar
 
 from transconv.ir import (
-    FALSE, TRUE, Alloc, Expr, FloorDiv, For, FuncCall, If, Kernel, Let, Load, Max, Min,
-    Mod, Mutator, Node, Select, Seq, Stmt, Store, Update, Var, all_of, conjuncts, find, free_vars,
+    FALSE, TRUE, Alloc, BoxLoad, BoxStore, Expr, FloorDiv, For, FuncCall, If, Kernel, Let, Load,
+    Max, Min, Mod, Mutator, Node, Read, Select, Seq, Stmt, Store, Update, Var, all_of, conjuncts, find, free_vars,
     seq, substitute,
 )
 from transconv.ir.reading import readable
@@ -42,15 +44,14 @@ class Scope(Mutator):
         self.facts = facts.with_range(loop.var, 0, max(0, loop.stop - 1))
         body = self.mutate(loop.body)
         self.facts, self.defs = facts, defs
-        return loop if body is loop.body else For(loop.var, loop.stop, body or Seq(()), loop.kind,
-                                                  loop.stages)
+        return loop if body is loop.body else replace(loop, body=body or Seq(()))
 
     def learn(self, s: Stmt | None) -> None:
         """Take in what a statement establishes for those after it."""
         if isinstance(s, Seq):
             for part in s.stmts:
                 self.learn(part)
-        elif isinstance(s, Let) and s.value.dtype.kind == "int" and not find(s.value, Load):
+        elif isinstance(s, Let) and s.value.dtype.kind == "int" and not find(s.value, Read):
             found = range_of(self.whole(s.value), self.facts)
             self.facts = self.facts.with_range(s.var, found.lo, found.hi)
             self.defs[s.var] = s.value
@@ -93,6 +94,9 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
 NOTE_WIDTH = 96  # behind a comment sign
 
 
+B = TypeVar("B", BoxLoad, BoxStore)
+
+
 class _Simplify(Scope):
     def __init__(self) -> None:
         super().__init__()
@@ -127,12 +131,23 @@ class _Simplify(Scope):
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, Load):
             return Let(let.var, self.load(let.value))
+        if isinstance(let.value, BoxLoad):
+            return Let(let.var, self.box(let.value))
         if let.value.dtype.kind == "float":
             return let
         return Let(let.var, simplify(let.value, self.facts))
 
     def load(self, at: Load) -> Load:
         return Load(at.tensor, self.index(at.offset), self.mask(at.mask, at.tensor.name))
+
+    def box(self, at: B) -> B:
+        """Shorter corners; what the lanes add is spelled over the lanes alone."""
+        corner = tuple(simplify(self.affine(c), self.facts) for c in at.corner)
+        within = tuple(simplify(self.whole(w), self.facts) for w in at.within)
+        return replace(at, corner=corner, within=within)
+
+    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        return self.box(at)
 
     def mutate_Store(self, at: Store) -> Stmt:
         return Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))

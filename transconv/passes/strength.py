@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transconv.ir import (
     ZERO, Alloc, Const, Expr, For, Kernel, Mul, Mutator, Stmt, Update, Var, bound_vars, find, seq,
     substitute,
@@ -39,4 +41,4 @@ class _Strength(Mutator):
         starts = [Alloc(v, (), ZERO) for v in running.values() if isinstance(v, Var)]
         steps = [Update(v, v + e.b) for e, v in running.items() if isinstance(v, Var)]
         body = seq(substitute(made.body, running), *steps)
-        return seq(*starts, For(made.var, made.stop, body, made.kind, made.stages))
+        return seq(*starts, replace(made, body=body))

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transconv.ir import ZERO, Const, Expr, For, Kernel, Let, Mutator, Stmt, Var, find, seq, substitute
 
 LONGEST = 64  # more iterations than this would take longer to compile than they could save
@@ -26,7 +28,7 @@ class _Unroll(Mutator):
         if not isinstance(made, For) or made.kind != "unroll":
             return made
         if made.stop > LONGEST:
-            return For(made.var, made.stop, made.body, "serial", made.stages)
+            return replace(made, kind="serial")
         lets = [x.var for x in find(made.body, Let)]
         copies = []
         for i in range(made.stop):

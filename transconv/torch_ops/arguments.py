@@ -45,7 +45,7 @@ def ints(value: Any, ndims: int) -> Ints | None:
     """The integers that torch's argument parser makes of ``value``; None if its form is not plain
     (a float, a bool, an array scalar ...), which is then left to torch to accept or refuse."""
     if type(value) is int or isinstance(value, torch.SymInt):
-        return (value,) * ndims
+        return (value,) * ndims  # type: ignore[return-value]
     if isinstance(value, (tuple, list)) and all(
             type(v) is int or isinstance(v, torch.SymInt) for v in value):
         return tuple(value)
@@ -53,7 +53,7 @@ def ints(value: Any, ndims: int) -> Ints | None:
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:
-    """Whether the input has a batch dim. RuntimeError if its rank is neither of the two legal ones."""
+    """Whether the input has a batch dim. RuntimeError if its rank is not one of the two legal."""
     if len(input_shape) == ndims + 2:
         return True
     if len(input_shape) == ndims + 1:

@@ -53,7 +53,7 @@ def _exchange(model: torch.nn.Module, classes: dict[type, type],
             continue  # already there
         if kind not in classes:
             if kind not in _OURS and kind not in _TORCHS:
-                skipped[name] = f"its class {kind.__qualname__} is a subclass with a forward of its own"
+                skipped[name] = f"its class {kind.__qualname__} has a forward of its own"
         elif filter_fn is not None and not filter_fn(module, name):
             skipped[name] = "filter_fn said no"
         else:
@@ -81,7 +81,7 @@ def revert_(model: torch.nn.Module) -> Report:
 # -- aten's own operators --------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_library: torch.library.Library | None = None
+_library: Any = None
 _installed: tuple[str, ...] = ()
 _enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
 _scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
@@ -122,15 +122,15 @@ def disable() -> None:
 class use(contextlib.ContextDecorator):
     """``with transconv.use():`` routes aten's convolutions of this thread to transconv.
 
-    A backward pass runs in threads of autograd's own. While any scope is open they use transconv too;
-    a backward that starts after the scope has ended uses torch's kernels. Both are right. ``devices``
-    are as for `enable`. Nests, and works as a decorator.
+    A backward pass runs in threads of autograd's own. While any scope is open they use transconv
+    too; a backward that starts after the scope has ended uses torch's kernels. Both are right.
+    ``devices`` are as for `enable`. Nests, and works as a decorator.
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         self._devices = devices
 
-    def __enter__(self) -> use:
+    def __enter__(self) -> use:  # noqa: PYI034  (typing.Self is of Python 3.11)
         entry = _devices(self._devices)
         with _lock:
             _scopes.append(entry)
@@ -146,6 +146,9 @@ class use(contextlib.ContextDecorator):
             _install()
 
 
+_new_library: Any = torch.library.Library
+
+
 def _install() -> None:
     """Replace aten's kernels on exactly the devices that somebody asks for."""
     global _library, _installed
@@ -159,7 +162,7 @@ def _install() -> None:
     _installed = wanted
     if not wanted:
         return
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = _new_library("aten", "IMPL")
     for device in wanted:
         key = device.upper()
         execute.ORIGINALS[device] = (
@@ -181,17 +184,20 @@ def _is_on(device: str) -> bool:
     return torch._C._current_graph_task_id() != -1 and any(device in e for e in _scopes)
 
 
-def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
+             *numbers: Any) -> Tensor:
     device = input.device.type
     originals = execute.ORIGINALS.get(device)
     if _is_on(device):
         route = routes.forward_route(routes.request("aten", 0, *numbers), input, weight, bias)
         if route.compiled is not None or originals is None:
-            return route.forward(input, weight, bias)
+            found: Tensor = route.forward(input, weight, bias)
+            return found
         route.calls += 1
     if originals is None:  # the last scope ended between the dispatcher's look-up and this line
         return torch.convolution(input, weight, bias, *numbers)
-    return originals[1].call_boxed(keys, input, weight, bias, *numbers)  # type: ignore[no-any-return]
+    found = originals[1].call_boxed(keys, input, weight, bias, *numbers)
+    return found
 
 
 def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,

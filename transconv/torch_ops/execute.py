@@ -1,7 +1,7 @@
 """Torch border, step 3. Tensors -> ConvProblem -> compiled kernel, or torch when there is none.
 
-This is the only file of torch_ops that knows the compiler. ``describe`` and ``planned`` make a kernel
-for a request; the routes that remember them by shape, stride and flag are in routes.py.
+This is the only file of torch_ops that knows the compiler. ``describe`` and ``planned`` make a
+kernel for a request; the routes that remember them by shape, stride and flag are in routes.py.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def capturing(device: torch.device) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flags:
-    """torch's numeric switches, as far as they change a kernel. One object for each setting, compared
-    by identity."""
+    """torch's numeric switches, as far as they change a kernel. One object for each setting,
+    compared by identity."""
 
     math: str
     deterministic: bool

@@ -78,8 +78,8 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
             output_padding: Sizes = 0) -> Explanation:
     """Say what conv1d/2d/3d (or conv_transpose, if ``transposed``) of these arguments would do.
 
-    Names the plan of the result and of both gradients, or every reason why torch would compute them.
-    Launches nothing, counts nothing, warns of nothing. Raises what the call itself would raise.
+    Names the plan of the result and of both gradients, or every reason why torch would compute
+    them. Launches nothing, counts nothing, warns of nothing. Raises what the call would raise.
     """
     f = _FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:

@@ -1,4 +1,4 @@
-"""Torch border, step 10. For inference: conv + batch norm + residual + activation become one call."""
+"""Torch border, step 10. For inference: conv, batch norm, residual and activation in one call."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     """A copy of ``model`` for inference in which batch norms are folded into the weights of the
     convolutions before them, and a following addition and activation into the same call.
 
-    The model must be in eval mode and traceable by torch.fx. Chains that are used more than once, or
-    whose parts have other users, are left as they are. RuntimeError in training mode; fx's own errors
-    for control flow that depends on values.
+    The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
+    or whose parts have other users, are left as they are. RuntimeError in training mode; fx's own
+    errors for control flow that depends on values.
     """
     if model.training:
-        raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics only "
-                           "there; call model.eval() first")
+        raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
+                           "only there; call model.eval() first")
     model = copy.deepcopy(model)
     graph = _Tracer().trace(model)
     traced = fx.GraphModule(model, graph)

@@ -1,8 +1,8 @@
 """Torch border, step 6. The six public functions: torch.nn.functional's names, order and defaults.
 
-Plain eager tensors take the short way: one lookup, one launch. Everything that wants to see the call
-is given it: `__torch_function__`, functorch transforms and dual numbers (aten, so that nothing is
-dropped), compilers, tracers, dispatch modes and fakes (the registered operators).
+Plain eager tensors take the short way: one lookup, one launch. Everything that wants to see the
+call is given it: `__torch_function__`, functorch transforms and dual numbers (aten, so that nothing
+is dropped), compilers, tracers, dispatch modes and fakes (the registered operators).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ Tensor = torch.Tensor
 Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
 
 _Parameter = torch.nn.Parameter
+handle: Any = handle_torch_function
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,8 +58,8 @@ def _dispatch(f: Function, public: Callable[..., Tensor], input: Any, weight: An
     if has_torch_function((input, weight, bias)):
         order = ((stride, padding, output_padding, groups, dilation) if f.transposed
                  else (stride, padding, dilation, groups))
-        return handle_torch_function(  # type: ignore[no-any-return]
-            public, (input, weight, bias), input, weight, bias, *order)
+        seen: Tensor = handle(public, (input, weight, bias), input, weight, bias, *order)
+        return seen
     if torch._C._are_functorch_transforms_active():
         stats.handed_over("transform:functorch")
         return _hand_over(f, input, weight, bias, *rest)
@@ -87,8 +88,9 @@ def _dispatch(f: Function, public: Callable[..., Tensor], input: Any, weight: An
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
-        return library.apply_function(input, weight, bias, route)  # type: ignore[no-any-return]
-    return route.forward(input, weight, bias)
+        return library.apply_function(input, weight, bias, route)
+    result: Tensor = route.forward(input, weight, bias)
+    return result
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -163,29 +165,30 @@ def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) ->
         arguments.check_bias_dtype(input, bias)
 
 
-# -- the ways that end in the registered operators --------------------------------------------------
+# -- the ways that end in the registered operators -------------------------------------------------
 
 
 def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
               padding: Any, output_padding: Any, dilation: Any, groups: Any) -> Tensor:
-    parsed = parse(f, stride, padding, output_padding, dilation, groups)
+    rest = (stride, padding, output_padding, dilation, groups)
+    parsed = parse(f, *rest)
     if parsed is None or input.dtype.is_complex:
-        return _hand_over(f, input, weight, bias, stride, padding, output_padding, dilation, groups)
+        return _hand_over(f, input, weight, bias, *rest)
     stride, padding, output_padding, dilation = parsed
     if torch._C._get_tracing_state():
         # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
         if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
-            return _hand_over(f, input, weight, bias, stride, padding, output_padding, dilation, groups)
+            return _hand_over(f, input, weight, bias, *rest)
         numbers = (stride, (0,) if padding == "valid" else padding, dilation, f.transposed)
-        return library.convolution(input, weight, bias, *numbers, output_padding, groups)
+        return library.call(input, weight, bias, *numbers, output_padding, groups)
     check_bias(f, input, bias, padding)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
     p: Params = arguments.resolve(
         x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
         f.transposed, output_padding, groups)
-    y = library.convolution(x, weight, bias, *p)
-    return y if is_batched else y.squeeze(0)  # type: ignore[no-any-return]
+    y = library.call(x, weight, bias, *p)
+    return y if is_batched else y.squeeze(0)
 
 
 def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
@@ -224,7 +227,7 @@ def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if eligible else tensor
 
 
-# -- the public functions ---------------------------------------------------------------------------
+# -- the public functions --------------------------------------------------------------------------
 
 CONV1D = Function("conv1d", 1, False, F.conv1d)
 CONV2D = Function("conv2d", 2, False, F.conv2d)
@@ -245,17 +248,17 @@ def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
            padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Tensor:
     """torch.nn.functional.conv2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight
-    (oc, ic/groups, kh, kw), bias (oc,); result (mb, oc, oh, ow), channels_last if input or weight is.
-    f16, bf16, f32 and f64 have generated kernels, the rest is torch's. Raises what torch raises:
-    TypeError for forms, RuntimeError for sizes, types and devices."""
+    (oc, ic/groups, kh, kw), bias (oc,); result (mb, oc, oh, ow), channels_last if input or weight
+    is. f16, bf16, f32 and f64 have generated kernels, the rest is torch's. Raises what torch
+    raises: TypeError for forms, RuntimeError for sizes, types and devices."""
     return _dispatch(CONV2D, conv2d, input, weight, bias, stride, padding, 0, dilation, groups)
 
 
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
            padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Tensor:
     """torch.nn.functional.conv3d. input (mb, ic, id, ih, iw) or without mb, weight
-    (oc, ic/groups, kd, kh, kw), bias (oc,); result (mb, oc, od, oh, ow), channels_last_3d if input or
-    weight is. Dtypes and errors as conv2d."""
+    (oc, ic/groups, kd, kh, kw), bias (oc,); result (mb, oc, od, oh, ow), channels_last_3d if input
+    or weight is. Dtypes and errors as conv2d."""
     return _dispatch(CONV3D, conv3d, input, weight, bias, stride, padding, 0, dilation, groups)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import has_torch_function
 
 from transconv.errors import Unsupported
 from transconv.problem import Prop
@@ -84,7 +84,8 @@ def _make(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
                                    (activation, bool(activation))) if on]
     try:
         routes.compile_route(route, x.dtype, routes.like(x), routes.like(w),
-                             (route.shape, route.strides), x.device, "+".join(words), aligned, flags)
+                             (route.shape, route.strides), x.device, "+".join(words), aligned,
+                             flags)
     except Unsupported:
         plain = routes.make_forward(params, x, w, b, flags, aligned)
         route.rest_by_torch = True
@@ -98,7 +99,8 @@ def _run(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     req = routes.request("", 0, *numbers)
     flags = execute.flags(input.dtype)
     key = ("fused", req, activation, flags, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & routes.ALIGNMENT)
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device,
+                                t.data_ptr() & routes.ALIGNMENT)
         for t in (input, weight, bias, residual)))
 
     def make() -> FusedRoute:
@@ -135,21 +137,23 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor 
 # -- the operator ----------------------------------------------------------------------------------
 
 library.library.define(
-    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding,"
-    " SymInt groups) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, "
+    f"str activation, {library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 fused_convolution = torch.ops.transconv.fused_convolution.default
+_call: Callable[..., Tensor] = fused_convolution
 
 for _key in ("CPU", "CUDA"):
     library.library.impl("fused_convolution", _run, _key)
 
 
-@torch.library.register_fake("transconv::fused_convolution", lib=library.library)
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           activation: str, *numbers: Any) -> Tensor:
     p = _check(input, weight, bias, residual, activation, numbers)
     return shapes.empty_result(input, shapes.output_shape(input.shape, weight.shape, p),
                                shapes.channels_last_result(input, weight))
+
+
+library.register_fake("transconv::fused_convolution", _fake, lib=library.library)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -182,9 +186,10 @@ def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., T
     tensors = (input, weight, bias, residual)
     given = [t for t in tensors if t is not None]
     if not torch.compiler.is_compiling() and has_torch_function(given):
-        return handle_torch_function(  # type: ignore[no-any-return]
+        seen: Tensor = functional.handle(
             public, given, input, weight, bias, stride, padding, dilation, groups,
             activation=activation, residual=residual)
+        return seen
     activation = activation or ""
     if activation not in ACTIVATIONS:
         known = ", ".join(filter(None, ACTIVATIONS))
@@ -204,17 +209,17 @@ def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., T
         residual = None if residual is None else residual.unsqueeze(0)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
-    y = fused_convolution(input, weight, bias, residual, activation, *p)
-    return y if is_batched else y.squeeze(0)  # type: ignore[no-any-return]
+    y = _call(input, weight, bias, residual, activation, *p)
+    return y if is_batched else y.squeeze(0)
 
 
 def _one_operator(f: Function, given: list[Any], activation: str) -> bool:
     """Whether the single operator may stand for the call; else it is composed."""
     if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
         return False
-    if not torch.compiler.is_compiling():
-        if forward_ad._current_level >= 0 or not all(functional.is_known(t) for t in given):
-            return False
+    if not torch.compiler.is_compiling() and (
+            forward_ad._current_level >= 0 or not all(functional.is_known(t) for t in given)):
+        return False
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return not differentiated or activation in _GRAD_FROM_RESULT
 
@@ -224,27 +229,27 @@ def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
                  activation: str | None = None, residual: Tensor | None = None) -> Tensor:
     """activation(conv1d(input, weight, bias, ...) + residual) in one kernel where possible.
 
-    ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6, sigmoid,
-    tanh, silu, gelu, gelu_tanh, hardswish, or None. Differentiable. RuntimeError as conv1d's, and for
-    an unknown activation or a residual that does not fit."""
-    return _dispatch(functional.CONV1D, functional.conv1d, fused_conv1d, input, weight, bias, stride,
-                     padding, dilation, groups, activation, residual)
+    ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6,
+    sigmoid, tanh, silu, gelu, gelu_tanh, hardswish, or None. Differentiable. RuntimeError as
+    conv1d's, and for an unknown activation or a residual that does not fit."""
+    return _dispatch(functional.CONV1D, functional.conv1d, fused_conv1d, input, weight, bias,
+                     stride, padding, dilation, groups, activation, residual)
 
 
 def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
                  activation: str | None = None, residual: Tensor | None = None) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    return _dispatch(functional.CONV2D, functional.conv2d, fused_conv2d, input, weight, bias, stride,
-                     padding, dilation, groups, activation, residual)
+    return _dispatch(functional.CONV2D, functional.conv2d, fused_conv2d, input, weight, bias,
+                     stride, padding, dilation, groups, activation, residual)
 
 
 def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
                  activation: str | None = None, residual: Tensor | None = None) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    return _dispatch(functional.CONV3D, functional.conv3d, fused_conv3d, input, weight, bias, stride,
-                     padding, dilation, groups, activation, residual)
+    return _dispatch(functional.CONV3D, functional.conv3d, fused_conv3d, input, weight, bias,
+                     stride, padding, dilation, groups, activation, residual)
 
 
 # -- modules ---------------------------------------------------------------------------------------
@@ -279,7 +284,8 @@ class _Activates:
         return tuple(residual.shape) == shapes.output_shape(input.shape, self.weight.shape, p)
 
     def extra_repr(self: Any) -> str:
-        return super().extra_repr() + f", activation={self.activation or None}"  # type: ignore[misc]
+        shown: str = super().extra_repr()  # type: ignore[misc]
+        return f"{shown}, activation={self.activation or None}"
 
 
 class FusedConv1d(_Activates, modules.Conv1d):

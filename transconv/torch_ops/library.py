@@ -1,16 +1,16 @@
-"""Torch border, step 5. The registered operators, and the short way past them for plain eager calls.
+"""Torch border, step 5. The registered operators, and the short way past them for eager calls.
 
     transconv::convolution            one operator for 1d, 2d, 3d, transposed or not
     transconv::convolution_backward   its gradients, any subset
 
-Both have fakes (shapes and strides from shapes.py), derivatives made of the two operators themselves,
-and FLOP formulas. ``ConvolutionFunction`` is the plain autograd function: the same launches with half
-of the host time.
+Both have fakes (shapes and strides from shapes.py), derivatives made of the two operators
+themselves, and FLOP formulas. ``ConvolutionFunction`` is the plain autograd function: the same
+launches with half of the host time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +22,24 @@ from transconv.torch_ops.arguments import Params
 Tensor = torch.Tensor
 Mask = Sequence[bool]
 
-_NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
+NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
             "SymInt[] output_padding, SymInt groups")
 
+# torch's border is untyped here.
+_new_library: Any = torch.library.Library
+register_fake: Any = torch.library.register_fake
+register_flop_formula: Any = flop_counter.register_flop_formula
+
 # The operators live as long as this object: it must stay at module scope.
-library = torch.library.Library("transconv", "DEF")
-library.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {_NUMBERS}) -> Tensor",
+library: Any = _new_library("transconv", "DEF")
+library.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}) -> Tensor",
                tags=(torch.Tag.pt2_compliant_tag,))
-library.define(f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, {_NUMBERS}, "
+library.define(f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, {NUMBERS}, "
                "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
                tags=(torch.Tag.pt2_compliant_tag,))
 
 convolution = torch.ops.transconv.convolution.default
+call: Callable[..., Tensor] = convolution
 convolution_backward = torch.ops.transconv.convolution_backward.default
 
 
@@ -42,7 +48,8 @@ convolution_backward = torch.ops.transconv.convolution_backward.default
 
 def _run(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     route = routes.forward_route(routes.request("", 0, *numbers), input, weight, bias)
-    return route.forward(input, weight, bias)
+    found: Tensor = route.forward(input, weight, bias)
+    return found
 
 
 def _run_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
@@ -77,13 +84,11 @@ def _resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequen
         tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, two_sided=True)
 
 
-@torch.library.register_fake("transconv::convolution", lib=library)
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     shape = shapes.output_shape(input.shape, weight.shape, _resolve(input, weight, bias, numbers))
     return shapes.empty_result(input, shape, shapes.channels_last_result(input, weight))
 
 
-@torch.library.register_fake("transconv::convolution_backward", lib=library)
 def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
@@ -93,6 +98,10 @@ def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
     found = [shapes.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
              for (like, shape), on in zip(wanted, mask, strict=False)]
     return *found, grad.new_empty(grad.shape[1] if mask[2] else 0)
+
+
+register_fake("transconv::convolution", _fake, lib=library)
+register_fake("transconv::convolution_backward", _fake_backward, lib=library)
 
 
 # -- derivatives -----------------------------------------------------------------------------------
@@ -121,8 +130,8 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _differentiate_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients are linear in grad_output and in one of input, weight each. For cotangents a, b, c
-    of (dx, dw, db):
+    """The gradients are linear in grad_output and in one of input, weight each. For cotangents a,
+    b, c of (dx, dw, db):
 
         grad_output:  conv(a, w) + conv(x, b) + c      input:  the dx of (grad, weight=b)
                                                        weight: the dw of (grad, input=a)
@@ -164,7 +173,7 @@ class ConvolutionFunction(torch.autograd.Function):
         return route.forward(input, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         mask = ctx.needs_input_grad[:3]
         if (torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -179,7 +188,7 @@ class ConvolutionFunction(torch.autograd.Function):
 
 
 # Function.apply also looks for functorch transforms, which the callers here have done.
-apply_function = super(torch.autograd.Function, ConvolutionFunction).apply
+apply_function: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------
@@ -192,15 +201,17 @@ def _multiply_adds(input_shape: Sequence[int], weight_shape: Sequence[int],
                                             list(result_shape), transposed=transposed))
 
 
-@flop_counter.register_flop_formula(torch.ops.transconv.convolution)  # type: ignore[untyped-decorator]
 def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, *numbers: Any,
            out_shape: Sequence[int], **_: Any) -> int:
     return _multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
 
 
-@flop_counter.register_flop_formula(  # type: ignore[untyped-decorator]
-    torch.ops.transconv.convolution_backward)
 def _backward_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
                     weight_shape: Sequence[int], *numbers: Any, **_: Any) -> int:
     *given, mask = numbers
-    return sum(map(bool, mask[:2])) * _multiply_adds(input_shape, weight_shape, grad_shape, given[3])
+    each = _multiply_adds(input_shape, weight_shape, grad_shape, given[3])
+    return sum(map(bool, mask[:2])) * each
+
+
+register_flop_formula(torch.ops.transconv.convolution)(_flops)
+register_flop_formula(torch.ops.transconv.convolution_backward)(_backward_flops)

@@ -94,47 +94,47 @@ class ConvTranspose3d(_ConvolvesTransposed, torch.nn.ConvTranspose3d):
     convolve = staticmethod(functional.conv_transpose3d)
 
 
-# A lazy module turns into `cls_to_become` in a hook, after its `forward` was already looked up for the
-# first call: so the lazy classes need our forward too.
+# A lazy module turns into `cls_to_become` in a hook, after its `forward` was already looked up for
+# the first call: so the lazy classes need our forward too.
 
 
-class LazyConv1d(_Convolves, torch.nn.LazyConv1d):
+class LazyConv1d(_Convolves, torch.nn.LazyConv1d):  # type: ignore[misc]
     """torch.nn.LazyConv1d; becomes our Conv1d at the first call."""
 
-    cls_to_become = Conv1d  # type: ignore[assignment]
+    cls_to_become = Conv1d
     convolve = staticmethod(functional.conv1d)
 
 
-class LazyConv2d(_Convolves, torch.nn.LazyConv2d):
+class LazyConv2d(_Convolves, torch.nn.LazyConv2d):  # type: ignore[misc]
     """torch.nn.LazyConv2d; becomes our Conv2d at the first call."""
 
-    cls_to_become = Conv2d  # type: ignore[assignment]
+    cls_to_become = Conv2d
     convolve = staticmethod(functional.conv2d)
 
 
-class LazyConv3d(_Convolves, torch.nn.LazyConv3d):
+class LazyConv3d(_Convolves, torch.nn.LazyConv3d):  # type: ignore[misc]
     """torch.nn.LazyConv3d; becomes our Conv3d at the first call."""
 
-    cls_to_become = Conv3d  # type: ignore[assignment]
+    cls_to_become = Conv3d
     convolve = staticmethod(functional.conv3d)
 
 
-class LazyConvTranspose1d(_ConvolvesTransposed, torch.nn.LazyConvTranspose1d):
+class LazyConvTranspose1d(_ConvolvesTransposed, torch.nn.LazyConvTranspose1d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose1d; becomes our ConvTranspose1d at the first call."""
 
-    cls_to_become = ConvTranspose1d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose1d
     convolve = staticmethod(functional.conv_transpose1d)
 
 
-class LazyConvTranspose2d(_ConvolvesTransposed, torch.nn.LazyConvTranspose2d):
+class LazyConvTranspose2d(_ConvolvesTransposed, torch.nn.LazyConvTranspose2d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose2d; becomes our ConvTranspose2d at the first call."""
 
-    cls_to_become = ConvTranspose2d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose2d
     convolve = staticmethod(functional.conv_transpose2d)
 
 
-class LazyConvTranspose3d(_ConvolvesTransposed, torch.nn.LazyConvTranspose3d):
+class LazyConvTranspose3d(_ConvolvesTransposed, torch.nn.LazyConvTranspose3d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose3d; becomes our ConvTranspose3d at the first call."""
 
-    cls_to_become = ConvTranspose3d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose3d
     convolve = staticmethod(functional.conv_transpose3d)

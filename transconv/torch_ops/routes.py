@@ -1,8 +1,8 @@
 """Torch border, step 4. The hit path: one dictionary from what a call looks like to what runs it.
 
 A key holds shapes, strides, dtypes, devices, the numbers of the convolution, pointer alignment and
-torch's numeric switches. Its value is a Route, made once by the checks, the compiler and the fallback
-policy, and run with nothing more to decide.
+torch's numeric switches. Its value is a Route, made once by the checks, the compiler and the
+fallback policy, and run with nothing more to decide.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ class Request:
     ``name`` and ``ndims`` say which public function was called; the registered operators have none.
     """
 
-    __slots__ = ("name", "ndims", "stride", "padding", "dilation", "transposed", "output_padding",
-                 "groups")
+    __slots__ = (
+        "dilation",
+        "groups",
+        "name",
+        "ndims",
+        "output_padding",
+        "padding",
+        "stride",
+        "transposed",
+    )
 
     def __init__(self, name: str, ndims: int, stride: Ints, padding: Ints | str, dilation: Ints,
                  transposed: bool, output_padding: Ints, groups: int) -> None:
@@ -74,8 +82,18 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
 class Route:
     """One tensor that one kernel computes, or the reason why torch does."""
 
-    __slots__ = ("calls", "compiled", "direction", "reason", "shape", "strides", "channels_last",
-                 "params", "adds_bias", "copies_bias")
+    __slots__ = (
+        "adds_bias",
+        "calls",
+        "channels_last",
+        "compiled",
+        "copies_bias",
+        "direction",
+        "params",
+        "reason",
+        "shape",
+        "strides",
+    )
 
     def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
         self.direction = direction
@@ -118,7 +136,7 @@ class Route:
 class BackwardRoutes:
     """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
 
-    __slots__ = ("params", "channels_last", "data", "weight", "aten", "aten_mask", "bias_dims")
+    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "params", "weight")
 
     def __init__(self, params: Params, channels_last: bool, data: Route | None,
                  weight: Route | None, wants_bias: bool, rank: int) -> None:
@@ -289,7 +307,8 @@ def backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tenso
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned)
         routes = _keep(key, routes, routes.routes())
-    return routes.run(grad, x, w)
+    found: tuple[torch.Tensor | None, ...] = routes.run(grad, x, w)
+    return found
 
 
 def kept(key: Hashable, make: Callable[[], Route]) -> Any:

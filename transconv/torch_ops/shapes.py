@@ -6,11 +6,13 @@ convolutions are always contiguous. Gradients follow the same rule. Shapes may b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from transconv.torch_ops.arguments import Ints, Params, transposed_sizes
+
+_sym_max: Callable[[int, int], int] = torch.sym_max
 
 
 def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> Ints:
@@ -56,7 +58,7 @@ def result_strides(shape: Sequence[int], channels_last: bool) -> Ints:
     step: int = 1
     for dim in order:
         strides[dim] = step
-        step = step * torch.sym_max(shape[dim], 1)
+        step = step * _sym_max(shape[dim], 1)
     return tuple(strides)
 
 

@@ -1,0 +1,78 @@
+"""``python -m bench``: time problem lists against cuDNN; ``check`` them; make the ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = ("time", "check", "report")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    cores = max(1, (os.cpu_count() or 2) - 2)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.add_argument("--out", default="bench/results", help="folder for CSV and JSON files")
+        return made
+
+    def lists(made: argparse.ArgumentParser) -> None:
+        made.add_argument("lists", nargs="*", default=["resnet50"], help="layers.json, benchdnn "
+                          "files, folders of them, or names of the project's own lists")
+        made.add_argument("--match", default="", help="only layers whose name matches (regex)")
+        made.add_argument("--kinds", default="", 
+                          help="only these: dense,depthwise,grouped,first,last")
+        made.add_argument("--props", default="fwd,bwd_d,bwd_w", help="directions of the layer")
+        made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
+        made.add_argument("--epilogue", default="", help="such as bias+relu (not for bwd_w)")
+        made.add_argument("--time-budget", type=float, default=540,
+                          help="seconds; then no new task starts")
+        made.add_argument("--limit", type=float, default=120, help="seconds for one task")
+        made.add_argument("--shard", type=int, default=0)
+        made.add_argument("--shards", type=int, default=1, help="do every n-th task, from --shard")
+        made.add_argument("--retry", default="", help="verdicts to run again: failed,timeout,...")
+        made.add_argument("--cache", default="", help="folder of compiled kernels")
+
+    check = command("check", "run lists and compare every result with the f64 answer")
+    lists(check)
+    check.add_argument("--dtypes", default="bf16,f16")
+    check.add_argument("--layouts", default="nhwc,nchw")
+    check.add_argument("--sample", type=int, default=5, help="f32 and tf32 take every n-th problem")
+    check.add_argument("--modes", default="exact,float")
+    check.add_argument("--workers", type=int, default=cores)
+    check.add_argument("--memory", type=float, default=100, help="GB of GPU memory to share out")
+
+    timing = command("time", "time lists against cuDNN")
+    lists(timing)
+    timing.add_argument("--dtypes", default="bf16")
+    timing.add_argument("--layouts", "--layout", default="nhwc")
+    timing.add_argument("--baselines", default="cl,nchw", help="of cl, nchw, fused, inductor")
+    timing.add_argument("--tune", type=int, default=0, metavar="N",
+                        help="also time N candidates of each row into candidates.csv")
+    timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")
+    timing.add_argument("--workers", type=int, default=cores, help="processes that compile")
+
+    report = command("report", "tables and plots from CSV files")
+    report.add_argument("csv", nargs="*", default=["bench/results/timing.csv"])
+    report.add_argument("--readme", default="", help="file with table markers to fill in")
+    return top
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or (words[0] not in COMMANDS and words[0] not in ("-h", "--help")):
+        words.insert(0, "time")
+    options = parser().parse_args(words)
+    module = {"time": "runner"}.get(options.command, options.command)
+    result: int = importlib.import_module(f"bench.{module}").main(options)
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,174 @@
+"""``python -m bench check``: every problem of the lists, run and compared with the f64 answer.
+
+Each task is one direction of one problem in one dtype and layout. Its kernel runs twice: on exact
+data, where the result must be equal bit for bit, and on random data, within an error bound. Results
+are poisoned with NaN, guard bands around all tensors are checked. Several workers share the GPU:
+right or wrong does not depend on time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench import environment, layers
+from bench.pool import Group, Pool, Task
+from bench.progress import Progress
+from bench.table import Row, Table, number
+from transconv.problem import ConvProblem
+
+COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
+           "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
+           "seconds", "device", "torch", "triton", "commit")
+KEY = ("problem", "prop", "epilogue")
+REFUSALS = ("Unsupported", "ConfigError")
+
+
+def work(problem: str, prop: str, epilogue: str = "", modes: str = "exact,float",
+         config: str = "") -> Row:
+    """One task, in a worker: the columns that it finds out."""
+    import torch
+
+    from bench.case import Case, synchronize
+    from transconv.errors import ConfigError, Unsupported
+    from transconv.problem import Prop
+
+    start = time.perf_counter()
+    case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
+    try:
+        compiled = case.plan(config)
+    except (Unsupported, ConfigError) as refusal:
+        return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
+    row: Row = {"config": str(compiled.config), "kernels": len(compiled.steps), "verdict": "right"}
+    reasons = []
+    for mode in modes.split(","):
+        found = case.judge(compiled, mode)
+        row[f"{mode}_err"] = found.max_err
+        row.update({"nonzero": found.nonzero} if mode == "exact" else
+                   {"of_bound": found.of_bound, "rms": found.rms})
+        if not found.right:
+            reasons.append(f"{mode}: {found.reason}")
+    if reasons:
+        row.update(verdict="wrong", reason="; ".join(reasons))
+    synchronize()
+    del case
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    row["seconds"] = time.perf_counter() - start
+    return row
+
+
+def rows_of(options: Namespace) -> Iterator[Row]:
+    """The rows to fill, most wanted combinations first: all problems in the first dtype and layout
+    before any in the second. f32 and tf32 take every ``sample``-th problem."""
+    found = [x for source in options.lists for x in layers.read(source)]
+    found = layers.select(found, options.match, options.kinds)
+    seen: set[tuple[str, str]] = set()
+    for layout in options.layouts.split(","):
+        for dtype in options.dtypes.split(","):
+            step = options.sample if dtype in ("f32", "tf32", "f64") else 1
+            for layer in found[::step]:
+                p = layer.problem(dtype, layout)
+                if options.mb:
+                    p = replace(_with_batch(p, min(p.mb, options.mb)))
+                p = replace(p, name="")
+                for direction in options.props.split(","):
+                    prop = layer.prop(direction).value
+                    if (str(p), prop) not in seen:
+                        seen.add((str(p), prop))
+                        yield {"layer": layer.name, "problem": str(p), "direction": direction,
+                               "prop": prop, "dtype": dtype, "layout": layout,
+                               "epilogue": options.epilogue if prop != "bwd_w" else ""}
+
+
+def _with_batch(p: ConvProblem, mb: int) -> ConvProblem:
+    tag = str(p).partition(" ")[2]
+    text = p.shape_text.replace(f"mb{p.mb}", f"mb{mb}", 1) if p.mb > 1 else p.shape_text
+    return ConvProblem.parse(f"{text} {tag}".strip())
+
+
+def main(options: Namespace) -> int:
+    """Returns 1 if anything was wrong, timed out or crashed."""
+    from bench.case import weight
+
+    out = Path(options.out)
+    table = Table(out / "check.csv", COLUMNS, KEY)
+    if options.retry:
+        table.drop(options.retry.split(","), "verdict")
+    rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
+    todo = [r for r in rows if not table.has(r)]
+    print(f"{len(rows)} tasks, {len(rows) - len(todo)} done before", flush=True)
+    group = Group("bench.check:work", options.workers,
+                  environment.worker_environment(options.cache))
+    tasks = []
+    for row in todo:
+        payload = {k: row[k] for k in ("problem", "prop", "epilogue")} | {"modes": options.modes}
+        tasks.append(Task("check", payload, options.limit,
+                          weight(ConvProblem.parse(row["problem"]))))
+    by_task = {id(task): row for task, row in zip(tasks, todo, strict=True)}
+    versions = environment.versions()
+    progress = Progress(len(tasks), "task")
+    pool = Pool({"check": group}, capacity=options.memory * 1e9)
+    for task, found in pool.run(tasks, options.time_budget):
+        row = by_task[id(task)] | versions | verdict(found)
+        progress.step()
+        if row["reason"] == "out of budget":
+            continue
+        table.add(row)
+        if row["verdict"] not in ("right", "refused"):
+            progress.say(f"{row['verdict']}: {row['layer']} {row['problem']} {row['prop']} "
+                         f"{row['reason'][:300]} [{row.get('config', '')}]")
+    progress.close()
+    found_all = summary(table.rows, len(rows))
+    (out / "check.json").write_text(json.dumps(found_all, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(describe(found_all)), flush=True)
+    return 0 if not found_all["not right"] else 1
+
+
+def verdict(found: Row) -> Row:
+    """A worker's answer as columns: errors become ``failed`` (or timeout, crash) with a reason."""
+    error = found.get("error")
+    if error is None:
+        return {"reason": "", **found}
+    word = error if error in ("timeout", "crash") else "failed"
+    return {"verdict": word, "reason": " ".join(error.split())[:500]}
+
+
+def summary(rows: list[Row], wanted: int) -> dict[str, Any]:
+    """Counts per dtype and layout, worst errors, reasons of refusals, and everything not right."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts.setdefault(f"{row['dtype']} {row['layout']} {row['prop']}", Counter())[
+            row["verdict"]] += 1
+    worst = {column: max(((number(r, column) or 0.0, f"{r['problem']} {r['prop']}") for r in rows
+                          if r["verdict"] == "right"), default=(0.0, ""))
+             for column in ("exact_err", "of_bound", "rms", "float_err")}
+    return {
+        "wanted": wanted, "ran": len(rows),
+        "verdicts": dict(Counter(r["verdict"] for r in rows)),
+        "by dtype, layout, prop": {k: dict(v) for k, v in sorted(counts.items())},
+        "refusals": dict(Counter(r["reason"][:120] for r in rows if r["verdict"] == "refused")),
+        "under 30% nonzero": sum((number(r, "nonzero") or 1) < 0.3 for r in rows),
+        "worst": worst,
+        "not right": [f"{r['verdict']}: {r['problem']} {r['prop']}: {r['reason'][:300]}"
+                      for r in rows if r["verdict"] not in ("right", "refused")],
+    }
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """The summary as lines of text."""
+    lines = [f"{found['ran']} of {found['wanted']} tasks ran: " + ", ".join(
+        f"{n} {word}" for word, n in found["verdicts"].items())]
+    lines += [f"  {k}: " + ", ".join(f"{n} {word}" for word, n in v.items())
+              for k, v in found["by dtype, layout, prop"].items()]
+    lines += [f"refused {n} times: {reason}" for reason, n in found["refusals"].items()]
+    lines += [f"worst {k}: {value:.3g} ({where})" for k, (value, where) in found["worst"].items()]
+    lines.append(f"{found['under 30% nonzero']} answers have under 30% nonzero elements")
+    lines += found["not right"][:40]
+    return lines

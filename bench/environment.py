@@ -1,0 +1,59 @@
+"""What a number was measured on, for every row of a table; and where workers keep kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def commit() -> str:
+    """The commit of the checkout, with ``+`` if files differ from it; TRANSCONV_COMMIT where there
+    is no repository."""
+    if given := os.environ.get("TRANSCONV_COMMIT"):
+        return given
+    try:
+        short = _git("rev-parse", "--short", "HEAD")
+        return short + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True,
+                          text=True)
+    return done.stdout.strip()
+
+
+@cache
+def device_name() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name().replace(" ", "_")
+    return "cpu"
+
+
+def versions() -> dict[str, str]:
+    """The columns device, torch, triton and commit."""
+    found = {"device": device_name(), "commit": commit()}
+    for name in ("torch", "triton"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def worker_environment(cache_folder: str = "") -> dict[str, str]:
+    """Variables of every worker: one shared cache of compiled kernels, one thread each."""
+    folder = Path(cache_folder or Path(tempfile.gettempdir()) / f"transconv-bench-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {"TRITON_CACHE_DIR": str(folder / "triton"), "TRANSCONV_CACHE": str(folder / "kernels"),
+            "OMP_NUM_THREADS": "1", "TRANSCONV_COMMIT": commit()}

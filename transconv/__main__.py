@@ -1,0 +1,50 @@
+"""The command line: ``python -m transconv show|run|compile|demo``; each verb explains itself.
+
+Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wrong with the command
+(one line on standard error says what, where, and what is expected).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from transconv.cli import compile as compile_verb
+from transconv.cli import demo, run, show
+from transconv.errors import StageError, TransconvError
+
+VERBS = (show, run, compile_verb, demo)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs with their options."""
+    made = argparse.ArgumentParser(
+        prog="python -m transconv",
+        description="Convolutions described once and transpiled into Triton kernels.")
+    verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for module in VERBS:
+        module.add_to(verbs)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    words = parser().parse_args(arguments)
+    try:
+        return int(words.action(words))
+    except StageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # a pager was closed
+        sys.stderr.close()
+        return 0
+    except (TransconvError, OSError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

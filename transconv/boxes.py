@@ -1,0 +1,195 @@
+"""Which views a copy engine can fetch or store as boxes, and why the others cannot be.
+
+A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
+fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
+mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
+in steps of 1, and when memory suits the engine: unit step innermost, all other strides multiples of
+16 bytes, at most five dimensions.
+
+Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
+weights ``[oc, kh, kw, ic]`` seen tap by tap are the matrix ``[oc, kh*kw*ic]``. A block that fuses
+whole dimensions (``mb.oh.ow:128`` of a 1x1 filter) runs along one merged dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.algorithm import Algorithm
+from transconv.algorithm_text import axis_facts
+from transconv.ir import (
+    Expr, Layout, LayoutBlock, Tensor, Var, View, ViewDim, conjuncts, free_vars,
+)
+from transconv.ir.reading import readable
+from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
+
+if TYPE_CHECKING:
+    from transconv.config import Config
+
+ENGINE_RANK = 5
+ENGINE_EXTENT = 256
+ENGINE_ALIGN = 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """A dimension of memory: its size and stride, where the view is along it, and what moves there."""
+
+    name: str
+    size: int
+    stride: int
+    coord: Expr
+    moving: Var | None  # the axis (or fused axes) whose block the box reaches along
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A view as a box: the tensor with its dimensions in memory order, coordinates over axes, the
+    axis that moves along each dimension, and how far the box reaches."""
+
+    tensor: Tensor
+    coords: tuple[Expr, ...]
+    moving: tuple[Var | None, ...]
+    extents: tuple[int, ...]
+
+
+def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
+    """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
+    facts = axis_facts(algorithm)
+    layout = view.tensor.layout
+    if layout.strides() is None:
+        return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
+    dims: list[_Dim] = []
+    for b in layout.blocks:
+        found = _dim(view, b, config, algorithm, facts)
+        if isinstance(found, str):
+            return f"{view.tensor.name}: {found}"
+        dims.append(found)
+    fused = _fuse(dims, config)
+    if isinstance(fused, str):
+        return f"{view.tensor.name}: {fused}"
+    dims = _merge(fused, facts)
+    if reason := _engine(dims, view.tensor, facts) or _tails(dims, view, config, algorithm, stored):
+        return f"{view.tensor.name}: {reason}"
+    return _box(view.tensor, dims)
+
+
+def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
+         facts: Facts) -> _Dim | str:
+    seen: ViewDim = view.dims[b.dim]
+    name = view.tensor.dims[b.dim]
+    coord = simplify(seen.coord, facts)
+    inside = facts.assume(coord >= 0).assume(coord < b.size)
+    for part in conjuncts(seen.mask):
+        if not prove(simplify(part, facts), inside):
+            return f"the mask {part} says more than that {name} is inside"
+    moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
+              if (own := config.block_of(v.name)) and own.extent > 1]
+    if not moving:
+        return _Dim(name, b.size, b.stride, coord, None, 1)
+    if len(moving) > 1:
+        return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+    axis = moving[0]
+    if axis in free_vars(simplify(coord - axis, facts)):
+        return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1"
+    block = config.block_of(axis.name)
+    assert block is not None
+    return _Dim(name, b.size, b.stride, coord, axis, block.extent)
+
+
+def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:
+    """Merge the dimensions that a fused block runs through, all of them, from end to end."""
+    out: list[_Dim] = []
+    at = 0
+    while at < len(dims):
+        d = dims[at]
+        block = config.block_of(d.moving.name) if d.moving is not None else None
+        if block is None or len(block.axes) == 1:
+            out.append(d)
+            at += 1
+            continue
+        run = dims[at:at + len(block.axes)]
+        whole = [x.coord for x in run] == [Var(a) for a in block.axes]
+        packed = all(x.stride == y.stride * y.size for x, y in zip(run, run[1:], strict=False))
+        if not whole or not packed:
+            return f"the lanes of block {block} do not follow one another in memory"
+        name = "_".join(block.axes)
+        out.append(_Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
+                        block.extent))
+        at += len(run)
+    return out
+
+
+def _merge(dims: list[_Dim], facts: Facts) -> list[_Dim]:
+    """Fold a dimension that the box does not reach along into its inner neighbour."""
+    out: list[_Dim] = []
+    for d in dims:
+        if d.size == 1 and d.extent == 1 and _stays(d, facts) and d is not dims[-1]:
+            continue  # its stride means nothing, and may be odd
+        if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
+                out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
+            outer = out.pop()
+            d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
+                        coord=simplify(outer.coord * d.size + d.coord))
+        out.append(d)
+    return out
+
+
+def _stays(d: _Dim, facts: Facts) -> bool:
+    """Whether the coordinate never leaves the tensor (and so never reads a neighbour when merged)."""
+    r = range_of(d.coord, facts)
+    return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
+
+
+def _engine(dims: list[_Dim], tensor: Tensor, facts: Facts) -> str | None:
+    """What the copy engine asks of memory."""
+    if len(dims) > ENGINE_RANK:
+        return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
+    inner = dims[-1]
+    if inner.stride != 1:
+        return f"{inner.name} has stride {inner.stride}, the innermost dimension of a box has 1"
+    for d in dims[:-1]:
+        if d.stride * tensor.dtype.bytes % ENGINE_ALIGN:
+            return f"{d.name} has stride {d.stride}, which is not a multiple of 16 bytes"
+    for d in dims:
+        if d.extent > ENGINE_EXTENT:
+            return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
+        if d.size == 0:
+            return f"{d.name} is empty"
+    if inner.extent * tensor.dtype.bytes < ENGINE_ALIGN:
+        return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
+    shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
+    if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
+        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+    return None
+
+
+def _tails(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm,
+           stored: bool) -> str | None:
+    """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
+
+    That is right only where leaving the block's axes means leaving the tensor: a sum must not
+    take in elements from beyond, nor a store write there.
+    """
+    for block in config.blocks:
+        total = prod(algorithm.size(a) for a in block.axes)
+        kind = algorithm.kind(block.axes[0])
+        if total % block.extent == 0 or (kind != "K" and not stored):
+            continue
+        name = Var("_".join(block.axes))
+        for d in dims:
+            if d.moving is name and not (d.coord is name and d.size == total):
+                return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
+    return None
+
+
+def _box(tensor: Tensor, dims: list[_Dim]) -> Box:
+    blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
+    layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
+    names = tuple(d.name for d in dims)
+    seen = Tensor(tensor.name, names, tuple(d.size for d in dims), layout)
+    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
+               tuple(d.extent for d in dims))

@@ -1,0 +1,87 @@
+"""``demo``: a network's convolutions through generated kernels, then one problem from text to chip."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from transconv.backend_triton.offline import CompileFailure, compile_offline
+from transconv.cli import check, options, run, show
+from transconv.cli import compile as compile_verb
+from transconv.problem import ConvProblem, Prop
+from transconv.problem_lists import read_problems
+from transconv.target import TARGETS, detect
+
+NETWORK = Path(__file__).parents[2] / "bench" / "problems" / "resnet50.txt"
+SHRINK = 1  # images are this many times smaller in each direction where there is no GPU
+SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
+CHIPS = ("sm_90", "gfx942")
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "demo", "a network's convolutions, checked; one problem from text to machine code",
+        "Runs ResNet-50's convolutions in all three directions through generated kernels and compares\n"
+        "each with torch; then shows one problem stage by stage and compiles it for two chips.",
+        ("demo",), demo)
+    made.add_argument("--network", default=str(NETWORK), metavar="FILE",
+                      help="another list of problems (default: bench/problems/resnet50.txt)")
+
+
+def demo(words: argparse.Namespace) -> int:
+    started = time.perf_counter()
+    where = check.device()
+    problems = read_problems(words.network)
+    if where == "cpu":
+        problems = [shrunk(p) for p in problems]
+        print(f"No GPU: batch 1, images {SHRINK} times smaller than the network's, all channels.")
+    elif problems:
+        problems = [p.with_dtype("bf16").with_layout("nhwc") for p in problems]
+    work = [(p, prop) for p in problems for prop in Prop]
+    rows = run.table(work, detect(), None, f"on {run._machine(where)}")
+    failed = run.report(rows)
+    excerpt()
+    failed |= chips()
+    right = sum(r.right for r in rows)
+    print(f"\n{'=' * 100}\n{'FAILED' if failed else 'PASSED'}: {right} of {len(rows)} kernels of "
+          f"{Path(words.network).stem} equal torch, in {time.perf_counter() - started:.0f} s")
+    return failed
+
+
+def shrunk(p: ConvProblem) -> ConvProblem:
+    """One image, smaller; channels, filter, stride and padding as they are."""
+    i = tuple(max(1, n // SHRINK) for n in p.i)
+    return ConvProblem.make(1, p.ic, p.oc, i, p.k, p.stride, p.dilation, p.pad_lo, g=p.g,
+                            layout="nhwc", name=p.name)
+
+
+def excerpt() -> None:
+    """One problem as algorithm, a few stages, and source."""
+    problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
+    print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
+    words = SimpleNamespace(stage="algorithm", diff=False, config=None, epilogue="")
+    pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
+    print(pages[0] + "\n" + pages[-1])
+    words.stage = "all"
+    texts = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
+    last = texts[-len(show.PHRASES):]
+    for stage, text in zip(show.PHRASES, last, strict=True):
+        if stage in ("naive", "lanewise", "emit"):
+            print(text)
+    print("\nEvery stage: python -m transconv show "
+          f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
+
+
+def chips() -> int:
+    """Compile the problem for two chips; 1 when one fails."""
+    problem = ConvProblem.parse(SHOWN)
+    jobs = [j for name in CHIPS for p in Prop
+            for j in compile_verb.jobs_of(problem, p, TARGETS[name])]
+    print(f"\n{'=' * 100}\nCompiled offline, {problem}\n")
+    answers = compile_offline(jobs)
+    print(compile_verb.table(answers))
+    return int(any(isinstance(a, CompileFailure) for a in answers))
+
+

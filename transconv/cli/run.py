@@ -1,0 +1,126 @@
+"""``run``: generate, execute and compare with torch; a row for each problem and direction."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transconv.cli import options
+from transconv.cli.check import Outcome, check, device, executable
+from transconv.config import Config
+from transconv.errors import TransconvError
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+LONG = 4  # rows from which a progress bar is worth its line
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "run", "generate, execute and compare with torch",
+        "Executes the generated kernels on the GPU, or in Triton's interpreter where there is none,\n"
+        "on whole numbers, and compares with torch. The exit code is 1 when anything is wrong.",
+        ("run mb2ic8ih14oc16oh14kh3ph1", "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
+         "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90"), run)
+    options.add_problem(made, or_file=True)
+    options.add_props(made, "all")
+    made.add_argument("--target", default="auto", help="make kernels for this chip; default: this one")
+    options.add_config(made)
+
+
+def run(words: argparse.Namespace) -> int:
+    work = options.problems(words)
+    where = device()
+    target = executable(options.target(words.target), where)
+    rows = table(work, target, options.config(words), f"on {_machine(where)}")
+    return report(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table: what was asked and what came of it."""
+
+    problem: ConvProblem
+    prop: Prop
+    outcome: Outcome | None
+    error: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.outcome is not None and self.outcome.right
+
+    @property
+    def verdict(self) -> str:
+        return "right" if self.right else "WRONG" if self.outcome else "ERROR"
+
+
+def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Config | None = None,
+          remark: str = "") -> list[Row]:
+    """Run everything, printing a row as soon as it is known. An error is a row too."""
+    from tqdm import tqdm
+
+    width = max([len(str(p)) for p, _ in work] + [7])
+    print(f"{len(work)} kernels for {target} {remark}\n")
+    print(f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  config; kernel file")
+    rows = []
+    with tqdm(total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False,
+              file=sys.stderr) as bar:
+        for problem, prop in work:
+            row = _row(problem, prop, target, config)
+            rows.append(row)
+            with bar.external_write_mode():
+                print(_line(row, width), flush=True)
+            bar.update()
+    return rows
+
+
+def _row(problem: ConvProblem, prop: Prop, target: Target, config: Config | None) -> Row:
+    try:
+        return Row(problem, prop, check(problem, prop, target, config))
+    except TransconvError as error:
+        return Row(problem, prop, None, str(error))
+    except Exception as error:  # one bad kernel must not hide the others
+        return Row(problem, prop, None, f"{type(error).__name__}: {error}")
+
+
+def _line(row: Row, width: int) -> str:
+    start = f"{str(row.problem):<{width}}  {row.prop.value:<5}  "
+    made = row.outcome
+    if made is None:
+        lines = [x for x in row.error.splitlines() if x.strip()] or ["no message"]
+        return f"{start}{'':>9}  {row.verdict:<7} {lines[0][:200]}"
+    steps = made.compiled.steps
+    file = steps[0].path.name if steps and steps[0].path else "(not kept)"
+    more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+    spent = ""
+    if made.milliseconds:
+        rate = row.problem.flops() / made.milliseconds / 1e9
+        spent = f"{made.milliseconds:.3f} ms {rate:6.1f} TF"
+    wrong = f"  {made.problem};" if made.problem else ""
+    return (f"{start}{made.max_error:>9.2g}  {row.verdict:<7} {spent:>18}{wrong}  "
+            f"{made.compiled.config}; {file}{more}")
+
+
+def report(rows: Sequence[Row]) -> int:
+    """The last lines, and the exit code."""
+    bad = [r for r in rows if not r.right]
+    folder = next((s.path.parent for r in rows if r.outcome for s in r.outcome.compiled.steps
+                   if s.path), None)
+    if folder:
+        print(f"\nkernel files are in {folder}")
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} right" + (
+        f", {sum(r.verdict == 'WRONG' for r in bad)} wrong, "
+        f"{sum(r.verdict == 'ERROR' for r in bad)} with errors" if bad else ", each compared with torch"))
+    for r in bad:
+        print(f"  {r.verdict} {r.problem} {r.prop}: {r.error or (r.outcome and r.outcome.problem)}")
+    return 1 if bad else 0
+
+
+def _machine(where: str) -> str:
+    if where == "cpu":
+        return "the CPU, in Triton's interpreter"
+    import torch
+
+    return str(torch.cuda.get_device_name())
