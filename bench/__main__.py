@@ -1,4 +1,5 @@
-"""``python -m bench``: time problem lists against cuDNN; ``check`` them; make the ``report``."""
+"""``python -m bench``: time problem lists against cuDNN; ``check`` them; make the ``report``;
+``networks``, ``overhead`` and ``dropin`` measure and test what PyTorch users call."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = ("time", "check", "report")
+# These bring their own arguments; their modules import torch, so only the one asked for is loaded.
+DROP_IN = {"networks": "train and time whole models, before and after conversion",
+           "overhead": "what one warm call costs the host, beside the framework",
+           "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,6 +71,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
+    if words and words[0] in DROP_IN:
+        own = importlib.import_module(f"bench.{words[0]}")
+        made = argparse.ArgumentParser(prog=f"python -m bench {words[0]}",
+                                       description=DROP_IN[words[0]])
+        made.add_argument("--out", default="bench/results", help="folder for CSV and JSON files")
+        own.arguments(made)
+        ended: int = own.main(made.parse_args(words[1:]))
+        return ended
     if not words or (words[0] not in COMMANDS and words[0] not in ("-h", "--help")):
         words.insert(0, "time")
     options = parser().parse_args(words)

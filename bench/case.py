@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.data import GUARD, OPERANDS, RESULT, Guarded, allocate, fill, torch_dtype
-from bench.oracle import PIECE, Judgement, judge
+from bench.oracle import PIECE, Judgement, after, judge, pieces
 from transconv.compiler import Compiled, plan
 from transconv.epilogue import Epilogue
 from transconv.problem import ConvProblem, Prop
@@ -68,6 +68,7 @@ class Case:
     where: str = field(default_factory=device)
     tensors: dict[str, Guarded] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    answer: torch.Tensor | None = None  # to the exact data, once `same` has asked for it
 
     @property
     def target(self) -> Target:
@@ -100,12 +101,40 @@ class Case:
             found.reason = "; ".join(filter(None, [found.reason, "wrote outside the result"]))
         return found
 
+    def same(self, compiled: Compiled) -> Judgement:
+        """``judge`` on exact data for one config of many: data and answer are kept."""
+        result = RESULT[self.prop]
+        if self.answer is None:
+            self.fill("exact")
+            a, b = (self.tensors[n].view for n in OPERANDS[self.prop])
+            found = [after(want, at, self.epilogue, self.extra)
+                     for at, want in pieces(self.problem, self.prop, a, b)]
+            kept = torch.empty_like(self.tensors[result].view)
+            self.answer = kept if not found else kept.copy_(torch.cat(found))
+        self.tensors[result].poison()
+        self.launch(compiled)
+        synchronize()
+        got = self.tensors[result].view
+        wrong = int((got != self.answer).sum())
+        told = Judgement(max_err=float("nan") if wrong else 0.0)
+        if wrong:
+            told.reason = f"{wrong} elements are wrong"
+        if not all(t.intact() for t in self.tensors.values()):
+            told.reason = "; ".join(filter(None, [told.reason, "wrote outside the result"]))
+        return told
+
+    def release(self) -> None:
+        """Give the tensors back."""
+        self.tensors, self.extra, self.answer = {}, {}, None
+
 
 def warm(compiled: Compiled) -> float:
     """Compile a plan's kernels into Triton's cache without launching them; returns seconds.
 
-    The kernels are specialised as for tensors at addresses that are multiples of 16.
+    The kernels are specialised as for tensors at addresses that are multiples of 16, which is what
+    tensors without memory (of torch's ``meta`` device) look like to Triton.
     """
+    from transconv.backend_triton.launch import describe
     from transconv.backend_triton.module import load
 
     start = time.perf_counter()
@@ -114,8 +143,12 @@ def warm(compiled: Compiled) -> float:
         if not launcher.grid:
             continue
         function = load(launcher.source, launcher.function, launcher.path)
-        dtypes: list[Any] = [torch_dtype(t.dtype) for t in step.kernel.params]
-        function.warmup(*dtypes, grid=(1,), num_warps=launcher.warps, num_stages=launcher.stages)
+        args: list[Any] = [torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
+                           for t in step.kernel.params]
+        if launcher.boxes:
+            args = [t if box is None else describe(t, *box)
+                    for t, box in zip(args, launcher.boxes, strict=True)]
+        function.warmup(*args, grid=(1,), num_warps=launcher.warps, num_stages=launcher.stages)
     return time.perf_counter() - start
 
 

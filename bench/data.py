@@ -38,7 +38,7 @@ def density(p: ConvProblem, prop: Prop) -> float:
     products within what the result's type (and the accumulator) holds exactly."""
     a, b = (getattr(p, name).dtype.name for name in OPERANDS[prop])
     digits = min(DIGITS[getattr(p, RESULT[prop]).dtype.name], 24 if p.acc.name == "f32" else 53)
-    safe = 2**digits / (MOST[a] * MOST[b])
+    safe = float(2**digits) / (MOST[a] * MOST[b])
     return min(1.0, safe / max(1, terms(p, prop)))
 
 

@@ -8,7 +8,7 @@ that the f64 copies of large tensors never exist as a whole.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -77,7 +77,7 @@ def convolve(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor) -> to
         src, dst = _input(a, p, depthwise), _input(b, p, depthwise)
         wei = torch.zeros((p.g, p.ocg, p.icg, *p.k), dtype=torch.float64, device=device)
     for tap, outs, ins in tap_slices(p):
-        here = (slice(None), slice(None), slice(None), *tap)
+        here: tuple[slice | int, ...] = (slice(None), slice(None), slice(None), *tap)
         s_at, d_at = (slice(None), slice(None), *ins), (slice(None), slice(None), *outs)
         if prop is Prop.BWD_W:
             x, y = src[s_at].reshape(*outer, -1, wide[0]), dst[d_at].reshape(*outer, -1, wide[1])
@@ -148,7 +148,7 @@ class Judgement:
         return not self.reason
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),

@@ -111,6 +111,7 @@ def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue:
             made: torch.Tensor = gradients(p, b, padding.around(a), wei, padding.symmetric,
                                            (False, True, False))[1]
             return made
+    others = [t for t in (residual,) if t is not None]
     words = [w for w in epilogue.split("+") if w and w != "bias"]
     if not words:
         return run
@@ -118,7 +119,7 @@ def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue:
     def run_with_epilogue() -> torch.Tensor:
         made = run()
         for word in words:
-            made = made.add_(residual) if word == "res" else ACTIVATIONS[word](made)
+            made = ACTIVATIONS[word](made) if word != "res" else made.add_(others[0])
         return made
     return run_with_epilogue
 

@@ -17,6 +17,7 @@ from bench import environment, layers
 from bench.check import _with_batch, verdict
 from bench.pool import Group, Pool, Task
 from bench.progress import Progress
+from bench.report import summary_table
 from bench.roofline import ceiling_of, floor_us
 from bench.table import Row, Table
 from transconv.problem import ConvProblem, Prop
@@ -45,7 +46,7 @@ def prepare(problem: str, prop: str, epilogue: str = "", config: str = "",
     compiled = case.plan(config)
     row: Row = {"config": str(compiled.config)}
     if tune:
-        row["candidates"] = candidates(case.problem, case.prop, tune)
+        row["candidates"] = candidates(case.problem, case.prop, tune, epilogue)
     if device() == "cuda":
         try:
             warm(compiled)
@@ -55,23 +56,32 @@ def prepare(problem: str, prop: str, epilogue: str = "", config: str = "",
     return row
 
 
-def candidates(p: ConvProblem, prop: Prop, count: int) -> list[tuple[int, str, float]]:
-    """(rank, config, estimate) of ``count`` legal configs: the better half of them from the top of
-    the ranking, the others spread over the ranks after it, closer together near the top."""
+def candidates(p: ConvProblem, prop: Prop, count: int,
+               epilogue: str = "") -> list[tuple[int, str, float]]:
+    """(rank, config, estimate) of ``count`` configs that are legal for every stride phase: the
+    better half of them from the top of the ranking, the others spread over the ranks after it,
+    closer together near the top."""
     from transconv.algorithm import algorithms
+    from transconv.config import why_not
+    from transconv.epilogue import Epilogue
     from transconv.heuristics import candidates as ranked
     from transconv.heuristics import estimate
     from transconv.target import detect
 
-    algorithm = algorithms(p, prop)[0]
     target = detect()
-    found = ranked(algorithm, target)
+    phases = [a for a in algorithms(p, prop, Epilogue.parse(epilogue))
+              if all(x.size for x in a.axes)]
+    if not phases:
+        return []
+    first, *others = phases
+    found = [c for c in ranked(first, target) if not any(why_not(c, a, target) for a in others)]
     top = (count + 1) // 2
     ranks = list(range(min(top, len(found))))
     rest, left = len(found) - top, count - top
     if rest > 0 and left > 0:
         ranks += sorted({top + int(rest * ((i + 1) / (left + 1)) ** 2) for i in range(left)})
-    return [(r, str(found[r]), estimate(found[r], algorithm, target)) for r in ranks]
+    return [(r, str(found[r]), sum(estimate(found[r], a, target) for a in phases))
+            for r in ranks]
 
 
 # -- in the process that has the GPU -------------------------------------------------------------
@@ -100,7 +110,7 @@ def measure(problem: str, prop: str, epilogue: str = "", config: str = "", basel
         found: Row = {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
         calls = {}
     else:
-        judged = case.judge(compiled, "exact")
+        judged = case.same(compiled) if config else case.judge(compiled, "exact")
         found = {"verdict": "right" if judged.right else "wrong", "reason": judged.reason,
                  "max_err": judged.max_err, "config": str(compiled.config),
                  "kernels": len(compiled.steps)}
@@ -108,7 +118,7 @@ def measure(problem: str, prop: str, epilogue: str = "", config: str = "", basel
     if config:  # one of many candidates: their tensors stay
         times = {"ours": clock.one(calls["ours"], case.problem.bytes_moved())} if calls else {}
     else:
-        case.tensors.clear()
+        case.release()
         calls |= baseline_calls(case, [b for b in baselines.split(",") if b])
         times = clock.compare(calls, case.problem.bytes_moved())
     for name, timing in times.items():
@@ -219,6 +229,7 @@ def main(options: Namespace) -> int:
     progress.close()
     done_now = [r for r in rows if table.has(r)]
     print(f"{len(done_now)} of {len(rows)} rows are in {table.path}", flush=True)
+    print(summary_table(table.rows), flush=True)
     bad = [r for r in table.rows if r["verdict"] not in ("right", "refused")]
     return 1 if bad else 0
 

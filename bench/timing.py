@@ -129,7 +129,7 @@ class Clock:
         sets = max(2, min(SETS, -(-ROTATE_BYTES // max(1, footprint))))
         calls = [make(i) for i in range(sets)]
         rounds = max(1, round(min(200, max(20, 2000 / max(estimate, 1))) / sets))
-        side = torch.cuda.Stream()
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for call in calls:
@@ -162,4 +162,4 @@ class Clock:
 
 
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -6,8 +6,8 @@
         K  summed   th=2  tw=2  oc=128
         A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]
             always true: (qh*2 + 2 - th*2) % 2 == 0    qh*2 - th*2 + 2 is a multiple of 2
-            always true: 0 <= oh                       qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
-            kept:        oh < 28                       qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+            always true: 0 <= oh                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+            kept:        oh < 28                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
         ...
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transconv.algorithm import Algorithm
 
 KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
-WIDTH = 34  # of a condition, so that reasons stand below one another
+WIDTH = 30  # of a condition, so that reasons stand below one another
 
 
 def axis_facts(algorithm: Algorithm) -> Facts:
@@ -45,7 +45,8 @@ def describe(algorithm: Algorithm) -> str:
             lines.append(f"    {kind}  {meaning:<8} {sizes}")
     if any(x.size == 0 for x in algorithm.axes_of("K")):
         return "\n".join([*lines, "    no tap meets these points: acc = 0",
-                          *_view("C", algorithm.c, facts), f"    C = {algorithm.epilogue or 'acc'}"])
+                          *_view("C", algorithm.c, facts),
+                          f"    C = {algorithm.epilogue or 'acc'}"])
     for role, view in (("A", algorithm.a), ("B", algorithm.b), ("C", algorithm.c)):
         if view is not None:
             lines += _view(role, view, facts)

@@ -3,7 +3,7 @@
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
 fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
 mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
-in steps of 1, and when memory suits the engine: unit step innermost, all other strides multiples of
+in steps of 1 (or in equal steps that divide the dimension into interleaved planes), and when memory suits the engine: unit step innermost, all other strides multiples of
 16 bytes, at most five dimensions.
 
 Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from transconv.algorithm import Algorithm
 from transconv.algorithm_text import axis_facts
 from transconv.ir import (
-    Expr, Layout, LayoutBlock, Tensor, Var, View, ViewDim, conjuncts, free_vars,
+    Const, Expr, Layout, LayoutBlock, Tensor, Var, View, ViewDim, conjuncts, free_vars, substitute,
 )
 from transconv.ir.reading import readable
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
@@ -67,7 +67,7 @@ def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = Fals
         found = _dim(view, b, config, algorithm, facts)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
-        dims.append(found)
+        dims += found
     fused = _fuse(dims, config)
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
@@ -78,7 +78,7 @@ def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = Fals
 
 
 def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
-         facts: Facts) -> _Dim | str:
+         facts: Facts) -> list[_Dim] | str:
     seen: ViewDim = view.dims[b.dim]
     name = view.tensor.dims[b.dim]
     coord = simplify(seen.coord, facts)
@@ -89,15 +89,40 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
     moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
               if (own := config.block_of(v.name)) and own.extent > 1]
     if not moving:
-        return _Dim(name, b.size, b.stride, coord, None, 1)
+        return [_Dim(name, b.size, b.stride, coord, None, 1)]
     if len(moving) > 1:
         return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
     axis = moving[0]
-    if axis in free_vars(simplify(coord - axis, facts)):
-        return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1"
     block = config.block_of(axis.name)
     assert block is not None
-    return _Dim(name, b.size, b.stride, coord, axis, block.extent)
+    step = _step(coord, axis, facts)
+    if step == 1:
+        return [_Dim(name, b.size, b.stride, coord, axis, block.extent)]
+    if step > 1 and b.size % step == 0:
+        return _planes(_Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
+    why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
+    return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
+
+
+def _step(coord: Expr, axis: Var, facts: Facts) -> int:
+    """How far a coordinate moves per step of an axis; 0 if that is not a constant forward step."""
+    ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
+    if isinstance(ahead, Const) and int(ahead.value) > 0 and (
+            axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
+        return int(ahead.value)
+    return 0
+
+
+def _planes(d: _Dim, step: int, facts: Facts) -> list[_Dim]:
+    """A dimension in steps of 2 is one of two interleaved planes in steps of 1.
+
+        i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
+    """
+    assert d.moving is not None
+    rest = simplify(d.coord - d.moving * step, facts)
+    row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
+    return [_Dim(d.name, d.size // step, d.stride * step, row, d.moving, d.extent),
+            _Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
 
 
 def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ class Step:
     source: str
     path: Path | None
     launcher: Launcher
+    params: tuple[str, ...]
     zero: Tensor | None = None  # cleared before the launch
 
 
@@ -149,7 +150,8 @@ class Compiled:
         """Run on torch tensors that match the problem; the direction's result is written in place.
 
         ``bia`` and ``res`` are what the epilogue reads. Launches go to the current stream; a split
-        sum takes its workspace from torch's allocator for the time of the call.
+        sum takes its workspace from torch's allocator for the time of the call. A plan with boxes
+        needs tensors that begin at multiples of 16 bytes (``plan(..., aligned=True)``).
         """
         tensors = {"src": src, "wei": wei, "dst": dst, **extra}
         for name, spec in self.workspaces.items():
@@ -160,7 +162,7 @@ class Compiled:
         for step in self.steps:
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
-            step.launcher([tensors[p.name] for p in step.kernel.params])
+            step.launcher([tensors[name] for name in step.params])
 
 
 def _switches() -> dict[str, bool]:
@@ -216,11 +218,15 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces)
 
 
+MAX_NAME = 64  # characters of a name in the IR
+
+
 def kernel_name(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> str:
     """``conv_fwd_mb32ic64..._1f3a``: direction, problem, and a short digest of everything else."""
-    shape = "".join(c for c in problem.shape_text if c.isalnum() or c == "_")[:80]
     rest = f"{problem} {algorithm.epilogue} {config} {target.name} {algorithm.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
+    room = MAX_NAME - len(f"conv_{algorithm.name}__{digest}")
+    shape = "".join(c for c in problem.shape_text if c.isalnum() or c == "_")[:room]
     return f"conv_{algorithm.name}_{shape}_{digest}"
 
 
@@ -240,7 +246,8 @@ def _step(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Ta
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
     launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages,
                         descriptors)
-    return Step(algorithm, config, kernel, source, path, launcher)
+    return Step(algorithm, config, kernel, source, path, launcher,
+                tuple(t.name for t in kernel.params))
 
 
 _plans: dict[tuple[Any, ...], Compiled] = {}
@@ -248,13 +255,23 @@ _lock = threading.Lock()
 
 
 def plan(problem: ConvProblem, prop: Prop, target: Target, config: Config | str | None = None,
-         epilogue: Epilogue | str = "") -> Compiled:
-    """``build``, remembered: the same question gets the same plan, compiled once per process."""
+         epilogue: Epilogue | str = "", *, aligned: bool = True,
+         deterministic: bool = False) -> Compiled:
+    """``build``, remembered: the same question gets the same plan, compiled once per process.
+
+    ``aligned`` says that every tensor will begin at a multiple of 16 bytes, as boxes need.
+    ``deterministic`` asks for the same bits every run; only ``reduce=atomic`` cannot give them.
+    """
+    if not aligned:
+        target = replace(target, features=target.features - {"box"})
     if isinstance(config, str):
         config = Config.parse(config)
+    if config is not None and deterministic and config.split_k > 1 and config.reduce == "atomic":
+        raise ConfigError(f"{config}: atomic sums differ from run to run, and the same bits were "
+                          "asked for; use reduce=partials")
     if isinstance(epilogue, str):
         epilogue = Epilogue.parse(epilogue)
-    key = (problem, prop, target.name, config, epilogue)
+    key = (problem, prop, target, config, epilogue)
     found = _plans.get(key)
     if found is None:
         made = build(problem, prop, target, config, epilogue)

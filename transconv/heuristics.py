@@ -38,6 +38,8 @@ def _proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
               and rows and columns and summed and _worth_the_matrix_unit(alg))
     if matrix:
         yield from _matrix(alg, target)
+        if "box" in target.features and alg.a.tensor.dtype.bits == 16:
+            yield from _boxes(alg, target)
     else:
         yield from _elementwise(alg, target)
 
@@ -78,6 +80,58 @@ def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
                             warps=warps, stages=4 if m * n <= 128 * 64 else 3)
             for split in _splits(config, alg, target):
                 yield replace(config, split_k=split)
+
+
+def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3) -> list[tuple[Block, ...]]:
+    """Boxes of ``volume`` positions over some axes, least overhang first: 14x14 images of 128 are
+    tiled without loss by 32 images x 2 rows x 2 columns."""
+    steps = range(volume.bit_length())
+    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
+              if prod(e) == volume and all(n <= 256 for n in e)]
+
+    def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
+        over = prod(-(-x.size // e) * e / x.size for x, e in zip(axes, extents, strict=True))
+        return over, -prod(min(e, 8) for e in extents[1:])
+
+    shapes.sort(key=overhang)
+    return [tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+            for extents in shapes[:few]]
+
+
+def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Pixels as boxes on the right side of the product, the other operand as its left side."""
+    sides = {kind: alg.axes_of(kind) for kind in "MNK"}
+    channel = {kind: (sides[kind][-1].name,) for kind in "MNK"}
+    pixels = {kind: tuple(x for x in sides[kind] if x.role == "pixel") for kind in "MNK"}
+    if pixels["M"] and len(pixels["M"]) == len(sides["M"]):
+        whole = tuple(x.name for x in pixels["M"])
+        for m, n, k in itertools.product((64, 128, 256), (64, 128, 256), (64, 32)):
+            fused = (Block(whole, m),)
+            for tiling in [fused, *tilings(pixels["M"], m, 2)]:
+                blocks = (*tiling, Block(channel["N"], n), Block(channel["K"], k))
+                yield from _box_words(blocks, m, n, alg, target, swap=1)
+    elif pixels["K"] and len(pixels["K"]) == len(sides["K"]):
+        whole = tuple(x.name for x in pixels["K"])
+        for m, n, k in itertools.product((64, 128, 256), (64, 128, 256), (64,)):
+            for tiling in [(Block(whole, k),), *tilings(pixels["K"], k, 2)]:
+                blocks = (Block(channel["M"], m), Block(channel["N"], n), *tiling)
+                yield from _box_words(blocks, m, n, alg, target, swap=1)
+
+
+def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm, target: Target,
+               swap: int) -> Iterator[Config]:
+    """The words that go with a tile: where the result goes, how many programs, warps and stages."""
+    warps = 8 if m * n > 128 * 128 else 4
+    config = Config(blocks, a="box", b="box", c="box", swap=swap, warps=warps,
+                    stages=3 if m * n > 128 * 128 else 4)
+    if why_not(config, alg, target):
+        config = replace(config, c="gather")
+        if why_not(config, alg, target):
+            return
+    if programs(config, alg) > target.sms:
+        yield replace(config, programs=target.sms)
+    for split in _splits(config, alg, target):
+        yield replace(config, split_k=split, c=config.c if split == 1 else "gather")
 
 
 def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
@@ -147,9 +201,12 @@ def estimate(config: Config, alg: Algorithm, target: Target) -> float:
     if config.unit == "mma":
         macs *= 1.0 if m >= 64 else 2.0
         macs *= 1.0 + 16.0 / n
-    step = macs + fetched * ADDRESS_CYCLES + STEP_CYCLES
+    boxed = config.a == "box" and config.b == "box"
+    step = macs + (0.0 if boxed else fetched * ADDRESS_CYCLES) + STEP_CYCLES
     result = m * n * group
     finish = result * STORE_CYCLES * (1 if config.split_k == 1 else 3)
+    if config.programs:  # the next tile's loads run behind the store
+        finish /= 2
     resident = max(1, min(4, 8 // config.warps))
     sms = target.sms or 100
     waves = count / (sms * resident)

@@ -200,6 +200,8 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
     x, w, b = problem()
     with transconv.use(CPU):
         torch.testing.assert_close(transconv.conv2d(x, w, b, groups=2), F.conv2d(x, w, b, groups=2))
+        torch.func.vmap(lambda x: transconv.conv2d(x, w, b, groups=2))(x.detach()[None])
+        assert "transform:functorch" not in transconv.stats().fallback  # aten is ours as well
         double = [t.detach().double().requires_grad_() for t in (x, w, b)]
         assert torch.autograd.gradcheck(
             lambda *t: transconv.conv2d(*t, padding="same", groups=2), double, fast_mode=True)

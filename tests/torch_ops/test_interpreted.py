@@ -77,7 +77,7 @@ def test_memory_variants(variant: Any) -> None:
 @interpreted
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose2d"])
 def test_opinfo_samples(name: str) -> None:
-    for sample in s.samples(name, torch.float32):
+    for sample in list(s.samples(name, torch.float32))[::3]:
         if sample.input.numel() == 0:
             continue
         given = [torch.round(t) if isinstance(t, torch.Tensor) else t

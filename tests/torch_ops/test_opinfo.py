@@ -30,7 +30,7 @@ def test_samples_in_every_memory_variant(name: str, dtype: torch.dtype) -> None:
             _same(got, wanted)
             assert got.dtype == wanted.dtype
             seen += 1
-    assert seen >= 4 * len(s.VARIANTS)
+    assert seen >= 10 * len(s.VARIANTS)
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)

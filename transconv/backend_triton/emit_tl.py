@@ -12,7 +12,7 @@ from math import isinf, isnan
 
 from transconv.ir import (
     TRUE, Add, Alloc, And, Binary, BoxLoad, BoxStore, Call, Cast, Comment, Const, Div, DType, Eq, Expr, FloorDiv, For,
-    FuncCall, If, Kernel, Lane, Le, Let, Load, Lt, Max, Min, Mod, Mul, Ne, Neg, Not, Or, Reduce,
+    FuncCall, If, Kernel, Lane, Le, Let, Load, Lt, Max, Min, Mod, Mul, Ne, Neg, Node, Not, Or, Reduce,
     Select, Seq, Shl, Shr, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, find, lanes_of, walk,
 )
 
@@ -74,7 +74,7 @@ class TlEmitter:
         return e.name, ATOM
 
     def spell_Lane(self, e: Lane) -> tuple[str, int]:
-        return f"tl.arange(0, {e.extent})", ATOM
+        return e.name, ATOM
 
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
@@ -233,7 +233,8 @@ def triton_type(t: DType) -> str:
 
 def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@triton.jit`` function named like the kernel."""
-    body = TlEmitter().block(kernel.body)
+    lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel)]
+    body = [*lanes, *TlEmitter().block(kernel.body)]
     boxed = boxes(kernel)
     params = ", ".join(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params)
     about = [f"# {line}" for line in (*header, *kernel.notes)]
@@ -256,6 +257,22 @@ def _folded(lines: list[str]) -> list[str]:
         else:
             out.append(line)
     return out
+
+
+def spelled_lanes(kernel: Kernel) -> list[Lane]:
+    """The lanes that the text mentions, in the order of a tile's dimensions; what lies within a box
+    is not spelled."""
+    found: set[Lane] = set()
+    stack: list[Node] = [kernel.body]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Lane):
+            found.add(at)
+        elif isinstance(at, (BoxLoad, BoxStore)):
+            stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
+        else:
+            stack += [c for c in at.children() if not (isinstance(at, Alloc) and isinstance(c, Lane))]
+    return sorted(found, key=lambda x: (x.axis, x.name))
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:

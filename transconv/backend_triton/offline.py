@@ -1,10 +1,10 @@
 """Stage 11c. In: kernel texts and the chips they are for. Out: registers, spills, shared memory,
 instructions; no GPU is needed.
 
-Compilers run in a child process (``python -m transconv.backend_triton.offline``), because bad IR can
-abort the process and failures print whole modules. The child reads one JSON object, answers with one
-JSON line per job, and serves many jobs, so that starting it is paid for once. When it dies or hangs,
-the job it was at has failed and a new child goes on with the next.
+Compilers run in a child process (``python -m transconv.backend_triton.offline``), because bad IR
+can abort the process and failures print whole modules. The child reads one JSON object, answers
+with one JSON line per job, and serves many, so that starting it is paid for once. When it dies or
+hangs, the job it was at has failed and a new child goes on with the next.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ SIGNATURE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "i8": 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kernel for one chip. ``params``: (name, element type) of each pointer, in call order.
-    ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``."""
+    """One kernel for one chip. ``params``: each argument's element type in call order, and the extents
+    of its box where it is a descriptor (none for a pointer). ``keep``: intermediate texts to bring
+    back, such as ``("ttgir", "ptx")``."""
 
     source: str
     function: str
-    params: tuple[tuple[str, str], ...]
+    params: tuple[tuple[str, tuple[int, ...]], ...]
     target: str
     backend: str
     arch: int | str
@@ -50,7 +51,7 @@ class Job:
 class Resources:
     """What a compiled kernel takes. ``registers`` per thread (AMD: vector and accumulation
     registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: how
-    often each telling instruction occurs; ``serialised``: the matrix unit waits after each product."""
+    often each telling instruction occurs; ``serialised``: the matrix unit waits after each."""
 
     function: str
     target: str
@@ -210,9 +211,11 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     from triton.compiler import compile as triton_compile
 
     function = load(job["source"], job["function"])
-    signature = {name: f"*{SIGNATURE[dtype]}" for name, dtype in job["params"]}
+    types = [f"tensordesc<{SIGNATURE[dtype]}{list(box)}>" if box else f"*{SIGNATURE[dtype]}"
+             for dtype, box in job["params"]]
+    signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": True}
     target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
     started = time.perf_counter()

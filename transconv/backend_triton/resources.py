@@ -1,8 +1,8 @@
 """Stage 11c. In: a kernel that Triton compiled. Out: what it takes of the machine, and its words.
 
 Read from the machine code alone, so no GPU is asked. The words are opcodes that say which units a
-kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the registers,
-``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` the matrix unit of wave-64 AMD chips.
+kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
+registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit.
 """
 
 from __future__ import annotations

@@ -26,14 +26,15 @@ def add_to(verbs: object) -> None:
     made.add_argument("--target", required=True, metavar="T[,T...]", help="chips: sm_90,gfx942")
     made.add_argument("--epilogue", default="", metavar="E", help="bias+relu, ...")
     made.add_argument("--print", default="", metavar="TEXT", dest="text",
-                      help="also print this text of each kernel: ttir, ttgir, llir, ptx, amdgcn, sass")
+                      help="also print this text of each: ttir, ttgir, llir, ptx, amdgcn, sass")
     made.add_argument("--timeout", type=float, default=120, metavar="S",
                       help="seconds that one kernel may take (default: 120)")
     options.add_config(made)
 
 
 def run(words: argparse.Namespace) -> int:
-    problem, config, epilogue = options.problem(words), options.config(words), options.epilogue(words)
+    problem, config = options.problem(words), options.config(words)
+    epilogue = options.epilogue(words)
     targets = [Target.parse(name) for name in words.target.split(",")]
     jobs = [j for t in targets for p in options.props(words)
             for j in jobs_of(problem, p, t, config, epilogue, words.text)]
@@ -50,16 +51,23 @@ def run(words: argparse.Namespace) -> int:
 def jobs_of(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
             epilogue: Epilogue | None = None, text: str = "") -> list[Job]:
     """One job for each launch of a direction."""
-    steps = compiler.build(problem, prop, target, config, epilogue).steps
-    return [Job(s.source, s.kernel.name, tuple((p.name, p.dtype.name) for p in s.kernel.params),
-                target.name, target.backend, target.arch, target.warp_size, s.config.warps,
-                s.config.stages, (text,) if text else ()) for s in steps]
+    return [job_of(s, target, text) for s in compiler.build(problem, prop, target, config,
+                                                            epilogue).steps]
+
+
+def job_of(step: compiler.Step, target: Target, text: str = "") -> Job:
+    """What the offline compiler has to know of a launch."""
+    boxes = step.launcher.boxes or (None,) * len(step.kernel.params)
+    params = tuple((p.dtype.name, box[1] if box else ())
+                   for p, box in zip(step.kernel.params, boxes, strict=True))
+    return Job(step.source, step.kernel.name, params, target.name, target.backend, target.arch,
+               target.warp_size, step.config.warps, step.config.stages, (text,) if text else ())
 
 
 def table(answers: Sequence[Answer]) -> str:
     """A row for each kernel."""
-    head = f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  kernel, instructions"
-    lines = [head, "-" * 100]
+    lines = [f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  "
+             "kernel, instructions", "-" * 100]
     for a in answers:
         if isinstance(a, CompileFailure):
             lines += [f"{a.target:<8} {'not compiled':<32}  {a.function}", f"{'':<42}{a.reason}"]

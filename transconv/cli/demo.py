@@ -1,4 +1,4 @@
-"""``demo``: a network's convolutions through generated kernels, then one problem from text to chip."""
+"""``demo``: a network through generated kernels, then one problem from text to machine code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from transconv.problem_lists import read_problems
 from transconv.target import TARGETS, detect
 
 NETWORK = Path(__file__).parents[2] / "bench" / "problems" / "resnet50.txt"
-SHRINK = 1  # images are this many times smaller in each direction where there is no GPU
 SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
 CHIPS = ("sm_90", "gfx942")
 
@@ -23,8 +22,8 @@ CHIPS = ("sm_90", "gfx942")
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "demo", "a network's convolutions, checked; one problem from text to machine code",
-        "Runs ResNet-50's convolutions in all three directions through generated kernels and compares\n"
-        "each with torch; then shows one problem stage by stage and compiles it for two chips.",
+        "Runs ResNet-50's convolutions in all three directions through generated kernels and\n"
+        "compares each with torch; then shows one problem stage by stage and compiles it.",
         ("demo",), demo)
     made.add_argument("--network", default=str(NETWORK), metavar="FILE",
                       help="another list of problems (default: bench/problems/resnet50.txt)")
@@ -35,9 +34,9 @@ def demo(words: argparse.Namespace) -> int:
     where = check.device()
     problems = read_problems(words.network)
     if where == "cpu":
-        problems = [shrunk(p) for p in problems]
-        print(f"No GPU: batch 1, images {SHRINK} times smaller than the network's, all channels.")
-    elif problems:
+        problems = [one_image(p) for p in problems]
+        print("No GPU: one image instead of the network's batch, in f32; all else as it is.")
+    else:
         problems = [p.with_dtype("bf16").with_layout("nhwc") for p in problems]
     work = [(p, prop) for p in problems for prop in Prop]
     rows = run.table(work, detect(), None, f"on {run._machine(where)}")
@@ -50,10 +49,9 @@ def demo(words: argparse.Namespace) -> int:
     return failed
 
 
-def shrunk(p: ConvProblem) -> ConvProblem:
-    """One image, smaller; channels, filter, stride and padding as they are."""
-    i = tuple(max(1, n // SHRINK) for n in p.i)
-    return ConvProblem.make(1, p.ic, p.oc, i, p.k, p.stride, p.dilation, p.pad_lo, g=p.g,
+def one_image(p: ConvProblem) -> ConvProblem:
+    """The problem at batch 1."""
+    return ConvProblem.make(1, p.ic, p.oc, p.i, p.k, p.stride, p.dilation, p.pad_lo, p.o, p.g,
                             layout="nhwc", name=p.name)
 
 

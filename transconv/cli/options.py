@@ -30,9 +30,11 @@ def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
     what = ("a problem in benchdnn's grammar, then dt=, tag=, math= where they differ from "
             f"f32, nchw, tf32: {EXAMPLE} dt=f16 tag=nhwc")
     to.add_argument("problem", nargs="+", metavar="PROBLEM|FILE" if or_file else "PROBLEM",
-                    help=what + ("; or a file with one per line (a benchdnn batch)" if or_file else ""))
-    to.add_argument("--dtype", metavar="T", help="element type: f32, f16, bf16, f64, or src:wei:dst")
-    to.add_argument("--layout", metavar="TAG", help="memory order: nchw, nhwc, nChw16c, or src:wei:dst")
+                    help=what + ("; or a file of them (a benchdnn batch)" if or_file else ""))
+    to.add_argument("--dtype", metavar="T",
+                    help="element type: f32, f16, bf16, f64, or three as src:wei:dst")
+    to.add_argument("--layout", metavar="TAG",
+                    help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
 
 
 def add_config(to: argparse.ArgumentParser) -> None:

@@ -20,13 +20,15 @@ LONG = 4  # rows from which a progress bar is worth its line
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "run", "generate, execute and compare with torch",
-        "Executes the generated kernels on the GPU, or in Triton's interpreter where there is none,\n"
-        "on whole numbers, and compares with torch. The exit code is 1 when anything is wrong.",
-        ("run mb2ic8ih14oc16oh14kh3ph1", "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
+        "Executes the generated kernels on the GPU, or in Triton's interpreter where there is\n"
+        "none, on whole numbers, and compares with torch. The exit code is 1 if anything is wrong.",
+        ("run mb2ic8ih14oc16oh14kh3ph1",
+         "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
          "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90"), run)
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("--target", default="auto", help="make kernels for this chip; default: this one")
+    made.add_argument("--target", default="auto",
+                      help="make kernels for this chip; default: this one")
     options.add_config(made)
 
 
@@ -63,7 +65,8 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Conf
 
     width = max([len(str(p)) for p, _ in work] + [7])
     print(f"{len(work)} kernels for {target} {remark}\n")
-    print(f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  config; kernel file")
+    print(f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  "
+          "config; kernel file")
     rows = []
     with tqdm(total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False,
               file=sys.stderr) as bar:
@@ -110,9 +113,9 @@ def report(rows: Sequence[Row]) -> int:
                    if s.path), None)
     if folder:
         print(f"\nkernel files are in {folder}")
-    print(f"\n{len(rows) - len(bad)} of {len(rows)} right" + (
-        f", {sum(r.verdict == 'WRONG' for r in bad)} wrong, "
-        f"{sum(r.verdict == 'ERROR' for r in bad)} with errors" if bad else ", each compared with torch"))
+    wrong = sum(r.verdict == "WRONG" for r in bad)
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} right, each compared with torch" + (
+        f"; {wrong} wrong, {len(bad) - wrong} with errors" if bad else ""))
     for r in bad:
         print(f"  {r.verdict} {r.problem} {r.prop}: {r.error or (r.outcome and r.outcome.problem)}")
     return 1 if bad else 0

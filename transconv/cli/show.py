@@ -27,7 +27,7 @@ RULE = "-" * 100
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "show", "print how a problem becomes a kernel",
-        "Prints the algorithm (axes with kinds, views, masks and which of them were proven away), the\n"
+        "Prints the algorithm (axes with kinds, views, masks and which were proven away), the\n"
         "config and its neighbours, and the kernel; or the stages in between.",
         (f"show {options.EXAMPLE} --prop bwd_d", f"show {options.EXAMPLE} --stage gridwise",
          f"show {options.EXAMPLE} --diff"), show)
@@ -37,10 +37,10 @@ def add_to(verbs: object) -> None:
                       help=f"print this stage: {', '.join(STAGES)}, or all")
     made.add_argument("--diff", action="store_true",
                       help="print what each pass changed, as unified diffs")
-    made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this one, "
-                      "or sm_90 where there is no GPU")
+    made.add_argument("--target", default="",
+                      help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
     made.add_argument("--epilogue", default="", metavar="E",
-                      help="what happens to the sum before it is stored: bias+relu, bias+res+silu, ...")
+                      help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
     options.add_config(made)
 
 
@@ -54,7 +54,8 @@ def show(words: argparse.Namespace) -> int:
     return 0
 
 
-def pages(problem: ConvProblem, prop: Prop, target: Target, words: argparse.Namespace) -> Iterator[str]:
+def pages(problem: ConvProblem, prop: Prop, target: Target,
+          words: argparse.Namespace) -> Iterator[str]:
     """What is asked for, piece by piece."""
     steps = plan_steps(problem, prop, target, options.config(words), options.epilogue(words))
     shown = words.stage
@@ -135,7 +136,8 @@ class Work:
             if wanted in (None, name, "all"):
                 yield f"{self.title(name):-<101}"
                 changed = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
-                yield "\n".join(changed) if changed else "(unchanged)"
+                off = "(switched off)" if name not in self.seconds else "(unchanged)"
+                yield "\n".join(changed) if changed else off
             before = after
         if wanted in (None, "emit", "all"):
             yield f"{self.title('emit'):-<101}\n{self.source}"

@@ -1,11 +1,12 @@
 """The text of expressions for people: parentheses only where precedence needs them.
 
-``printer.py`` shows every node, for dumps that are compared and traced; here ``(qh*2 + 0) + 1`` reads
-``qh*2 + 1``, and a range of conditions reads ``0 <= oh``. The text is Python's spelling, except that
-``and`` stands for ``&``.
+``printer.py`` shows every node, for dumps that are compared and traced; here ``((qh * 2) + 0) + 1``
+reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands for ``&``.
 """
 
 from __future__ import annotations
+
+import textwrap
 
 from transconv.ir import expr as ex
 from transconv.ir.node import Node
@@ -18,6 +19,7 @@ SIGN = {ex.Or: " or ", ex.And: " and ", ex.Lt: " < ", ex.Le: " <= ", ex.Eq: " ==
         ex.Xor: " ^ ", ex.Shl: " << ", ex.Shr: " >> ", ex.Add: " + ", ex.Sub: " - ", ex.Mul: "*",
         ex.Div: " / ", ex.FloorDiv: " // ", ex.Mod: " % "}
 UNARY, ATOM = 9, 10
+WIDTH = 70  # of a statement, before indentation
 
 
 class Reading(ExprPrinter):
@@ -57,7 +59,7 @@ class Reading(ExprPrinter):
 
 
 def _without_neutral(e: ex.Expr) -> ex.Expr:
-    """``x + 0`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: formulas with constants filled in."""
+    """``x + 0`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants filled in."""
     while True:
         match e:
             case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
@@ -84,6 +86,19 @@ def _negated(e: ex.Expr) -> ex.Expr | None:
 
 class ReadingStatements(Reading, Printer):
     """Statements and kernels with their expressions spelled that way."""
+
+    def lines(self, s: Node) -> list[str]:
+        return [part for line in super().lines(s) for part in _folded(line)]
+
+
+def _folded(line: str) -> list[str]:
+    """A load or store that its mask makes too long, with the mask on lines of its own."""
+    cut, opening = line.find(", mask="), line.find("(") + 1
+    if len(line) <= WIDTH or not 0 < opening < cut:
+        return [line]
+    mask = textwrap.wrap(line[cut + 2:], WIDTH, initial_indent=" " * opening,
+                         subsequent_indent=" " * (opening + len("mask=")))
+    return [line[:cut + 1], *mask]
 
 
 def readable(at: Node) -> str:

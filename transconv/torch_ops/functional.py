@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.torch_ops import arguments, library, routes, stats
+from transconv.torch_ops import arguments, execute, library, routes, stats
 from transconv.torch_ops.arguments import Params
 
 Tensor = torch.Tensor
@@ -61,10 +61,10 @@ def _dispatch(f: Function, public: Callable[..., Tensor], input: Any, weight: An
         seen: Tensor = handle(public, (input, weight, bias), input, weight, bias, *order)
         return seen
     if torch._C._are_functorch_transforms_active():
-        stats.handed_over("transform:functorch")
+        _note_transform("transform:functorch", input)
         return _hand_over(f, input, weight, bias, *rest)
     if forward_ad._current_level >= 0:
-        stats.handed_over("transform:forward_ad")
+        _note_transform("transform:forward_ad", input)
         return _hand_over(f, input, weight, bias, *rest)
     if not (_is_plain(input) and _is_plain(weight) and (bias is None or _is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
@@ -91,6 +91,12 @@ def _dispatch(f: Function, public: Callable[..., Tensor], input: Any, weight: An
         return library.apply_function(input, weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result
+
+
+def _note_transform(reason: str, input: Any) -> None:
+    """Count a call that goes to aten because a transform must see it, unless aten is ours."""
+    if getattr(getattr(input, "device", None), "type", "") not in execute.ORIGINALS:
+        stats.handed_over(reason)
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -1,0 +1,196 @@
+"""``python -m bench report``: tables and plots from the CSV files, and the README's numbers.
+
+Only rows whose result is right count. A ratio is cuDNN's time over ours, above 1 is faster; it is
+inside the noise when it differs from 1 by less than the spread of the two times together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bench.roofline import ceiling_of, intensity
+from bench.table import Row, number, read
+from transconv.problem import ConvProblem
+
+DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
+KINDS = ("dense", "first", "last", "grouped", "depthwise")
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """None of no values."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def counted(rows: Iterable[Row]) -> list[Row]:
+    """The rows that have a ratio and a right result."""
+    return [r for r in rows if r["verdict"] == "right" and number(r, "ratio")]
+
+
+def outcome(row: Row) -> str:
+    """``win``, ``loss`` or ``noise``."""
+    ratio, spread = number(row, "ratio") or 1.0, number(row, "spread") or 0.0
+    return "noise" if abs(ratio - 1) <= spread else "win" if ratio > 1 else "loss"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" for _ in head) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _groups(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows by what is compared: dtype, layout, epilogue."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        name = f"{row['dtype']} {row['layout']}"
+        name += f" {row['epilogue']}" if row["epilogue"] else ""
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def summary_table(rows: list[Row]) -> str:
+    """Geometric means of the ratio, wins, ties and losses, per direction and kind of layer."""
+    lines = []
+    for name, group in _groups(rows).items():
+        for kind in (*KINDS, "all"):
+            mine = [r for r in group if kind in ("all", r["kind"])]
+            if not mine or (kind == "all" and len({r["kind"] for r in mine}) == 1):
+                continue
+            for direction in DIRECTIONS:
+                here = [r for r in mine if r["direction"] == direction]
+                good = counted(here)
+                if not here:
+                    continue
+                ratios = [number(r, "ratio") or 1.0 for r in good]
+                results = [outcome(r) for r in good]
+                share = geometric_mean((number(r, "roofline_us") or 0.0)
+                                       / (number(r, "ours_us") or 1.0) for r in good)
+                lines.append([name, kind, direction, str(len(good)), str(len(here) - len(good)),
+                              _ratio(geometric_mean(ratios)), _ratio(min(ratios, default=None)),
+                              _ratio(max(ratios, default=None)),
+                              *(str(results.count(w)) for w in ("win", "noise", "loss")),
+                              "-" if share is None else f"{share:.0%}"])
+    return _markdown(["tensors", "layers", "direction", "timed", "not", "geomean", "worst", "best",
+                      "faster", "in the noise", "slower", "of the roofline"], lines)
+
+
+def layer_table(rows: list[Row]) -> str:
+    """One line per layer: our time, cuDNN's in the same layout and in NCHW, and the ratio."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for name, group in _groups(rows).items():
+        for row in group:
+            found.setdefault((name, row["layer"]), {}).setdefault(row["direction"], row)
+    lines = []
+    for (name, layer), by_direction in found.items():
+        cells = [layer, name]
+        for direction in DIRECTIONS:
+            cells.append(_cell(by_direction.get(direction)))
+        lines.append(cells)
+    head = ["layer", "tensors", *(f"{d}: ours / cuDNN cl / NCHW us, ratio" for d in DIRECTIONS)]
+    return _markdown(head, lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["verdict"] != "right":
+        return f"{row['verdict']}: {row['reason'][:60]}".replace("|", "/")
+    times = [number(row, c) for c in ("ours_us", "cudnn_cl_us", "cudnn_nchw_us")]
+    text = " / ".join("-" if t is None else f"{t:.1f}" if t < 100 else f"{t:.0f}" for t in times)
+    mark = {"win": "**", "loss": "", "noise": "~"}[outcome(row)]
+    ratio = _ratio(number(row, "ratio"))
+    return f"{text}, {mark}{ratio}{mark if mark == '**' else ''}"
+
+
+def check_table(rows: list[Row]) -> str:
+    """From ``check.csv``: how many results were right, and the worst errors."""
+    lines = []
+    keys = sorted({(r["dtype"], r["layout"]) for r in rows})
+    for dtype, layout in keys:
+        for prop in DIRECTIONS:
+            here = [r for r in rows
+                    if (r["dtype"], r["layout"], r["prop"]) == (dtype, layout, prop)]
+            if not here:
+                continue
+            words = [r["verdict"] for r in here]
+            bad = len(here) - words.count("right") - words.count("refused")
+            worst = [max((number(r, c) or 0.0 for r in here), default=0.0)
+                     for c in ("exact_err", "of_bound", "rms")]
+            lines.append([dtype, layout, prop, str(len(here)), str(words.count("right")),
+                          str(words.count("refused")), str(bad), f"{worst[0]:g}",
+                          f"{worst[1]:.2f}", f"{worst[2]:.1e}"])
+    return _markdown(["dtype", "layout", "direction", "ran", "right", "refused", "not right",
+                      "worst exact error", "worst share of the bound", "worst 2-norm error"], lines)
+
+
+TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
+    "summary": ("timing", summary_table), "layers": ("timing", layer_table),
+    "check": ("check", check_table),
+}
+
+
+def fill_markers(text: str, tables: dict[str, str]) -> str:
+    """Put tables between ``<!-- table:NAME -->`` and ``<!-- end:NAME -->``. Raises ValueError if a
+    marker has no end; markers without a table stay as they are."""
+    for name, table in tables.items():
+        start, stop = f"<!-- table:{name} -->", f"<!-- end:{name} -->"
+        if start not in text:
+            continue
+        if text.count(start) != 1 or text.count(stop) != 1:
+            raise ValueError(f"'{start}' must occur once and be followed by one '{stop}'")
+        pattern = re.escape(start) + ".*?" + re.escape(stop)
+        filled = f"{start}\n{table}\n{stop}"
+        text = re.sub(pattern, lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
+    return text
+
+
+def main(options: Namespace) -> int:
+    """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
+    and fill in the README. Returns 1 if there is nothing to report."""
+    by_kind: dict[str, list[Row]] = {"timing": [], "check": []}
+    for source in options.csv:
+        if not Path(source).exists():
+            print(f"{source} does not exist")
+            continue
+        for row in read(Path(source)):
+            by_kind["timing" if "ours_us" in row else "check"].append(row)
+    tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
+    if not tables:
+        return 1
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join(f"## {name}\n\n{table}" for name, table in tables.items())
+    (out / "report.md").write_text(f"{provenance(by_kind)}\n\n{text}\n", encoding="utf-8")
+    if by_kind["timing"]:
+        from bench import plots
+
+        plots.ratios(counted(by_kind["timing"]), out / "ratio.png")
+        plots.roofline(by_kind["timing"], out / "roofline.png")
+    if options.readme:
+        path = Path(options.readme)
+        path.write_text(fill_markers(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    print(tables.get("summary", ""))
+    return 0
+
+
+def provenance(by_kind: dict[str, list[Row]]) -> str:
+    """What the numbers were measured with, one line."""
+    rows = [r for rows in by_kind.values() for r in rows]
+    found = [sorted({r[c] for r in rows}) for c in ("device", "torch", "triton", "commit")]
+    return "Measured on {}, torch {}, Triton {}, commit {}.".format(*(", ".join(f) for f in found))
+
+
+def point(row: Row) -> tuple[float, float, float]:
+    """(operations a byte, our TFLOP/s, the ceiling there) of a timed row."""
+    p = ConvProblem.parse(row["problem"])
+    ceiling = ceiling_of(row["device"])
+    at = intensity(p)
+    return at, number(row, "tflops") or 0.0, min(ceiling.rate(p), at * ceiling.terabytes)

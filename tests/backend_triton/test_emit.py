@@ -1,0 +1,68 @@
+"""The emitted text of canonical problems, word for word. ``pytest --update-golden`` rewrites the
+files; whoever does that reads their diff as code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from transconv import compiler
+from transconv.algorithm import algorithms
+from transconv.backend_triton.emit_tl import emit, grid_size
+from transconv.config import Config
+from transconv.epilogue import Epilogue
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+# name: problem, direction, config, epilogue, which launch
+CASES: dict[str, tuple[str, str, str, str, int]] = {
+    "dense_nhwc": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
+                   "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4", "bias+relu", 0),
+    "pointwise_nchw": ("mb32ic256ih14oc64oh14kh1 dt=f16", "fwd",
+                       "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4", "", 0),
+    "stem_folded": ("mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc", "fwd",
+                    "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4", "", 0),
+    "stride_phase": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_d",
+                     "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4", "", 3),
+    "weight_gradient_split": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_w",
+                              "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4", "", 0),
+    "weight_gradient_sum": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_w",
+                            "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4", "", 1),
+    "depthwise": ("g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc", "fwd",
+                  "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4", "silu", 0),
+    "volume_dilated": ("g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw", "fwd",
+                       "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4", "", 0),
+    "beyond_32_bits": ("mb4096ic64ih128oc64oh128kh1 dt=f16", "fwd",
+                       "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4", "", 0),
+}
+
+
+def emitted(name: str) -> str:
+    text, way, config, epilogue, launch = CASES[name]
+    problem, prop, target = ConvProblem.parse(text), Prop(way), TARGETS["sm_90"]
+    steps = compiler.plan_steps(problem, prop, target, Config.parse(config),
+                                Epilogue.parse(epilogue))
+    algorithm, chosen = steps[launch]
+    if launch:
+        chosen = chosen if algorithm in algorithms(problem, prop) else Config.parse("oc:256 | fma | ")
+    kernel = compiler.lower(algorithm, chosen, target, name, problem.math)[-1][1]
+    source = emit(kernel, compiler.header(problem, algorithm, chosen, target))
+    return f"{source}\n# launched with {grid_size(kernel)} programs\n"
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_emitted_text(name: str, request: pytest.FixtureRequest) -> None:
+    path, now = GOLDEN / f"{name}.py", emitted(name)
+    ast.parse(now)
+    if request.config.getoption("--update-golden"):
+        path.write_text(now)
+    assert path.exists(), "no golden file; make it with --update-golden and read it"
+    assert now == path.read_text(), f"{path.name} differs; --update-golden if that is meant"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {p.stem for p in GOLDEN.glob("*.py")} == set(CASES)

@@ -1,0 +1,86 @@
+"""Kernels compiled offline for several chips, in a child process: what they take, and failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from transconv.backend_triton.offline import CompileFailure, Job, Resources, compile_offline
+from transconv.cli.compile import jobs_of
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+BF16 = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "v_mfma"}
+COPY = {"sm_80": {"LDGSTS"}, "sm_90": {"LDGSTS", "UTMALDG"}, "gfx942": {"global_load"}}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, list[Resources | CompileFailure]]:
+    jobs = [j for name in MATRIX for prop in Prop for j in jobs_of(BF16, prop, TARGETS[name])]
+    answers = compile_offline(jobs)
+    return {name: [a for a in answers if a.target == name] for name in MATRIX}
+
+
+@pytest.mark.parametrize("target", list(MATRIX))
+def test_resources(compiled: dict[str, list[Resources | CompileFailure]], target: str) -> None:
+    assert len(compiled[target]) >= 6  # forward, four stride phases, and the weight gradient
+    for found in compiled[target]:
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+        assert 0 < found.registers <= 255 if target.startswith("sm") else 512
+        assert found.spill_bytes == 0, str(found)
+        assert found.shared_bytes <= TARGETS[target].shared_bytes
+        assert not found.serialised, str(found)
+        assert found.seconds > 0
+        if "_sum_" not in found.function:
+            assert found.words.get(MATRIX[target]), str(found)
+            assert COPY[target] & set(found.words), str(found)
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, y):
+    at = tl.arange(0, 128)
+    tl.store(y + at, tl.load(x + at) * 2)
+"""
+
+
+def job(source: str = KERNEL, **other: object) -> Job:
+    made = Job(source, "double", (("f32", ()), ("f32", ())), "sm_80", "cuda", 80, 32)
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+def test_failures_do_not_stop_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    """An error in the text, a process that dies, a compiler that hangs, an unknown compiler."""
+    good = job(keep=("ptx",))
+    broken = job(KERNEL.replace("tl.load", "tl.lode"))
+    deadly = job(KERNEL.replace("import triton\n", "import os\nimport triton\nos.abort()\n", 1))
+    endless = job(KERNEL.replace("import triton\n", "import time\nimport triton\ntime.sleep(99)\n", 1))
+    intel = job(target="xpu", backend="xpu", arch="pvc")
+    first, error, dead, late, foreign, last = compile_offline(
+        [good, broken, deadly, endless, intel, good], timeout_s=12)
+    assert isinstance(first, Resources) and ".version" in first.texts["ptx"]
+    assert isinstance(last, Resources) and last.words == first.words
+    assert isinstance(error, CompileFailure) and "lode" in error.reason
+    assert isinstance(dead, CompileFailure) and "died (signal 6)" in dead.reason
+    assert isinstance(late, CompileFailure) and "no answer within 12 s" in late.reason
+    assert isinstance(foreign, CompileFailure) and "not compilable offline" in foreign.reason
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_the_assembler_refuses_is_kept() -> None:
+    """ptxas prints the whole module; the user gets one sentence, the log has the rest."""
+    too_much = KERNEL.replace("tl.arange(0, 128)", "tl.arange(0, 1 << 21)")
+    (found,) = compile_offline([job(too_much)])
+    assert isinstance(found, CompileFailure)
+    assert "\n" not in found.reason and len(found.reason) < 400
+    assert found.log
+
+
+def test_nothing_to_do() -> None:
+    assert compile_offline([]) == []

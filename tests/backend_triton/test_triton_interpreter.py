@@ -1,0 +1,77 @@
+"""Generated kernels, executed by Triton's interpreter and compared with torch: bit for bit, as data
+are small whole numbers; results are poisoned before, and so is memory that no element maps to."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv import knobs
+from transconv.cli.check import check, executable
+from transconv.config import Config
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+INTERPRETER = TARGETS["interpreter"]
+
+PROBLEMS = (
+    "mb2ic8ih7oc16oh7kh3ph1",
+    "mb1ic17ih6iw5oc19oh6ow5kh3kw3ph1pw1 tag=nhwc",  # nothing divides
+    "mb2ic16ih9oc8oh5kh3sh2ph1 tag=nhwc",  # stride phases
+    "mb1ic4ih11oc6oh4kh2sh3ph0dh1",  # stride and dilation without a common divisor
+    "mb1ic8ih8oc8oh2kh3sh4ph2dh3 tag=nhwc",  # with one: phases that no tap meets
+    "mb1ic3ih9oc8oh5kh3sh2ph0",  # padding on the high side alone
+    "g4mb2ic8ih6oc12oh6kh3ph1 tag=nhwc",  # groups
+    "g6mb1ic6ih8oc6oh8kh3ph1 tag=nhwc",  # depthwise
+    "mb3ic32ih4oc32oh4kh1 tag=nhwc",  # pointwise
+    "mb2ic5iw20oc7ow11kw4sw2pw2",  # 1D
+    "mb1ic4id4ih5iw6oc4od2oh5ow3kd3kh1kw3sd2sh1sw2pd1ph0pw1 tag=ndhwc",  # 3D
+    "mb1ic20ih5oc20oh5kh3ph1 tag=nChw16c:OIhw16i16o:nChw16c",  # blocked, with padded channels
+)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_equals_torch(text: str, dtype: str) -> None:
+    for prop in Prop:
+        found = check(ConvProblem.parse(text).with_dtype(dtype), prop, INTERPRETER)
+        assert found.right, f"{prop} of {text} {dtype} with {found.compiled.config}: {found.problem}"
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_f64(prop: Prop) -> None:
+    found = check(ConvProblem.parse("mb2ic6ih7oc5oh4kh3sh2ph1 dt=f64"), prop, INTERPRETER)
+    assert found.right, found.problem
+    assert found.max_error == 0
+
+
+@pytest.mark.parametrize(("prop", "config"), [
+    (Prop.FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | group_m=2"),
+    (Prop.FWD, "mb.oh.ow:32 oc:16 kw.ic:16 | mma | swap=1"),
+    (Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | split_k=3"),
+    (Prop.FWD, "mb.oh.ow:16 oc:32 ic:16 | mma | split_k=2 reduce=atomic"),
+    (Prop.FWD, "mb.oh.ow:32 oc:32 ic:16 | mma | order=ic.kh.kw unroll=1"),
+    (Prop.FWD, "mb.oh.ow:16 oc:4 ic:4 | fma"),
+    (Prop.BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2"),
+    (Prop.BWD_W, "kw.ic:32 oc:16 mb.oh.ow:32 | mma | split_k=2"),
+])
+def test_configs_of_a_chip(prop: Prop, config: str) -> None:
+    """What a config for a GPU says, with its small tiles, tails and split sums."""
+    problem = ConvProblem.parse("mb2ic20ih9oc24oh5kh3sh2ph1 tag=nhwc")
+    target = executable(TARGETS["sm_90"], "cpu")
+    found = check(problem, prop, target, Config.parse(config))
+    assert found.right, found.problem
+
+
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself: a result that differs in one element, or misses one, is no success."""
+    from transconv.cli import check as module
+
+    problem, honest = ConvProblem.parse("mb1ic4ih5oc4oh5kh3ph1"), module.read
+    for value, words in ((99.0, "1 of 100 elements are wrong"), (float("nan"), "1 of 100 elements are NaN")):
+        def read(*arguments: object, value: float = value) -> object:
+            made = honest(*arguments).clone()  # type: ignore[arg-type]
+            made[0, 1, 2, 3] = value
+            return made
+        monkeypatch.setattr(module, "read", read)
+        assert check(problem, Prop.FWD, INTERPRETER).problem == words

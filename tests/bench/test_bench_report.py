@@ -1,0 +1,180 @@
+"""Tables that grow, reports made from them, and both commands run on tiny problems."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import check, report, runner
+from bench.__main__ import parser
+from bench.table import Table, read
+from bench.timing import Clock, summary
+from transconv.algorithm import algorithms
+from transconv.config import Config, why_not
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+ROOT = Path(__file__).parents[2]
+TINY = 'ic8ih5oc16oh5kh3ph1n"dense"\ng4ic4ih5oc4oh3kh3sh2ph1n"depthwise"\n'
+
+
+def row(layer: str, direction: str, ours: float, theirs: float, **more: object) -> dict[str, str]:
+    made = {"layer": layer, "kind": "dense", "direction": direction, "prop": direction,
+            "problem": f"ic{len(layer)}ih8oc8oh8kh3ph1 dt=bf16 tag=nhwc", "dtype": "bf16",
+            "epilogue": "", "layout": "nhwc", "ours_us": ours, "cudnn_cl_us": theirs,
+            "ratio": theirs / ours, "spread": 0.02, "verdict": "right", "roofline_us": 1.0,
+            "tflops": 10.0, "device": "NVIDIA_H200", "torch": "2", "triton": "3", "commit": "abc",
+            **more}
+    return {c: str(made.get(c, "")) for c in runner.COLUMNS}
+
+
+ROWS = [row("a", "fwd", 10, 20), row("b", "fwd", 10, 5), row("c", "fwd", 100, 101),
+        row("d", "fwd", 10, 40, verdict="wrong", reason="3 of 9 elements are wrong"),
+        row("a", "bwd_w", 10, 10)]
+
+
+def test_summary_counts_only_right_rows() -> None:
+    lines = report.summary_table(ROWS).splitlines()
+    assert lines[2] == ("| bf16 nhwc | dense | fwd | 3 | 1 | 1.00 | 0.50 | 2.00 | 1 | 1 | 1 "
+                        "| 5% |")
+    assert lines[3].startswith("| bf16 nhwc | dense | bwd_w | 1 | 0 | 1.00 |")
+    assert len(lines) == 4  # one kind of layer: no line for all
+
+
+def test_geometric_mean() -> None:
+    assert report.geometric_mean([]) is None
+    assert report.geometric_mean([0.5, 2, 8]) == pytest.approx(2)
+
+
+def test_layer_table() -> None:
+    text = report.layer_table(ROWS)
+    assert "| a | bf16 nhwc | 10.0 / 20.0 / -, **2.00** |  | 10.0 / 10.0 / -, ~1.00 |" in text
+    assert "| d | bf16 nhwc | wrong: 3 of 9 elements are wrong |" in text
+
+
+def test_markers() -> None:
+    page = "x\n<!-- table:summary -->\nold\n<!-- end:summary -->\ny <!-- table:layers -->"
+    filled = report.fill_markers(page, {"summary": r"| \1 |"})
+    assert filled == ("x\n<!-- table:summary -->\n| \\1 |\n<!-- end:summary -->\n"
+                      "y <!-- table:layers -->")
+    assert report.fill_markers(filled, {"summary": r"| \1 |"}) == filled
+    with pytest.raises(ValueError, match="end:layers"):
+        report.fill_markers(page, {"layers": ""})
+
+
+def test_report_from_files(tmp_path: Path) -> None:
+    table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
+    for one in ROWS:
+        table.add(one)
+    (tmp_path / "README.md").write_text("<!-- table:summary -->\n<!-- end:summary -->\n")
+    options = parser().parse_args(["report", str(table.path), "--out", str(tmp_path),
+                                   "--readme", str(tmp_path / "README.md")])
+    assert report.main(options) == 0
+    assert "| bf16 nhwc | dense | fwd | 3 |" in (tmp_path / "README.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("Measured on NVIDIA_H200, torch 2, Triton 3, commit abc.")
+    for picture in ("ratio.png", "roofline.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_grows_and_remembers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    table = Table(path, ("a", "b", "verdict"), ("a",))
+    table.add({"a": 1, "b": 0.1234567, "verdict": "right", "other": 5})
+    table.add({"a": 2, "verdict": "timeout"})
+    again = Table(path, ("a", "b", "new", "verdict"), ("a",))
+    assert again.has({"a": 1}) and again.has({"a": "2"}) and not again.has({"a": 3})
+    assert again.drop(["timeout"], "verdict") == 1
+    assert read(path) == [{"a": "1", "b": "0.123457", "new": "", "verdict": "right"}]
+
+
+def test_timing_of_samples() -> None:
+    found = summary([5, 1, 2, 3, 4], "events")
+    assert (found.us, found.p20, found.p80) == (3, 2, 4)
+    assert found.spread == pytest.approx(1 / 3)
+
+
+def test_clock_takes_calls_in_turn() -> None:
+    order: list[str] = []
+    clock = Clock("cpu")
+    found = clock.compare({n: lambda i, n=n: lambda: order.append(n) for n in "ab"}, 8, rounds=2)
+    assert order == [*"aaa", *"bbb", *"abab"]
+    assert found["a"].method == "host"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=ROOT, text=True,
+                          capture_output=True, timeout=300,
+                          env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"})
+
+
+def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(TINY)
+    words = ["check", str(tmp_path / "list"), "--dtypes", "f16", "--layouts", "nhwc", "--workers",
+             "1", "--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--memory", "4"]
+    done = run(*words, "--props", "fwd,bwd_d")
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 tasks ran: 4 right" in done.stdout
+    first = read(tmp_path / "check.csv")
+    assert all(float(r["exact_err"]) == 0 and float(r["nonzero"]) > 0.3 for r in first)
+    assert all(0 < float(r["of_bound"]) <= 1 for r in first)
+    again = run(*words)
+    assert "6 tasks, 4 done before" in again.stdout
+    assert read(tmp_path / "check.csv")[:4] == first
+    assert "| f16 | nhwc | bwd_w | 2 | 2 | 0 | 0 | 0 |" in report.check_table(
+        read(tmp_path / "check.csv"))
+
+
+def test_time_command_times_both_sides_and_candidates(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(TINY)
+    done = run("time", str(tmp_path / "list"), "--dtypes", "f32", "--match", "dense", "--props",
+               "fwd", "--tune", "3", "--epilogue", "bias+relu", "--workers", "1",
+               "--out", str(tmp_path), "--cache", str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    one, = read(tmp_path / "timing.csv")
+    assert one["verdict"] == "right" and float(one["max_err"]) == 0
+    assert one["against"] == "cudnn_cl"
+    assert float(one["ratio"]) == pytest.approx(
+        float(one["cudnn_cl_us"]) / float(one["ours_us"]), rel=1e-4)
+    tried = read(tmp_path / "candidates.csv")
+    assert len(tried) == 3 and {r["ok"] for r in tried} == {"right"}
+    assert len({r["config"] for r in tried}) == 3
+    assert one["config"] in {r["config"] for r in tried}
+
+
+def test_a_failed_worker_is_a_verdict() -> None:
+    assert check.verdict({"error": "timeout"}) == {"verdict": "timeout", "reason": "timeout"}
+    assert check.verdict({"error": "ValueError: x\n y"}) == {
+        "verdict": "failed", "reason": "ValueError: x y"}
+    assert check.verdict({"verdict": "right"}) == {"verdict": "right", "reason": ""}
+
+
+def test_summary_of_checks() -> None:
+    rows = [{"dtype": "f16", "layout": "nhwc", "prop": "fwd", "problem": "p", "verdict": v,
+             "reason": r, "exact_err": e, "nonzero": "0.2"} for v, r, e in (
+                 ("right", "", "0"), ("refused", "Unsupported: x", ""), ("wrong", "bad", "7"))]
+    found = check.summary(rows, 5)
+    assert found["verdicts"] == {"right": 1, "refused": 1, "wrong": 1}
+    assert found["refusals"] == {"Unsupported: x": 1}
+    assert found["not right"] == ["wrong: p fwd: bad"]
+    assert found["worst"]["exact_err"][0] == 0
+    assert check.describe(found)[0] == "3 of 5 tasks ran: 1 right, 1 refused, 1 wrong"
+
+
+def test_candidates_are_legal_in_every_phase_and_spread_over_the_ranking(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TARGETS["sm_90"]
+    monkeypatch.setattr("transconv.target.detect", lambda: target)
+    p = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+    found = runner.candidates(p, Prop.BWD_D, 12)
+    ranks = [rank for rank, _, _ in found]
+    assert ranks[:6] == [0, 1, 2, 3, 4, 5] and ranks == sorted(set(ranks)) and ranks[-1] > 12
+    for _, text, guess in found:
+        assert guess > 0
+        assert not any(why_not(Config.parse(text), a, target) for a in algorithms(p, Prop.BWD_D))
+    empty = ConvProblem.parse("mb0ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+    assert runner.candidates(empty, Prop.FWD, 4) == []

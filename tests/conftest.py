@@ -1,0 +1,35 @@
+"""The suite's environment, set before anything reads it: verified IR, a cache of its own, and, where
+there is no GPU, Triton's interpreter (it looks at its variable when it is imported)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("TRANSCONV_VERIFY", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+if "TRANSCONV_CACHE" not in os.environ:
+    FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
+    os.environ["TRANSCONV_CACHE"] = FOLDER.name
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true",
+                     help="rewrite tests/golden from what is generated now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_threads() -> Iterator[None]:
+    """Small problems: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,91 @@
+# fwd of g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc
+# epilogue silu
+# config mb.oh.ow:32 g:32 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
+# target sm_90
+# src: ih_0 < 28 is always true: oh - 1 in -1..26 by oh in 0..27
+# src: iw_0 < 28 is always true: ow - 1 in -1..26 by ow in 0..27
+# src: ih_1 < 28 is always true: oh - 1 in -1..26 by oh in 0..27
+# src: 0 <= iw_1 is always true: ow in 0..27
+# src: iw_1 < 28 is always true: ow in 0..27
+# src: ih_2 < 28 is always true: oh - 1 in -1..26 by oh in 0..27
+# src: 0 <= iw_2 is always true: ow + 1 in 1..28 by ow in 0..27
+# src: 0 <= ih_3 is always true: oh in 0..27
+# src: ih_3 < 28 is always true: oh in 0..27
+# src: iw_3 < 28 is always true: ow - 1 in -1..26 by ow in 0..27
+# src: 0 <= ih_4 is always true: oh in 0..27
+# src: ih_4 < 28 is always true: oh in 0..27
+# src: 0 <= iw_4 is always true: ow in 0..27
+# src: iw_4 < 28 is always true: ow in 0..27
+# src: 0 <= ih_5 is always true: oh in 0..27
+# src: ih_5 < 28 is always true: oh in 0..27
+# src: 0 <= iw_5 is always true: ow + 1 in 1..28 by ow in 0..27
+# src: 0 <= ih_6 is always true: oh + 1 in 1..28 by oh in 0..27
+# src: iw_6 < 28 is always true: ow - 1 in -1..26 by ow in 0..27
+# src: 0 <= ih_7 is always true: oh + 1 in 1..28 by oh in 0..27
+# src: 0 <= iw_7 is always true: ow in 0..27
+# src: iw_7 < 28 is always true: ow in 0..27
+# src: 0 <= ih_8 is always true: oh + 1 in 1..28 by oh in 0..27
+# src: 0 <= iw_8 is always true: ow + 1 in 1..28 by ow in 0..27
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def depthwise(src, wei, dst):
+    # src: 8a28c28d96b [mb=8 ic=96 ih=28 iw=28]
+    # wei: 96a3c3d1b [oc=96 ic=1 kh=3 kw=3]
+    # dst: 8a28c28d96b [mb=8 oc=96 oh=28 ow=28]
+
+    grp = tl.arange(0, 32)
+    m = tl.arange(0, 32)
+    pid = tl.program_id(0)
+    grp_blk = pid // 196
+    mn_blk = pid % 196
+    mb_oh_ow = mn_blk * 32 + m
+    mb = mb_oh_ow // 784
+    oh = mb_oh_ow // 28 % 28
+    ow = mb_oh_ow % 28
+    acc = tl.full((32, 32), 0.0, tl.float32)
+    ih_0 = oh - 1
+    iw_0 = ow - 1
+    a_0 = tl.load(src + (grp_blk * 32 - 2784 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=((0 <= ih_0) & (0 <= iw_0))[None, :], other=0.0)
+    b_0 = tl.load(wei + grp_blk * 288 + grp * 9)
+    acc = acc + a_0.to(tl.float32) * b_0.to(tl.float32)[:, None]
+    a_1 = tl.load(src + (grp_blk * 32 - 2688 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=(0 <= ih_0)[None, :], other=0.0)
+    b_1 = tl.load(wei + grp_blk * 288 + 1 + grp * 9)
+    acc = acc + a_1.to(tl.float32) * b_1.to(tl.float32)[:, None]
+    iw_2 = ow + 1
+    a_2 = tl.load(src + (grp_blk * 32 - 2592 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=((0 <= ih_0) & (iw_2 < 28))[None, :], other=0.0)
+    b_2 = tl.load(wei + grp_blk * 288 + 2 + grp * 9)
+    acc = acc + a_2.to(tl.float32) * b_2.to(tl.float32)[:, None]
+    a_3 = tl.load(src + (grp_blk * 32 - 96 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=(0 <= iw_0)[None, :], other=0.0)
+    b_3 = tl.load(wei + grp_blk * 288 + 3 + grp * 9)
+    acc = acc + a_3.to(tl.float32) * b_3.to(tl.float32)[:, None]
+    a_4 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :])
+    b_4 = tl.load(wei + grp_blk * 288 + 4 + grp * 9)
+    acc = acc + a_4.to(tl.float32) * b_4.to(tl.float32)[:, None]
+    a_5 = tl.load(src + (grp_blk * 32 + 96 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=(iw_2 < 28)[None, :], other=0.0)
+    b_5 = tl.load(wei + grp_blk * 288 + 5 + grp * 9)
+    acc = acc + a_5.to(tl.float32) * b_5.to(tl.float32)[:, None]
+    ih_6 = oh + 1
+    a_6 = tl.load(src + (grp_blk * 32 + 2592 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=((ih_6 < 28) & (0 <= iw_0))[None, :], other=0.0)
+    b_6 = tl.load(wei + grp_blk * 288 + 6 + grp * 9)
+    acc = acc + a_6.to(tl.float32) * b_6.to(tl.float32)[:, None]
+    a_7 = tl.load(src + (grp_blk * 32 + 2688 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=(ih_6 < 28)[None, :], other=0.0)
+    b_7 = tl.load(wei + grp_blk * 288 + 7 + grp * 9)
+    acc = acc + a_7.to(tl.float32) * b_7.to(tl.float32)[:, None]
+    a_8 = tl.load(src + (grp_blk * 32 + 2784 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+                  mask=((ih_6 < 28) & (iw_2 < 28))[None, :], other=0.0)
+    b_8 = tl.load(wei + grp_blk * 288 + 8 + grp * 9)
+    acc = acc + a_8.to(tl.float32) * b_8.to(tl.float32)[:, None]
+    tl.store(dst + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :], (acc * tl.sigmoid(acc)).to(tl.float16))
+
+# launched with 588 programs

@@ -1,0 +1,146 @@
+"""The command line: what each verb prints, its exit codes, and errors of one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from transconv.__main__ import main
+from transconv.cli import check
+from transconv.compiler import PIPELINE, STAGES
+
+STRIDED = "mb32ic64ih56oc128oh28kh3sh2ph1"
+Output = pytest.CaptureFixture[str]
+
+
+def printed(capsys: Output, *words: str, code: int = 0) -> str:
+    assert main(words) == code
+    return capsys.readouterr().out
+
+
+def test_show_reads_like_the_design(capsys: Output) -> None:
+    """Stride masks are proven away by the phase split, other masks with the facts named."""
+    page = printed(capsys, "show", STRIDED, "--prop", "bwd_d")
+    assert [f"algorithm bwd_d_{r}_{s}\n" in page for r in "01" for s in "01"] == [True] * 4
+    last = page[page.index("algorithm bwd_d_1_1"):page.index("\nconfig")]
+    assert "M  rows     mb=32  qh=28  qw=28" in last
+    assert "A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]" in last
+    assert re.search(r"always true: \(qh\*2 \+ 2 - th\*2\) % 2 == 0 +.*is a multiple of 2", last)
+    assert re.search(r"always true: 0 <= oh +qh - th \+ 1 in 0..28 by qh in 0..27, th in 0..1", last)
+    assert re.search(r"kept: +oh < 28", last)
+    assert not re.search(r"kept: .*%", page), "a stride mask is left"
+    assert "refused: " in page and "times as long" in page
+    assert page.count("@triton.jit") == 4
+    assert max(map(len, last.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_prints(capsys: Output, stage: str) -> None:
+    page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
+    assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
+    telling = {"problem": "GFLOP", "algorithm": "acc = sum of A * B over kh, kw, ic, in f32",
+               "config": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit"}
+    assert telling.get(stage, "grid:\n") in page
+    assert stage in ("problem", "algorithm", "config") or f"---- {stage}: " in page
+
+
+def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:
+    page = printed(capsys, "show", STRIDED, "--diff")
+    titles = [f"---- {p.name}: {p.phrase}" for p in PIPELINE]
+    assert [t for t in titles if t not in page] == []
+    assert "(unchanged)" in page and "(switched off)" in page
+    assert re.search(r"^-.*tile:$", page, re.MULTILINE) and re.search(r"^\+.*dot", page, re.MULTILINE)
+    assert re.search(r"\(\d+ ms\)", page)
+
+
+def test_epilogue_config_and_target(capsys: Output) -> None:
+    config = "mb.oh.ow:64 oc:32 ic:16 | mma | stages=2 warps=4"
+    page = printed(capsys, "show", STRIDED, "--config", config, "--epilogue", "bias+relu",
+                   "--target", "gfx942")
+    assert "# target gfx942" in page and "# epilogue bias+relu" in page
+    assert "bia_value = tl.load(bia" in page
+    assert re.search(r"^config +mb\.oh\.ow:64 oc:32 ic:16 \| mma", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["show", "mb32ic6"], "ProblemError: problem 'mb32ic6': 'oc' is missing or 0; expected ocN"),
+    (["show", STRIDED, "--config", "oc:48"], "an extent is a power of two"),
+    (["show", STRIDED, "--config", "nonsense"], "'nonsense' is neither a block"),
+    (["show", STRIDED, "--target", "sm_10"], "target 'sm_10' is unknown; expected one of sm_80"),
+    (["show", STRIDED, "--epilogue", "rely"], "has 'rely', expected one of: bias"),
+    (["run", STRIDED, "--layout", "nhcw8"], "ProblemError: "),
+    (["compile", STRIDED, "dt=f17", "--target", "sm_90"], "dt=f17 is unknown; expected one of"),
+])
+def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert message in told.err and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["show", "run", "compile", "demo"])
+def test_help_has_an_example(capsys: Output, verb: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"])
+    assert left.value.code == 0
+    assert f"examples:\n  python -m transconv {verb}" in capsys.readouterr().out
+
+
+def test_unknown_words_are_refused(capsys: Output) -> None:
+    for words in (["shw"], ["show", STRIDED, "--prop", "forward"], ["show"]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2
+        assert "error: " in capsys.readouterr().err
+
+
+def test_run_prints_a_row_for_each_direction(capsys: Output) -> None:
+    page = printed(capsys, "run", "mb1ic8ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc")
+    rows = re.findall(r"^mb1ic8\S+ dt=f16 tag=nhwc +(\w+) +0 +right +.*conv_\w+\.py", page, re.MULTILINE)
+    assert rows == ["fwd", "bwd_d", "bwd_w"]
+    assert "3 of 3 right, each compared with torch" in page
+
+
+def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = tmp_path / "list.txt"
+    problems.write_text("--dir=FWD_D\nmb1ic4ih5oc4oh5kh3ph1\nmb1ic4ih6oc4oh6kh3ph1\n"
+                        "--dir=BWD_W mb1ic4ih5oc4oh5kh3ph1\n")
+    honest = check.compiler.plan
+
+    def plan(problem: object, *others: object) -> object:
+        if "ih6" in str(problem):
+            raise RuntimeError("the compiler tripped")
+        return honest(problem, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(check.compiler, "plan", plan)
+    monkeypatch.setattr(check, "reference", _off_by_one(check.reference))
+    page = printed(capsys, "run", str(problems), code=1)
+    assert "0 of 3 right" in page and "2 wrong, 1 with errors" in page
+    assert "ERROR   RuntimeError: the compiler tripped" in page
+    assert page.count("elements are wrong") == 4  # in the row, and again at the end
+
+
+def _off_by_one(reference: object) -> object:
+    def wrong(*arguments: object) -> object:
+        return reference(*arguments) + 1  # type: ignore[operator]
+    return wrong
+
+
+def test_compile_prints_resources(capsys: Output) -> None:
+    page = printed(capsys, "compile", "mb32ic64ih28oc64oh28kh3ph1", "dt=bf16", "tag=nhwc",
+                   "--prop", "fwd", "--target", "sm_90,xpu", "--print", "ptx", code=1)
+    assert re.search(r"^sm_90 +\d+ +0 +\d+ +[\d.]+s  conv_fwd_\w+\n +HGMMA:\d+", page, re.MULTILINE)
+    assert "xpu is not compilable offline" in page
+    assert ".target sm_90a" in page
+
+
+@pytest.mark.slow
+def test_demo_of_a_small_network(capsys: Output, tmp_path: Path) -> None:
+    network = tmp_path / "tiny.txt"
+    network.write_text("mb64ic8ih12oc16oh6kh3sh2ph1\nmb64ic16ih6oc8oh6kh1\n")
+    page = printed(capsys, "demo", "--network", str(network))
+    assert "PASSED: 6 of 6 kernels of tiny equal torch" in page
+    assert "always true: (qh*2 + 2 - th*2) % 2 == 0" in page
+    assert "---- lanewise: " in page and "HGMMA:" in page and "v_mfma:" in page
