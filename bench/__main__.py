@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     timing.add_argument("--tune", type=int, default=0, metavar="N",
                         help="also time N candidates of each row into candidates.csv")
     timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")
+    timing.add_argument("--compile-limit", type=float, default=60, help="seconds for one compile")
     timing.add_argument("--workers", type=int, default=cores, help="processes that compile")
 
     report = command("report", "tables and plots from CSV files")

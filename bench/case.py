@@ -34,7 +34,8 @@ def weight(p: ConvProblem) -> float:
     """An upper estimate of the GPU memory that a check needs, in bytes."""
     image = p.ic * prod(p.i) + p.oc * prod(p.o)
     piece = min(p.mb * image, max(PIECE, image))
-    return 2.5 * p.bytes_moved() + 6 * 8 * piece + 2**29
+    # Filling takes several times the tensors, comparing six f64 copies of a piece.
+    return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
 
 
 def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,

@@ -74,10 +74,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
         for dtype in options.dtypes.split(","):
             step = options.sample if dtype in ("f32", "tf32", "f64") else 1
             for layer in found[::step]:
-                p = layer.problem(dtype, layout)
-                if options.mb:
-                    p = replace(_with_batch(p, min(p.mb, options.mb)))
-                p = replace(p, name="")
+                p = replace(layer.reduced(options.mb).problem(dtype, layout), name="")
                 for direction in options.props.split(","):
                     prop = layer.prop(direction).value
                     if (str(p), prop) not in seen:
@@ -85,12 +82,6 @@ def rows_of(options: Namespace) -> Iterator[Row]:
                         yield {"layer": layer.name, "problem": str(p), "direction": direction,
                                "prop": prop, "dtype": dtype, "layout": layout,
                                "epilogue": options.epilogue if prop != "bwd_w" else ""}
-
-
-def _with_batch(p: ConvProblem, mb: int) -> ConvProblem:
-    tag = str(p).partition(" ")[2]
-    text = p.shape_text.replace(f"mb{p.mb}", f"mb{mb}", 1) if p.mb > 1 else p.shape_text
-    return ConvProblem.parse(f"{text} {tag}".strip())
 
 
 def main(options: Namespace) -> int:

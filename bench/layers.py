@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transconv.descriptor import Descriptor
+from transconv.descriptor import Descriptor, parse_descriptor
 from transconv.problem import ConvProblem, Prop
 from transconv.problem_lists import read_problems
 
@@ -42,6 +42,13 @@ class Layer:
         p = replace(self.shape, math=math if dtype == "f32" else "tf32")
         p = p.with_dtype(dtype)
         return p if layout == "nchw" else p.with_layout(layout)
+
+    def reduced(self, most: int) -> Layer:
+        """The same layer with at most this batch; 0 leaves it alone."""
+        if not 0 < most < self.shape.mb:
+            return self
+        smaller = replace(parse_descriptor(self.shape.shape_text), mb=most)
+        return replace(self, shape=ConvProblem.of_descriptor(smaller))
 
     def prop(self, direction: str) -> Prop:
         """Which propagation of the problem is this direction of the layer."""

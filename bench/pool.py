@@ -2,7 +2,7 @@
 
 Workers are grouped: a group has a function, a number of processes, and their environment. A task
 may name a task that follows it (compile, then time), which joins its group's queue when the first
-has ended, however it ended.
+has answered, with a result or an exception; after one that hung or crashed it is dropped.
 """
 
 from __future__ import annotations
@@ -182,19 +182,15 @@ class Pool:
         if row.get("fatal"):
             self._stop(worker)
         assert task is not None
-        self._follow(task)
+        if task.then is not None:
+            self.add(task.then)
         yield task, row
 
     def _lost(self, worker: _Worker, why: str) -> Iterator[tuple[Task, Row]]:
         task = worker.task
         self._stop(worker)
         if task is not None:
-            self._follow(task)
             yield task, {"error": why}
         elif not worker.ready:
             print(f"a worker of group {worker.group} did not start ({why})", file=sys.stderr)
             raise RuntimeError(f"workers of group {worker.group} do not start: {why}")
-
-    def _follow(self, task: Task) -> None:
-        if task.then is not None:
-            self.add(task.then)

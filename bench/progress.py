@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 EVERY_S = 20.0
 

@@ -6,6 +6,7 @@ first, then checked on exact data and timed by the second, both sides in turn in
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, layers
-from bench.check import _with_batch, verdict
+from bench.check import verdict
 from bench.pool import Group, Pool, Task
 from bench.progress import Progress
 from bench.report import summary_table
@@ -89,6 +90,17 @@ def candidates(p: ConvProblem, prop: Prop, count: int,
 _kept: dict[str, Any] = {}  # the last case and the clock: candidates of one row share them
 
 
+def on_gpu(problem: str, **payload: Any) -> Row:
+    """``measure``; or, without a problem, what the machine reaches."""
+    from bench import ceilings
+    from bench.case import device
+    from bench.timing import Clock
+
+    if problem:
+        return measure(problem, **payload)
+    return dict(ceilings.measure(Clock(device())))
+
+
 def measure(problem: str, prop: str, epilogue: str = "", config: str = "", baselines: str = "",
             budget_ms: float = 120.0) -> Row:
     """Check on exact data, then time; with baselines, both sides in turn."""
@@ -142,9 +154,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
     for layer in layers.select(found, options.match, options.kinds):
         for layout in options.layouts.split(","):
             for dtype in options.dtypes.split(","):
-                p = layer.problem(dtype, layout)
-                if options.mb:
-                    p = _with_batch(p, min(p.mb, options.mb))
+                p = layer.reduced(options.mb).problem(dtype, layout)
                 for direction in options.props.split(","):
                     prop = layer.prop(direction).value
                     epilogue = layer.epilogue if options.epilogue == "layer" else options.epilogue
@@ -186,7 +196,7 @@ def main(options: Namespace) -> int:
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     variables = environment.worker_environment(options.cache)
     pool = Pool({"compile": Group("bench.runner:prepare", options.workers, variables),
-                 "gpu": Group("bench.runner:measure", 1, variables)})
+                 "gpu": Group("bench.runner:on_gpu", 1, variables)})
     versions = environment.versions()
     origin: dict[int, Row] = {}
 
@@ -195,17 +205,23 @@ def main(options: Namespace) -> int:
         gpu = {"budget_ms": options.budget_ms / (4 if config else 1)}
         gpu |= {} if config else {"baselines": options.baselines}
         second = Task("gpu", base | gpu, options.limit)
-        first = Task("compile", base | {"tune": tune}, options.limit, then=second)
+        first = Task("compile", base | {"tune": tune}, options.compile_limit, then=second)
         origin[id(first)] = origin[id(second)] = row
         kept.extend((first, second))
         return first
 
     kept: list[Task] = []  # ids stay unique while tasks are alive
     tasks = [task(row | versions, "", options.tune) for row in todo]
+    if versions["device"] != "cpu":
+        tasks.insert(0, Task("gpu", {"problem": ""}, options.limit))
     progress = Progress(2 * len(tasks), "step")
     for done, found in pool.run(tasks, options.time_budget):
-        row = origin[id(done)]
         progress.step()
+        if not done.payload["problem"]:
+            (out / "ceilings.json").write_text(json.dumps(found | versions) + "\n")
+            progress.say(f"ceilings: {found}")
+            continue
+        row = origin[id(done)]
         if done.group == "compile":
             row["compile_s"] = found.get("compile_s", "")
             if "warm_error" in found:
@@ -216,7 +232,8 @@ def main(options: Namespace) -> int:
                 if tuned is not None and not tuned.has(extra):
                     pool.add(task(extra, config, 0))
                     progress.total += 2
-            continue
+            if found.get("error") not in ("timeout", "crash"):
+                continue  # else it ends here, without a time
         if found.get("error") == "out of budget":
             continue
         if done.payload["config"]:

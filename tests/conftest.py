@@ -1,5 +1,5 @@
-"""The suite's environment, set before anything reads it: verified IR, a cache of its own, and, where
-there is no GPU, Triton's interpreter (it looks at its variable when it is imported)."""
+"""The suite's environment, set before anything reads it: verified IR, a cache of its own, and,
+where there is no GPU, Triton's interpreter (it looks at its variable when it is imported)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     assert "M  rows     mb=32  qh=28  qw=28" in last
     assert "A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]" in last
     assert re.search(r"always true: \(qh\*2 \+ 2 - th\*2\) % 2 == 0 +.*is a multiple of 2", last)
-    assert re.search(r"always true: 0 <= oh +qh - th \+ 1 in 0..28 by qh in 0..27, th in 0..1", last)
+    assert re.search(r"always true: 0 <= oh +qh - th \+ 1 in 0..28 by qh in 0..27, th in 0..1",
+                     last)
     assert re.search(r"kept: +oh < 28", last)
     assert not re.search(r"kept: .*%", page), "a stride mask is left"
     assert "refused: " in page and "times as long" in page
@@ -51,7 +52,8 @@ def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:
     titles = [f"---- {p.name}: {p.phrase}" for p in PIPELINE]
     assert [t for t in titles if t not in page] == []
     assert "(unchanged)" in page and "(switched off)" in page
-    assert re.search(r"^-.*tile:$", page, re.MULTILINE) and re.search(r"^\+.*dot", page, re.MULTILINE)
+    assert re.search(r"^-.*tile:$", page, re.MULTILINE)
+    assert re.search(r"^\+.*dot", page, re.MULTILINE)
     assert re.search(r"\(\d+ ms\)", page)
 
 
@@ -97,7 +99,8 @@ def test_unknown_words_are_refused(capsys: Output) -> None:
 
 def test_run_prints_a_row_for_each_direction(capsys: Output) -> None:
     page = printed(capsys, "run", "mb1ic8ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc")
-    rows = re.findall(r"^mb1ic8\S+ dt=f16 tag=nhwc +(\w+) +0 +right +.*conv_\w+\.py", page, re.MULTILINE)
+    rows = re.findall(r"^mb1ic8\S+ dt=f16 tag=nhwc +(\w+) +0 +right +.*conv_\w+\.py", page,
+                      re.MULTILINE)
     assert rows == ["fwd", "bwd_d", "bwd_w"]
     assert "3 of 3 right, each compared with torch" in page
 

@@ -96,6 +96,7 @@ def test_a_gpu_without_a_record_is_unsupported_with_a_reason() -> None:
 
 def test_detect_without_a_gpu_or_when_told_to_interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert target.detect(torch.device("cpu")) is TARGETS["interpreter"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert target.detect() is TARGETS["interpreter"]

@@ -14,6 +14,7 @@ whole dimensions (``mb.oh.ow:128`` of a 1x1 filter) runs along one merged dimens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,15 @@ class Box:
 
 def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
     """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
-    facts = axis_facts(algorithm)
+    along = {v.name for d in view.dims for v in free_vars(d.coord)}
+    blocks = tuple(b for b in config.blocks if along.intersection(b.axes))
+    return _box_of(view, type(config)(blocks), algorithm, stored)
+
+
+@lru_cache(maxsize=4096)
+def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> Box | str:
+    """The same from the blocks that matter: many configs of one algorithm share them."""
+    facts = _facts(algorithm)
     layout = view.tensor.layout
     if layout.strides() is None:
         return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
@@ -72,20 +81,34 @@ def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = Fals
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts)
-    if reason := _engine(dims, view.tensor, facts) or _tails(dims, view, config, algorithm, stored):
+    if reason := _lanes(dims, config, algorithm) or _engine(dims, view.tensor, facts) or _tails(dims, view, config, algorithm, stored):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims)
 
 
-def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
-         facts: Facts) -> list[_Dim] | str:
-    seen: ViewDim = view.dims[b.dim]
-    name = view.tensor.dims[b.dim]
+@lru_cache(maxsize=64)
+def _facts(algorithm: Algorithm) -> Facts:
+    return axis_facts(algorithm)
+
+
+@lru_cache(maxsize=512)
+def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | None]:
+    """The coordinate, simplified, and the part of the mask that says more than "inside", if any."""
+    facts = _facts(algorithm)
     coord = simplify(seen.coord, facts)
-    inside = facts.assume(coord >= 0).assume(coord < b.size)
+    inside = facts.assume(coord >= 0).assume(coord < size)
     for part in conjuncts(seen.mask):
         if not prove(simplify(part, facts), inside):
-            return f"the mask {part} says more than that {name} is inside"
+            return coord, part
+    return coord, None
+
+
+def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
+         facts: Facts) -> list[_Dim] | str:
+    name = view.tensor.dims[b.dim]
+    coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
+    if beyond is not None:
+        return f"the mask {beyond} says more than that {name} is inside"
     moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
               if (own := config.block_of(v.name)) and own.extent > 1]
     if not moving:
@@ -167,6 +190,26 @@ def _stays(d: _Dim, facts: Facts) -> bool:
     """Whether the coordinate never leaves the tensor (and so never reads a neighbour when merged)."""
     r = range_of(d.coord, facts)
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
+
+
+def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None:
+    """A lane counts its blocks in the order of the axes; memory must have them so, in one run."""
+    order = [a for x in algorithm.axes for b in config.blocks if b.axes[0] == x.name for a in b.axes]
+    runs: list[str] = []
+    last: dict[str, int] = {}
+    for d in dims:
+        if d.moving is None or d.extent == 1:
+            continue
+        axis = next(a for b in config.blocks if Var("_".join(b.axes)) is d.moving for a in b.axes)
+        kind = algorithm.kind(axis)
+        if order.index(axis) < last.get(kind, -1):
+            return f"memory does not have {d.name} in the order of the tile's lanes"
+        last[kind] = order.index(axis)
+        if not runs or runs[-1] != kind:
+            runs.append(kind)
+    if len(runs) > len(set(runs)):
+        return "the dimensions of one side of the tile are apart in memory"
+    return None
 
 
 def _engine(dims: list[_Dim], tensor: Tensor, facts: Facts) -> str | None:

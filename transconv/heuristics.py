@@ -1,8 +1,8 @@
 """Stage 3, the choice. Legal configs for an algorithm on a target, the most promising first.
 
-Candidates are built from what the axes count (pixels, taps, channels), filtered by ``why_not`` and
-ranked by one estimate of their time: waves of programs times the cost of one. No tree of special
-cases: a shape gets another tile because the estimate says so.
+Candidates are built from what the axes count (pixels, taps, channels), ranked by one estimate of
+their time (see ``cost.py``) and filtered by ``why_not``. No tree of special cases: a shape gets
+another tile because the estimate says so.
 """
 
 from __future__ import annotations
@@ -13,18 +13,28 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps, tile, why_not
+from transconv.config import Block, Config, k_steps, why_not
+from transconv.cost import estimate, programs
 from transconv.errors import ConfigError
 from transconv.target import Target
 
+__all__ = ["candidates", "default", "estimate", "fusable", "programs", "tilings"]
+
+MOST = 200  # candidates that are worth checking and tuning
+
 
 def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
-    """Legal configs, best estimate first. Never empty for a legal algorithm."""
-    legal = {c: estimate(c, algorithm, target) for c in _proposals(algorithm, target)
-             if why_not(c, algorithm, target) is None}
-    if not legal:
+    """Legal configs, best estimate first; of equal ones, the one proposed first. Never empty for a
+    legal algorithm, and at most ``MOST`` long on a GPU."""
+    proposed = dict.fromkeys(_proposals(algorithm, target))
+    interpreted = target.backend == "interpreter"
+    ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),
+                                             str(c) if interpreted else ""))
+    legal = (c for c in ranked if why_not(c, algorithm, target) is None)
+    found = list(legal if interpreted else itertools.islice(legal, MOST))
+    if not found:
         raise ConfigError(f"no config is legal for {algorithm.name} on {target.name}")
-    return sorted(legal, key=lambda c: (legal[c], str(c)))
+    return found
 
 
 def default(algorithm: Algorithm, target: Target) -> Config:
@@ -65,19 +75,45 @@ def fusable(axes: tuple[Axis, ...]) -> list[tuple[str, ...]]:
 
 
 def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Gathered operands: one address per element, any layout, any chip."""
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
-    depths = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64)
-    shapes = [(m, n, k) for m in fusable(alg.axes_of("M")) for n in fusable(alg.axes_of("N"))
-              for k in fusable(alg.axes_of("K"))]
-    for m_axes, n_axes, k_axes in shapes:
+    depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
+    m_ways, n_ways, k_ways = (fusable(alg.axes_of(kind)) for kind in "MNK")
+    for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
         sizes = [prod(alg.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):
             if any(e > 16 and e >= 2 * s for e, s in zip((m, n, k), sizes, strict=True)):
                 continue
-            warps = 8 if m * n >= 128 * 128 else 4
-            config = Config((Block(m_axes, m), Block(n_axes, n), Block(k_axes, k)),
-                            warps=warps, stages=4 if m * n <= 128 * 64 else 3)
+            m_block, n_block = Block(m_axes, m), Block(n_axes, n)
+            for k_blocks in _summed(alg, k_axes, k, target):
+                yield from _gathered((m_block, n_block, *k_blocks), m * n, alg, target)
+
+
+def _summed(alg: Algorithm, axes: tuple[str, ...], extent: int,
+            target: Target) -> Iterator[tuple[Block, ...]]:
+    """Blocks for the sum: the fused axes; pixels also as boxes, which no division takes apart."""
+    yield (Block(axes, extent),)
+    pixels = alg.axes_of("K")
+    if len(axes) > 1 and pixels[-1].role == "pixel" and target.backend != "interpreter":
+        yield from tilings(pixels, extent, 2)
+
+
+def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
+              target: Target) -> Iterator[Config]:
+    """The words that go with a tile, those that did best in sweeps first."""
+    if target.backend == "interpreter":
+        yield Config(blocks, warps=8 if results >= 128 * 128 else 4,
+                     stages=4 if results <= 128 * 64 else 3)
+        return
+    ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
+    if results < 128 * 128:
+        ways = {(4, 4): True, (4, 3): results >= 64 * 64}
+    if "async_copy" not in target.features:  # a stage more is registers more
+        ways = {(warps, 2): True for warps, _ in ways}
+    for (warps, stages), wanted in ways.items():
+        if wanted:
+            config = Config(blocks, warps=warps, stages=stages)
             for split in _splits(config, alg, target):
                 yield replace(config, split_k=split)
 
@@ -101,50 +137,68 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3) -> list[tuple[Blo
 def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Pixels as boxes on the right side of the product, the other operand as its left side."""
     sides = {kind: alg.axes_of(kind) for kind in "MNK"}
-    channel = {kind: (sides[kind][-1].name,) for kind in "MNK"}
     pixels = {kind: tuple(x for x in sides[kind] if x.role == "pixel") for kind in "MNK"}
+    m_axis, n_axis, k_axis = (sides[kind][-1] for kind in "MNK")
     if pixels["M"] and len(pixels["M"]) == len(sides["M"]):
         whole = tuple(x.name for x in pixels["M"])
-        for m, n, k in itertools.product((64, 128, 256), (64, 128, 256), (64, 32)):
-            fused = (Block(whole, m),)
-            for tiling in [fused, *tilings(pixels["M"], m, 2)]:
-                blocks = (*tiling, Block(channel["N"], n), Block(channel["K"], k))
-                yield from _box_words(blocks, m, n, alg, target, swap=1)
+        for m, n, k in itertools.product((64, 128, 256), _fitting(n_axis), _fitting(k_axis, 64)):
+            for tiling in [(Block(whole, m),), *tilings(pixels["M"], m, 3)]:
+                blocks = (*tiling, Block((n_axis.name,), n), Block((k_axis.name,), k))
+                yield from _box_words(blocks, m, n, alg, target)
     elif pixels["K"] and len(pixels["K"]) == len(sides["K"]):
         whole = tuple(x.name for x in pixels["K"])
-        for m, n, k in itertools.product((64, 128, 256), (64, 128, 256), (64,)):
+        for m, n, k in itertools.product(_fitting(m_axis), _fitting(n_axis), (64,)):
             for tiling in [(Block(whole, k),), *tilings(pixels["K"], k, 2)]:
-                blocks = (Block(channel["M"], m), Block(channel["N"], n), *tiling)
-                yield from _box_words(blocks, m, n, alg, target, swap=1)
+                blocks = (Block((m_axis.name,), m), Block((n_axis.name,), n), *tiling)
+                yield from _box_words(blocks, m, n, alg, target)
 
 
-def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm, target: Target,
-               swap: int) -> Iterator[Config]:
+def _fitting(axis: Axis, most: int = 256) -> tuple[int, ...]:
+    """Extents along channels that are not mostly empty."""
+    least = 32 if most == 64 else 64
+    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
+                 and (e == least or e < 2 * axis.size))
+
+
+def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
+               target: Target) -> Iterator[Config]:
     """The words that go with a tile: where the result goes, how many programs, warps and stages."""
-    warps = 8 if m * n > 128 * 128 else 4
-    config = Config(blocks, a="box", b="box", c="box", swap=swap, warps=warps,
+    config = Config(blocks, a="box", b="box", c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
     if why_not(config, alg, target):
         config = replace(config, c="gather")
         if why_not(config, alg, target):
             return
-    if programs(config, alg) > target.sms:
-        yield replace(config, programs=target.sms)
-    for split in _splits(config, alg, target):
-        yield replace(config, split_k=split, c=config.c if split == 1 else "gather")
+    ways = [config]
+    if m * n == 128 * 128:
+        ways.append(replace(config, warps=8))
+    if config.c == "box":  # a stage less makes room for the result
+        ways.append(replace(config, c="gather", stages=config.stages + 1))
+    if programs(config, alg) > target.sms and not _sums_pixels(alg):
+        yield from (replace(c, programs=target.sms) for c in ways)
+    yield from ways
+    for split in _splits(config, alg, target)[1:]:
+        yield replace(config, split_k=split, c="gather")
+
+
+def _sums_pixels(alg: Algorithm) -> bool:
+    return any(x.role == "pixel" for x in alg.axes_of("K"))
 
 
 def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Products element by element: lanes along groups (or columns) and along pixels."""
-    wide = (256, 1024) if target.backend == "interpreter" else (32, 64, 128, 256)
+    big = target.backend == "interpreter"
+    wide = (256, 1024) if big else (32, 64, 128, 256)
+    few = (1,) if big else (1, 4, 16)
     lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
     rows = fusable(alg.axes_of("M")) if alg.axes_of("M") else [()]
     if alg.b is None:  # a sum of parts: every element of C is alike, in memory order
         rows = [tuple(x.name for x in alg.axes_of("M"))]
+        wide = wide if big else (*wide, 512, 1024)
     sums = fusable(alg.axes_of("K")) if alg.axes_of("K") else [()]
-    pixels_summed = any(x.role in ("pixel",) for x in alg.axes_of("K"))
+    depths = (16, 64) if _sums_pixels(alg) else (1,)
     for r, s in itertools.product(rows, sums):
-        for m, n, k in itertools.product((1, *wide), (1, *wide), (16, 64) if pixels_summed else (1,)):
+        for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
             blocks = []
             if r:
                 blocks.append(Block(r, m))
@@ -154,65 +208,24 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
                 blocks.append(Block(s, k))
             config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
             steps = k_steps(config, alg)
-            unroll = 1 if steps <= 25 and target.backend != "interpreter" else 0
+            unroll = 1 if steps <= 25 and not big else 0
             for split in _splits(config, alg, target):
                 yield replace(config, unroll=unroll, split_k=split)
 
 
-def programs(config: Config, alg: Algorithm) -> int:
-    """How many programs the kernel has."""
-    count = config.split_k
-    for kind in "BMN":
-        for b in config.blocks:
-            if alg.kind(b.axes[0]) == kind:
-                count *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
-        count *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
-    return max(1, count)
-
-
 def _splits(config: Config, alg: Algorithm, target: Target) -> list[int]:
-    """Split the sum only where whole tiles leave multiprocessors idle."""
+    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
+    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
     if target.backend == "interpreter" or alg.b is None:
         return [1]
-    free = target.sms / programs(config, alg)
-    steps = k_steps(config, alg)
-    return [1] + [s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-                  if s <= 2 * free and s * 4 <= steps]
-
-
-# Cycles, fitted to sweeps of the gather kernels on sm_90 (16-bit operands).
-MACS_PER_CYCLE = {"mma": 4096.0, "fma": 96.0}
-ADDRESS_CYCLES = 0.0085  # per gathered element
-STEP_CYCLES = 40.0
-PROGRAM_CYCLES = 1800.0
-STORE_CYCLES = 0.05  # per element of the result
-
-
-def estimate(config: Config, alg: Algorithm, target: Target) -> float:
-    """Estimated cycles: waves of programs x (steps x cost of a step + start and store)."""
-    m, n, k = (tile(config, alg, kind) for kind in "MNK")
-    group = tile(config, alg, "B")
-    count = programs(config, alg)
-    steps = -(-k_steps(config, alg) // config.split_k)
-    fetched = (m * k + k * n) * group
-    if target.backend == "interpreter":  # a step costs the same whatever its size, up to a point
-        return count * (steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2)
-    macs = m * n * k * group / MACS_PER_CYCLE[config.unit]
-    if config.unit == "mma":
-        macs *= 1.0 if m >= 64 else 2.0
-        macs *= 1.0 + 16.0 / n
-    boxed = config.a == "box" and config.b == "box"
-    step = macs + (0.0 if boxed else fetched * ADDRESS_CYCLES) + STEP_CYCLES
-    result = m * n * group
-    finish = result * STORE_CYCLES * (1 if config.split_k == 1 else 3)
-    if config.programs:  # the next tile's loads run behind the store
-        finish /= 2
-    resident = max(1, min(4, 8 // config.warps))
-    sms = target.sms or 100
-    waves = count / (sms * resident)
-    whole = max(1.0, -(-count // (sms * resident)))
-    busy = 0.6 * whole + 0.4 * max(1.0, waves)
-    one = (steps * step + finish) * resident + PROGRAM_CYCLES
-    second = 4000.0 if config.split_k > 1 else 0.0
-    total = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
-    return busy * one + second + (total * config.split_k / sms * 0.02 if config.split_k > 1 else 0.0)
+    tiles, steps = programs(config, alg), k_steps(config, alg)
+    found = {1}
+    for waves in (0.5, 1, 2, 3):
+        split = min(int(waves * target.sms / tiles), steps // 4)
+        if split < 2 or tiles > target.sms * 2:
+            continue
+        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
+        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
+        found |= {divisor} if "box" in (config.a, config.b) else {even}
+        found |= {divisor} if divisor * 4 >= split * 3 else set()
+    return sorted(found)

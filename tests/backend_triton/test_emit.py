@@ -22,6 +22,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, tuple[str, str, str, str, int]] = {
     "dense_nhwc": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
                    "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4", "bias+relu", 0),
+    "dense_boxes": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
+                    "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                    "stages=4 warps=4", "", 0),
     "pointwise_nchw": ("mb32ic256ih14oc64oh14kh1 dt=f16", "fwd",
                        "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4", "", 0),
     "stem_folded": ("mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc", "fwd",
@@ -48,7 +51,8 @@ def emitted(name: str) -> str:
                                 Epilogue.parse(epilogue))
     algorithm, chosen = steps[launch]
     if launch:
-        chosen = chosen if algorithm in algorithms(problem, prop) else Config.parse("oc:256 | fma | ")
+        # The second kernel of a split sum has a config of its own.
+        chosen = chosen if algorithm in algorithms(problem, prop) else Config.parse("oc:256 | fma")
     kernel = compiler.lower(algorithm, chosen, target, name, problem.math)[-1][1]
     source = emit(kernel, compiler.header(problem, algorithm, chosen, target))
     return f"{source}\n# launched with {grid_size(kernel)} programs\n"

@@ -35,7 +35,7 @@ PROBLEMS = (
 def test_equals_torch(text: str, dtype: str) -> None:
     for prop in Prop:
         found = check(ConvProblem.parse(text).with_dtype(dtype), prop, INTERPRETER)
-        assert found.right, f"{prop} of {text} {dtype} with {found.compiled.config}: {found.problem}"
+        assert found.right, f"{prop} {text} {dtype} {found.compiled.config}: {found.problem}"
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -63,12 +63,30 @@ def test_configs_of_a_chip(prop: Prop, config: str) -> None:
     assert found.right, found.problem
 
 
+@pytest.mark.parametrize(("text", "prop", "config"), [
+    ("mb2ic32ih8oc32oh8kh3ph1", Prop.FWD,
+     "mb:2 oh:4 ow:8 oc:64 ic:32 | mma | a=box b=box c=box swap=1 programs=2"),
+    ("mb2ic32ih9oc32oh5kh3sh2ph1", Prop.BWD_D,
+     "mb:2 qh:4 qw:8 ic:64 oc:32 | mma | a=box b=box swap=1"),
+    ("mb2ic32ih8oc32oh8kh3ph1", Prop.BWD_W,
+     "ic:64 oc:64 mb:2 oh:4 ow:8 | mma | a=box b=box c=box swap=1"),
+])
+def test_boxes(text: str, prop: Prop, config: str) -> None:
+    """Tiles that the copy engine moves: what lies outside of a tensor arrives as zeros."""
+    problem = ConvProblem.parse(f"{text} dt=f16 tag=nhwc")
+    target = executable(TARGETS["sm_90"], "cpu")
+    found = check(problem, prop, target, Config.parse(config))
+    assert "_box.load" in found.compiled.source
+    assert found.right, found.problem
+
+
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself: a result that differs in one element, or misses one, is no success."""
     from transconv.cli import check as module
 
     problem, honest = ConvProblem.parse("mb1ic4ih5oc4oh5kh3ph1"), module.read
-    for value, words in ((99.0, "1 of 100 elements are wrong"), (float("nan"), "1 of 100 elements are NaN")):
+    for value, words in ((99.0, "1 of 100 elements are wrong"),
+                         (float("nan"), "1 of 100 elements are NaN")):
         def read(*arguments: object, value: float = value) -> object:
             made = honest(*arguments).clone()  # type: ignore[arg-type]
             made[0, 1, 2, 3] = value

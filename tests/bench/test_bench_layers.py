@@ -81,6 +81,11 @@ def test_equal_shapes_of_a_list_are_one_layer(tmp_path: Path) -> None:
     assert layers.read(tmp_path) == found
 
 
+def test_a_reduced_batch() -> None:
+    assert one().reduced(1).shape == one(n=1).shape
+    assert one().reduced(0) == one().reduced(9) == one()
+
+
 def test_own_lists_are_found_by_name_and_selected() -> None:
     found = layers.read("resnet50")
     assert found[0].name == "resnet50:conv1"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import check, report, runner
+from bench import ceilings, check, report, runner
 from bench.__main__ import parser
 from bench.table import Table, read
-from bench.timing import Clock, summary
+from bench.timing import Clock, Make, summary
 from transconv.algorithm import algorithms
 from transconv.config import Config, why_not
 from transconv.problem import ConvProblem, Prop
@@ -101,9 +101,18 @@ def test_timing_of_samples() -> None:
 def test_clock_takes_calls_in_turn() -> None:
     order: list[str] = []
     clock = Clock("cpu")
-    found = clock.compare({n: lambda i, n=n: lambda: order.append(n) for n in "ab"}, 8, rounds=2)
+
+    def call(name: str) -> Make:
+        return lambda index: lambda: order.append(name)
+
+    found = clock.compare({"a": call("a"), "b": call("b")}, 8, rounds=2)
     assert order == [*"aaa", *"bbb", *"abab"]
     assert found["a"].method == "host"
+
+
+def test_ceilings() -> None:
+    found = ceilings.measure(Clock("cpu"), size=64, copied=1 << 16)
+    assert 0 < found["gemm_tflops"] < 10 and 0 < found["copy_tbs"] < 10
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -27,8 +27,9 @@ def theirs(name: str) -> Callable[..., torch.Tensor]:
     return getattr(torch.nn.functional, name)
 
 
-def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
-    yield from opinfo(name).sample_inputs("cpu", dtype, requires_grad=requires_grad)
+def samples(name: str, dtype: torch.dtype, requires_grad: bool = False,
+            device: str = "cpu") -> Iterator[Any]:
+    yield from opinfo(name).sample_inputs(device, dtype, requires_grad=requires_grad)
 
 
 def contiguous(t: torch.Tensor) -> torch.Tensor:
@@ -44,7 +45,8 @@ def channels_last(t: torch.Tensor) -> torch.Tensor:
 
 def gaps(t: torch.Tensor) -> torch.Tensor:
     """Every second element of the last dim of a larger tensor, from its second element on."""
-    wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan")).to(t.dtype)
+    wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"), device=t.device)
+    wide = wide.to(t.dtype)
     view = wide[..., 1::2]
     view.copy_(t)
     return view
@@ -58,7 +60,7 @@ def reversed_dims(t: torch.Tensor) -> torch.Tensor:
 
 def offset(t: torch.Tensor) -> torch.Tensor:
     """One element behind the start of its storage: a misaligned pointer."""
-    flat = torch.zeros(t.numel() + 1, dtype=t.dtype)
+    flat = torch.zeros(t.numel() + 1, dtype=t.dtype, device=t.device)
     flat[1:] = t.reshape(-1)
     return flat[1:].view(t.shape)
 

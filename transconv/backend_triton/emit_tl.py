@@ -277,7 +277,7 @@ def spelled_lanes(kernel: Kernel) -> list[Lane]:
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
     """The tensors that are moved in boxes, and the extents of the box of each."""
-    found = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+    found: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
     return {x.tensor.name: x.extents for x in found}
 
 

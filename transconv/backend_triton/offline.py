@@ -31,9 +31,9 @@ SIGNATURE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "i8": 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kernel for one chip. ``params``: each argument's element type in call order, and the extents
-    of its box where it is a descriptor (none for a pointer). ``keep``: intermediate texts to bring
-    back, such as ``("ttgir", "ptx")``."""
+    """One kernel for one chip. ``params``: each argument's element type in call order, and the
+    extents of its box where it is a descriptor (none for a pointer). ``keep``: intermediate texts
+    to bring back, such as ``("ttgir", "ptx")``."""
 
     source: str
     function: str

@@ -44,7 +44,8 @@ def run(words: argparse.Namespace) -> int:
         if isinstance(a, CompileFailure) and a.log:
             print(f"\n{a.function} for {a.target}:\n{a.log}")
         elif isinstance(a, Resources):
-            print("".join(f"\n{a.function} for {a.target}:\n{text}" for text in a.texts.values()))
+            for text in a.texts.values():
+                print(f"\n{a.function} for {a.target}:\n{text}")
     return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
 
 

@@ -20,7 +20,9 @@ from transconv.ir import (
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    return _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)  # type: ignore[no-any-return]
+    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)
+    assert isinstance(made, Kernel)
+    return made
 
 
 class _Cse(Mutator):
@@ -80,7 +82,8 @@ class _Cse(Mutator):
         named = {s.value for s in at.stmts if isinstance(s, Let)}
         inside = {v for s in at.stmts for v in bound_vars(s)}
         for s in at.stmts:
-            inside_boxes = {w for box in (BoxLoad, BoxStore) for x in find(s, box) for w in x.within}
+            moved: list[BoxLoad | BoxStore] = [*find(s, BoxLoad), *find(s, BoxStore)]
+            inside_boxes = {w for x in moved for w in x.within}
             spelled = substitute(s, dict.fromkeys(inside_boxes, ZERO))
             counts.update({e for kind in (FloorDiv, Mod) for e in find(spelled, kind)})
         own = {s.var for s in at.stmts if isinstance(s, Let)}

@@ -23,6 +23,7 @@ from transconv.simplify import range_of
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
     """Make every division one of a non-negative number, and cast operands where asked to."""
     body = _Final(upcast16).mutate(kernel.body)
+    assert isinstance(body, Stmt)
     return Kernel(kernel.name, kernel.params, body, kernel.notes)
 
 
@@ -58,8 +59,8 @@ class _Final(Scope):
         return Update(at.var, self.mutate(at.value))  # type: ignore[arg-type]
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
-        return FuncCall(at.func, tuple(self.mutate(a) if isinstance(a, Expr) else a
-                                       for a in at.args))  # type: ignore[misc]
+        args = [self.mutate(a) if isinstance(a, Expr) else a for a in at.args]
+        return FuncCall(at.func, tuple(args))  # type: ignore[arg-type]
 
 
 class _Divisions(ExprMutator):

@@ -133,7 +133,7 @@ class _Loop:
                 groups.setdefault(lanes_of(term, self.owner.scope), []).append(term)
             else:
                 changing.append(term)
-        constant = [t for t in changing if isinstance(t, Const)]
+        constant: list[Expr] = [t for t in changing if isinstance(t, Const)]
         changing = [t for t in changing if not isinstance(t, Const)]
         if not groups:
             return e

@@ -30,7 +30,8 @@ def lanewise(kernel: Kernel, config: Config, precision: str) -> Kernel:
     lanes = {n.var: Lane(n.var.name, n.stop, order[n.var.name[0]])
              for n in walk(kernel) if isinstance(n, For) and n.kind == "tile"}
     made = _Vectorise(lanes, config, precision).mutate(kernel)
-    return made  # type: ignore[no-any-return]
+    assert isinstance(made, Kernel)
+    return made
 
 
 class _Vectorise(Mutator):

@@ -21,6 +21,7 @@ def optimise_lets(kernel: Kernel) -> Kernel:
     while True:
         uses = Counter(v for v in _mentions(kernel))
         made = _Lets(uses).mutate(kernel)
+        assert isinstance(made, Kernel)
         if made is kernel:
             return kernel
         kernel = made

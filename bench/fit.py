@@ -1,0 +1,198 @@
+"""Fit the constants of the estimate to measured sweeps, and tell how well it ranks.
+
+    python -m bench.fit sweep.csv more.csv          table of first/best, and the leave-one-out check
+    python -m bench.fit --fit sweep.csv more.csv    search for better constants first
+
+A sweep has the columns problem, prop, config, us; ``cudnn`` as config is the reference, an empty
+``us`` means refused. The last file that has a config counts. Numbers are ratios of times, the best
+measured config over the one that the estimate puts first among the measured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from math import exp, log
+from pathlib import Path
+
+from tabulate import tabulate
+
+from transconv import cost
+from transconv.algorithm import algorithms
+from transconv.config import Config, why_not
+from transconv.cost import Constants, Work
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS, Target
+
+REFERENCE = "cudnn"
+NOT_FITTED = ("fma_share", "latency_ns")
+SHARES = ("persistent", "memory_share", "exposed")  # at most 1
+H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured config: the counts of each of its kernels (several where there are phases)."""
+
+    config: Config
+    works: tuple[Work, ...]
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All that was measured of one direction of one problem."""
+
+    problem: str
+    prop: str
+    reference: float
+    samples: tuple[Sample, ...]
+
+    @property
+    def best(self) -> Sample:
+        return min(self.samples, key=lambda s: s.us)
+
+
+def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> list[Group]:
+    """The groups of the sweeps; configs that are legal no more are left out, and of the files
+    ``whole`` those that split the sum."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    whole = set(whole)
+    for path in [*whole, *paths]:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["us"] and not (path in whole and "split_k" in row["config"]):
+                    group = found.setdefault((row["problem"], row["prop"]), {})
+                    group[row["config"]] = float(row["us"])
+    return [_group(*key, times, target) for key, times in found.items()]
+
+
+def _group(problem: str, prop: str, found: dict[str, float], target: Target) -> Group:
+    parts = algorithms(ConvProblem.parse(problem), Prop(prop))
+    samples = []
+    for text, us in found.items():
+        if text == REFERENCE:
+            continue
+        config = Config.parse(text)
+        if all(why_not(config, a, target) is None for a in parts):
+            works = tuple(cost.count(config, a, target) for a in parts)
+            samples.append(Sample(config, works, us))
+    return Group(problem, prop, found.get(REFERENCE, 0.0), tuple(samples))
+
+
+def predicted(sample: Sample, target: Target, constants: Constants) -> float:
+    return sum(cost.microseconds(w, sample.config, target, constants) for w in sample.works)
+
+
+def first(group: Group, target: Target, constants: Constants) -> Sample:
+    """The measured config that the estimate ranks first."""
+    return min(group.samples, key=lambda s: (predicted(s, target, constants), str(s.config)))
+
+
+def ratio(group: Group, target: Target, constants: Constants) -> float:
+    return group.best.us / first(group, target, constants).us
+
+
+def loss(groups: Sequence[Group], target: Target, constants: Constants) -> float:
+    """How wrong the times are, configs near the best counting most, and what ranking by them costs.
+
+    Only relative times matter within a group, so half of a common error is forgiven.
+    """
+    total = 0.0
+    for g in groups:
+        best = g.best.us
+        guesses = [predicted(s, target, constants) for s in g.samples]
+        errors = [log(guess / s.us) for guess, s in zip(guesses, g.samples, strict=True)]
+        weights = [(best / s.us) ** 4 for s in g.samples]
+        mean = sum(e * w for e, w in zip(errors, weights, strict=True)) / sum(weights)
+        total += sum(w * (e - 0.7 * mean) ** 2
+                     for e, w in zip(errors, weights, strict=True)) / sum(weights)
+        # A soft choice: configs guessed within some 2% of the first share the vote.
+        least = min(guesses)
+        votes = [exp(-log(guess / least) / 0.02) for guess in guesses]
+        lost = sum(v * log(s.us / best) for v, s in zip(votes, g.samples, strict=True)) / sum(votes)
+        total += lost + 2 * lost * lost
+    return total / len(groups)
+
+
+def search(score: Callable[[Constants], float], start: Constants, rounds: int = 30) -> Constants:
+    """Change one constant at a time, by smaller and smaller factors, as long as it helps."""
+    names = [f.name for f in fields(Constants) if f.name not in NOT_FITTED]
+    best, least, factor = start, score(start), 1.5
+    for _ in range(rounds):
+        before = least
+        for name in names:
+            for by in (factor, 1 / factor):
+                value = getattr(best, name) * by
+                if name in SHARES:
+                    value = min(value, 1.0)
+                tried = replace(best, **{name: value})
+                if (now := score(tried)) < least:
+                    best, least = tried, now
+                    break
+        if least > before * 0.999:
+            factor = factor ** 0.5
+            if factor < 1.02:
+                break
+    return best
+
+
+def geomean(values: Iterable[float]) -> float:
+    logs = [log(v) for v in values]
+    return exp(sum(logs) / len(logs))
+
+
+def table(groups: Sequence[Group], target: Target, constants: Constants) -> str:
+    rows = []
+    for g in groups:
+        top = first(g, target, constants)
+        times = [g.reference, g.best.us, top.us, g.best.us / top.us]
+        rows.append([g.problem.split()[0], g.prop, *times, predicted(top, target, constants),
+                     top.config, "" if top is g.best else g.best.config])
+    heads = "problem prop ref_us best_us first_us ratio estimate first best".split()
+    return str(tabulate(rows, heads, floatfmt=("", "", ".1f", ".1f", ".1f", ".3f", ".1f")))
+
+
+def summary(groups: Sequence[Group], target: Target, constants: Constants) -> str:
+    ratios = [ratio(g, target, constants) for g in groups]
+    return f"geomean {geomean(ratios):.3f}  worst {min(ratios):.3f}  groups {len(ratios)}"
+
+
+def leave_one_out(groups: Sequence[Group], target: Target,
+                  start: Constants) -> list[tuple[str, float]]:
+    """Per problem: the geometric mean of its ratios with constants fitted to all the others."""
+    found = []
+    for problem in dict.fromkeys(g.problem for g in groups):
+        others = [g for g in groups if g.problem != problem]
+        fitted = search(lambda c: loss(others, target, c), start, 6)  # noqa: B023
+        found.append((problem, geomean(ratio(g, target, fitted)
+                                       for g in groups if g.problem == problem)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.fit", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="+", type=Path)
+    parser.add_argument("--whole", nargs="+", type=Path, default=[], metavar="SWEEP",
+                        help="older sweeps whose split sums are out of date")
+    parser.add_argument("--fit", action="store_true", help="search for better constants")
+    parser.add_argument("--no-check", action="store_true", help="skip the leave-one-out check")
+    given = parser.parse_args(arguments)
+    groups = read(given.sweeps, H200, given.whole)
+    constants = cost.SM90
+    if given.fit:
+        constants = search(lambda c: loss(groups, H200, c), constants)
+        print("\n".join(f"{f.name} = {getattr(constants, f.name):.4g}" for f in fields(constants)))
+    print(table(groups, H200, constants))
+    print(summary(groups, H200, constants))
+    if not given.no_check:
+        left = leave_one_out(groups, H200, constants)
+        print(tabulate([(p.split()[0], r) for p, r in left], ["left out", "ratio"], floatfmt=".3f"))
+        print(f"left out one by one: geomean {geomean(r for _, r in left):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Stage 3, the estimate. In: a config, an algorithm, a target. Out: the microseconds it would take.
+
+The model counts, per multiprocessor, what its programs do one after another:
+
+    program = fill + steps * step + store             step = matrix unit | fetch | waiting
+    kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
+
+``Work`` holds the counts, which need no constant; ``Constants`` the few rates that counting cannot
+tell, fitted by ``python -m bench.fit`` to measured sweeps. Only the ranking matters: the order of
+configs of one algorithm is what the estimate is made for, its microseconds are within some 20%.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from transconv.algorithm import Algorithm
+from transconv.config import Block, Config, k_steps, tile
+from transconv.ir import Const, Expr, View
+from transconv.ir.visit import substitute
+from transconv.simplify import simplify
+from transconv.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Rates of a chip's multiprocessor that its data sheet does not tell."""
+
+    narrow: float = 25.0  # columns that the start of a matrix instruction is worth
+    fetch_gbs: float = 102.0  # L2 to one multiprocessor, GB/s
+    short_rows: float = 0.4  # added to fetching a row of 64 bytes, relative to one of 128 bytes
+    access_ns: float = 0.011  # to compute and issue one gathered access of up to 16 bytes
+    unpack_ns: float = 0.09  # more where pixels are summed: each step finds and masks other ones
+    gather_step_ns: float = 50.0  # waiting per step of the sum, one program alone
+    fill_ns: float = 1260.0  # start of a program until its first product
+    store_gbs: float = 14.8  # of results that a multiprocessor stores
+    box_store: float = 0.45  # time to store a box, relative to storing its elements one by one
+    flat_pixels: float = 1.33  # how much slower sums over pixels are in a persistent program
+    persistent: float = 0.62  # of the store that is left when the next tile's loads run behind it
+    memory_share: float = 0.69  # of the memory's bandwidth that a kernel reaches
+    exposed: float = 0.24  # of the shorter one of computing and moving bytes that nothing hides
+    launch_us: float = 4.1
+    # Not fitted: the sweeps hold too little about these.
+    latency_ns: float = 900.0  # from asking for a tile until it can be multiplied
+    fma_share: float = 0.35  # of the multiply-adds of the cores
+
+
+SM90 = Constants()
+SECTOR = 32  # bytes: the least that a load or store moves
+LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
+ACCESS = 16  # bytes: the most that one lane loads or stores at once
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What an operand's tile costs to move once: bytes (whole sectors), lane accesses."""
+
+    bytes: float
+    accesses: float
+    row: float  # bytes that follow one another in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The counts of a config. Extents in elements, of one program."""
+
+    tiles: int  # programs' worth of results, parts of a sum counted one by one
+    steps: int  # of one part of the sum
+    m: int
+    n: int
+    k: int
+    group: int
+    left: int  # the extents of the left operand's rows and the right one's columns
+    right: int
+    boxed: bool
+    pixels_summed: bool
+    fetched: tuple[Fetch, ...]
+    stored: Fetch
+    resident: int  # programs that a multiprocessor holds at once
+    traffic: int  # bytes that cross the memory's pins at least
+    partial: int  # bytes of the partial sums, written and read again
+    bits: int  # of an operand's element
+
+
+def estimate(config: Config, alg: Algorithm, target: Target, constants: Constants = SM90) -> float:
+    """Estimated microseconds on a target (in units of a step on the interpreter)."""
+    if target.backend == "interpreter":
+        return _interpreted(config, alg)
+    return microseconds(count(config, alg, target), config, target, constants)
+
+
+def _interpreted(config: Config, alg: Algorithm) -> float:
+    """A step costs the same whatever its size, up to a point."""
+    m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
+    steps = -(-k_steps(config, alg) // config.split_k)
+    fetched = (m * k + k * n) * group
+    each = steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2
+    return programs(config, alg) * each
+
+
+def programs(config: Config, alg: Algorithm) -> int:
+    """How many programs the kernel has."""
+    found = config.split_k
+    for kind in "BMN":
+        for b in config.blocks:
+            if alg.kind(b.axes[0]) == kind:
+                found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+        found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
+    return max(1, found)
+
+
+def count(config: Config, alg: Algorithm, target: Target) -> Work:
+    """Everything about a config that can be counted."""
+    m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
+    views = [v for v in (alg.a, alg.b) if v is not None]
+    words = (config.a, config.b)
+    fetched = tuple(_fetch(v, config, alg, word) for v, word in zip(views, words, strict=False))
+    results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
+    blocks = [b for b in config.blocks if alg.kind(b.axes[0]) == "K"]
+    return Work(
+        tiles=programs(config, alg), steps=-(-k_steps(config, alg) // config.split_k),
+        m=m, n=n, k=k, group=group,
+        left=n if config.swap else m, right=m if config.swap else n,
+        boxed="box" in (config.a, config.b),
+        pixels_summed=any(_role(b, alg) == "pixel" for b in blocks),
+        fetched=fetched, stored=_fetch(alg.c, config, alg, config.c),
+        resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
+        traffic=sum(_touched(v, alg) for v in (*views, alg.c)),
+        partial=2 * results * alg.acc.bytes * config.split_k if config.split_k > 1 else 0,
+        bits=alg.a.tensor.dtype.bits)
+
+
+def _role(block: Block, alg: Algorithm) -> str:
+    return next(x.role for x in alg.axes if x.name == block.axes[0])
+
+
+def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: int) -> int:
+    """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
+    threads = config.warps * target.warp_size
+    registers = results * alg.acc.bytes / 4 / threads + 48
+    fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
+    if config.unit == "mma" and alg.b is not None:
+        a, b = alg.a.tensor.dtype.bytes, alg.b.tensor.dtype.bytes
+        m, n = (tile(config, alg, kind) for kind in "MN")
+        shared = config.stages * k * (m * a + n * b) + 1024
+        shared += results * alg.c.tensor.dtype.bytes if config.c == "box" else 0
+        fit.append(target.shared_bytes / shared)
+    return max(1, int(min(fit)))
+
+
+def _touched(view: View, alg: Algorithm) -> int:
+    """Bytes of a tensor that the computation reads or writes at least once."""
+    strides = axis_strides(view, alg)
+    points = prod(x.size for x in alg.axes if strides[x.name])
+    return min(points, prod(view.tensor.shape)) * view.tensor.dtype.bytes
+
+
+# -- how a tile lies in memory --------------------------------------------------------------------
+
+@lru_cache(maxsize=512)
+def axis_strides(view: View, alg: Algorithm) -> dict[str, int]:
+    """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
+    of the point where every axis is 0."""
+    zero: dict[Expr, Expr] = {x.var: Const(0) for x in alg.axes}
+    offset = view.offset()
+    first = _value(substitute(offset, zero))
+    found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in alg.axes}
+    return found | {"": first}
+
+
+def _value(e: Expr) -> int:
+    e = simplify(e)
+    assert isinstance(e, Const), e
+    return int(e.value)
+
+
+def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
+    """What it takes to move a view's tile once."""
+    strides = axis_strides(view, alg)
+    blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
+    elements = prod(b.extent for b in blocks)
+    size = view.tensor.dtype.bytes
+    if word == "box":
+        return Fetch(elements * size, 0, _run(strides, blocks, alg, 1)[0] * size)
+    threads = config.warps * 32
+    run, vector = _run(strides, blocks, alg, min(ACCESS // size, max(1, elements // threads)))
+    return Fetch(elements * max(size, SECTOR / run), elements / vector, run * size)
+
+
+def _run(strides: dict[str, int], blocks: list[Block], alg: Algorithm,
+         widest: int) -> tuple[int, int]:
+    """(how many elements of a tile follow one another in memory, how many one access takes)."""
+    run, inside = 1, set()
+    for block in blocks:
+        length, names = 1, set()
+        for name in reversed(block.axes):
+            if abs(strides[name]) != length:
+                break
+            length *= alg.size(name)
+            names.add(name)
+        if min(length, block.extent) > run:
+            run, inside = min(length, block.extent), names
+    vector = 1
+    steps = [s for a, s in strides.items() if a not in inside and (not a or alg.size(a) > 1)]
+    while vector * 2 <= min(run, widest) and all(s % (vector * 2) == 0 for s in steps):
+        vector *= 2
+    return run, vector
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float:
+    """The counts and the rates put together."""
+    slots = config.programs or target.sms
+    rounds = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
+    together = min(w.resident, rounds)
+    step = _step_ns(w, config, target, c, together)
+    store = w.stored.bytes / c.store_gbs * (c.box_store if config.c == "box" else 1.0)
+    if config.programs:
+        store *= c.persistent
+        step *= c.flat_pixels if w.pixels_summed else 1.0
+    fills = 1.0 if config.programs else rounds / together
+    busy = (rounds * (w.steps * step + store / together) + fills * c.fill_ns) / 1e3
+    bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
+    moving = (w.traffic + w.partial / 2) / bandwidth
+    total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
+    if w.partial:
+        total += c.launch_us + w.partial / 2 / bandwidth
+    return total
+
+
+def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: float) -> float:
+    """One step of the sum on a multiprocessor that ``together`` programs share."""
+    macs = w.m * w.n * w.k * w.group
+    peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
+    if config.unit == "mma":
+        multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
+        multiply *= max(1.0, 64 / w.left)
+    else:
+        multiply = macs / (128 * 1.7 * c.fma_share)
+    accesses = sum(f.accesses for f in w.fetched)
+    fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
+    fetch /= c.fetch_gbs
+    fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
+    in_flight = w.steps if config.unroll else max(1, config.stages - 1)
+    late = c.latency_ns / in_flight / together
+    wait = 0.0 if w.boxed else c.gather_step_ns / together
+    return max(multiply, fetch, late) + wait
