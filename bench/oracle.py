@@ -154,6 +154,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "hardswish": torch.nn.functional.hardswish,
 }
+# Half the distance between the smallest numbers of a type: what rounding adds near zero.
+TINY = {"f16": 2.0**-25, "bf16": 0.0, "f32": 0.0, "tf32": 0.0, "f64": 0.0}
 RMS_LIMIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2e-6, "tf32": 2.0**-10, "f64": 1e-14}
 
 
@@ -170,15 +172,18 @@ def after(want: torch.Tensor, at: slice, epilogue: str,
     return want
 
 
-def _rms_limit(p: ConvProblem, result: str, is_tf32: bool, on_gpu: bool) -> float:
+def _rms_limit(p: ConvProblem, prop: Prop, result: str, is_tf32: bool, on_gpu: bool) -> float:
+    """Rounding of the result, and of a sum in f32: a random walk of as many steps as terms."""
     # Triton's interpreter cuts bf16 off where hardware rounds.
-    return RMS_LIMIT["tf32" if is_tf32 else result] * (1 if on_gpu else 2)
+    rounding = RMS_LIMIT["tf32" if is_tf32 else result] * (1 if on_gpu else 2)
+    return rounding + (terms(p, prop) ** 0.5 * 2.0**-23 if p.acc.bits == 32 else 0.0)
 
 
 def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: torch.Tensor,
           mode: str, epilogue: str = "", extra: dict[str, torch.Tensor] | None = None) -> Judgement:
     """Compare a result with the answer. ``exact``: bit for bit after one rounding. ``float``: each
-    element within (n+4) eps_acc sum|a||b| + 2 eps_out |y| (with an epilogue 3 eps_out (1 + |y|)),
+    element within (n+4) eps_acc sum|a||b| + 2 eps_out |y| (with an epilogue 3 eps_out (1 + |y|)), and half
+    the smallest f16 where that rounds,
     and the whole within a 2-norm limit."""
     found = Judgement()
     result = getattr(p, RESULT[prop]).dtype.name
@@ -199,7 +204,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
         else:
             assert magnitude is not None
             room = 3 * (1 + want.abs()) if epilogue else 2 * want.abs()
-            allowed = acc * magnitude[1] + out * room + 1e-30
+            allowed = acc * magnitude[1] + out * room + TINY[result] + 1e-30
             share = gap / allowed
             found.of_bound = max(found.of_bound, float(share.max()))
             bad = ~(share <= 1)
@@ -213,6 +218,6 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     found.rms = (error / size) ** 0.5 if size else 0.0 if error == 0 else float("inf")
     if wrong:
         found.reason = f"{wrong} of {seen} elements are wrong"
-    elif mode == "float" and not found.rms <= _rms_limit(p, result, is_tf32, got.is_cuda):
+    elif mode == "float" and not found.rms <= _rms_limit(p, prop, result, is_tf32, got.is_cuda):
         found.reason = f"the error in the 2-norm is {found.rms:.2e}"
     return found

@@ -13,7 +13,8 @@ and a propagation kind chooses which two of (o, i, k) are loop axes; the third i
 
 For BWD_D with a stride, i = S*q + r splits the work into phases r, and k = k0(r) + S/gcd(S, D) * t
 are the only taps that meet a phase: the stride condition then holds by construction (the simplifier
-proves it) and no multiplication is wasted. Nothing after this module knows which kind it compiles.
+proves it) and no multiplication is wasted. Phases with equally many taps become one algorithm, with
+r as an axis; others are algorithms of their own. Nothing after this module knows which kind it compiles.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 
 from transconv.epilogue import Epilogue
-from transconv.ir import DType, Expr, Tensor, Var, View, ViewDim, eq, free_vars
+from transconv.ir import TRUE, DType, Expr, Tensor, Var, View, ViewDim, all_of, eq, free_vars
 from transconv.problem import ConvProblem, Prop
+from transconv.simplify import Facts, simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,14 @@ def _mentions(view: View | None) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Spatial:
-    """The relation of one spatial dimension: two axes, and where they meet each tensor."""
+    """The relation of one spatial dimension: its axes, and where they meet each tensor."""
 
     outer: Axis  # the axis that C or the sum runs over (o, i or q)
     tap: Axis
     i: ViewDim
     o: ViewDim
     k: ViewDim
+    phase: Axis | None = None  # where all stride phases are one algorithm
 
 
 def _solve_i(p: ConvProblem, x: int) -> _Spatial:
@@ -130,6 +133,37 @@ def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
     return _Spatial(outer, tap, ViewDim(i), ViewDim(o, inside), ViewDim(k))
 
 
+def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
+    """The phase r as an axis of its own, for dilation 1: tap k = (r + P) % S + S*t meets position
+    i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
+    the phases are columns of one product, like channels."""
+    n, stride, pad = p.spatial_names[x], p.stride[x], p.pad_lo[x]
+    q = Axis(f"q{n}", -(-p.i[x] // stride), "pixel")
+    r = Axis(f"r{n}", min(stride, p.i[x]), "tap")
+    t = Axis(f"t{n}", -(-p.k[x] // stride), "tap")
+    facts = Facts().with_range(r.var, 0, r.size - 1)
+    i = q.var * stride + r.var
+    k = simplify((r.var + pad) % stride + t.var * stride, facts)
+    o = simplify(q.var - t.var + (r.var + pad) // stride, facts)
+    inside = (o >= 0) & (o < p.o[x])
+    exists = (k < p.k[x]) if p.k[x] % stride else TRUE
+    return _Spatial(q, t, ViewDim(i, (i < p.i[x]) if p.i[x] % stride else TRUE),
+                    ViewDim(o, all_of([inside, exists])), ViewDim(k, exists), r)
+
+
+MANY_PHASES = 16  # more kernels than this take longer to make and start than they save
+
+
+def _fold_phases(p: ConvProblem) -> bool:
+    """Whether all stride phases go into one kernel: when it wastes nothing, because every phase has
+    as many taps, or when there would be too many kernels."""
+    strided = [x for x in range(p.ndims) if p.stride[x] > 1]
+    if not strided or any(p.dilation[x] > 1 for x in strided):
+        return False
+    even = all(p.k[x] % p.stride[x] == 0 for x in strided)
+    return even or prod(p.stride) > MANY_PHASES
+
+
 def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
     """First tap, step and number of the taps k with ``(phase + P - k*D) % S == 0``."""
     stride, dilation = p.stride[x], p.dilation[x]
@@ -147,6 +181,10 @@ def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> 
     """
     if prop is not Prop.BWD_D:
         return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
+    if _fold_phases(p):
+        spatial = [_solve_all_phases(p, x) if p.stride[x] > 1 else _solve_o(p, x, 0)
+                   for x in range(p.ndims)]
+        return (_assemble(p, prop, spatial, epilogue, "_phases"),)
     phases = itertools.product(*(range(min(s, n)) for s, n in zip(p.stride, p.i, strict=True)))
     made = []
     for phase in phases:
@@ -173,7 +211,8 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
     roles = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
              Prop.BWD_W: ("src", "dst", "wei")}[prop]
     outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
-    order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, ic, *taps, oc),
+    phases = [s.phase for s in spatial if s.phase is not None]
+    order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, *phases, ic, *taps, oc),
             Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
     a, b, c = (views[r] for r in roles)
     used = tuple(x for x in order if x is not g or p.g > 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transconv import heuristics, knobs
+from transconv import heuristics, knobs, verdicts
 from transconv.algorithm import Algorithm, algorithms
 from transconv.backend_triton.emit_tl import boxes, emit, grid_size
 from transconv.backend_triton.launch import Launcher
@@ -127,12 +127,14 @@ class Step:
     path: Path | None
     launcher: Launcher
     params: tuple[str, ...]
+    digest: str  # under which its verdict is kept
     zero: Tensor | None = None  # cleared before the launch
 
 
 @dataclass(slots=True)
 class Compiled:
-    """A plan: the launches that compute one direction of one problem."""
+    """A plan: the launches that compute one direction of one problem. ``fixed``: the caller gave
+    the config; ``rejected``: better configs that were passed over, their kernels being wrong."""
 
     problem: ConvProblem
     prop: Prop
@@ -141,6 +143,8 @@ class Compiled:
     epilogue: Epilogue
     steps: tuple[Step, ...]
     workspaces: dict[str, Tensor] = field(default_factory=dict)
+    fixed: bool = False
+    rejected: int = 0
 
     @property
     def source(self) -> str:
@@ -169,20 +173,23 @@ def _switches() -> dict[str, bool]:
     return dict(knobs.passes())
 
 
+Choose = Callable[[Algorithm, Target], Config]
+
+
 def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config | None,
-               epilogue: Epilogue) -> list[tuple[Algorithm, Config]]:
+               epilogue: Epilogue,
+               choose: Choose = heuristics.default) -> list[tuple[Algorithm, Config]]:
     """The algorithms to run, in order, each with its config: phases, and second stages of sums."""
     made: list[tuple[Algorithm, Config]] = []
     for algorithm in algorithms(problem, prop, epilogue):
         if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
             continue
-        chosen = config or heuristics.default(algorithm, target)
-        if config is not None and any(x.size == 0 for x in algorithm.axes_of("K")):
-            chosen = heuristics.default(algorithm, target)
+        empty = any(x.size == 0 for x in algorithm.axes_of("K"))
+        chosen = choose(algorithm, target) if config is None or empty else config
         made.append((algorithm, chosen))
         if chosen.split_k > 1 and chosen.reduce == "partials":
             second = blockwise.combine(algorithm, chosen.split_k)
-            made.append((second, heuristics.default(second, target)))
+            made.append((second, choose(second, target)))
     return made
 
 
@@ -190,7 +197,8 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
           epilogue: Epilogue | None = None) -> Compiled:
     """Compile one direction of a problem, without looking at what is kept.
 
-    Raises ConfigError when the given config is not legal, Unsupported when nothing is.
+    Without a config, each kernel is the best that is not known to be wrong. Raises ConfigError when
+    the given config is not legal, Unsupported when nothing is.
     """
     epilogue = epilogue or Epilogue()
     if problem.src.dtype.kind != "float":
@@ -198,15 +206,9 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     started = time.perf_counter()
     steps: list[Step] = []
     spaces: dict[str, Tensor] = {}
-    switches = _switches()
-    for algorithm, chosen in plan_steps(problem, prop, target, config, epilogue):
-        try:
-            steps.append(_step(problem, algorithm, chosen, target, switches))
-        except ConfigError:
-            raise
-        except Exception as cause:
-            raise StageError(stage="passes", problem=str(problem), direction=prop.value,
-                             config=str(chosen), reason=f"{type(cause).__name__}: {cause}") from cause
+    shelf = _Shelf(problem, prop)
+    for algorithm, chosen in plan_steps(problem, prop, target, config, epilogue, shelf.choose):
+        steps.append(shelf.step(algorithm, chosen, target))
         if chosen.split_k > 1 and chosen.reduce == "partials":
             spaces["partials"] = blockwise.workspace(algorithm, chosen.split_k)
         elif chosen.split_k > 1 and not any(s.zero for s in steps):
@@ -215,7 +217,46 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG
     log.log(level, "%s %s on %s: %s, generated in %.2f s", problem, prop, target.name, used, spent)
-    return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces)
+    return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces,
+                    config is not None, shelf.rejected)
+
+
+MOST_REJECTED = 8  # wrong kernels of one algorithm after which torch is the better choice
+
+
+class _Shelf:
+    """The kernels of one plan as they are made, each once."""
+
+    def __init__(self, problem: ConvProblem, prop: Prop) -> None:
+        self.problem, self.prop = problem, prop
+        self.switches = _switches()
+        self.made: dict[tuple[str, Config], Step] = {}
+        self.rejected = 0
+
+    def step(self, algorithm: Algorithm, config: Config, target: Target) -> Step:
+        """The kernel of an algorithm. Raises ConfigError, or StageError for an error of ours."""
+        key = (algorithm.name, config)
+        if key not in self.made:
+            try:
+                self.made[key] = _step(self.problem, algorithm, config, target, self.switches)
+            except ConfigError:
+                raise
+            except Exception as cause:
+                raise StageError(
+                    stage="passes", problem=str(self.problem), direction=self.prop.value,
+                    config=str(config), reason=f"{type(cause).__name__}: {cause}") from cause
+        return self.made[key]
+
+    def choose(self, algorithm: Algorithm, target: Target) -> Config:
+        """The best config whose kernel is not known to be wrong. Raises Unsupported when the first
+        ``MOST_REJECTED`` are."""
+        candidates = heuristics.candidates(algorithm, target)[:MOST_REJECTED]
+        for config in candidates:
+            if not verdicts.is_wrong(self.step(algorithm, config, target).digest):
+                return config
+            self.rejected += 1
+        raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {algorithm.name} "
+                          f"of {self.problem} are known to give wrong results on {target.name}")
 
 
 MAX_NAME = 64  # characters of a name in the IR
@@ -246,8 +287,9 @@ def _step(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Ta
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
     launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages,
                         descriptors)
+    digest = verdicts.digest(source, f"{target.name} {config.warps} {config.stages}")
     return Step(algorithm, config, kernel, source, path, launcher,
-                tuple(t.name for t in kernel.params))
+                tuple(t.name for t in kernel.params), digest)
 
 
 _plans: dict[tuple[Any, ...], Compiled] = {}
@@ -278,3 +320,12 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, config: Config | str 
         with _lock:
             found = _plans.setdefault(key, made)
     return found
+
+
+def replan(wrong: Compiled) -> Compiled:
+    """Forget a plan and make the next, after verdicts on its kernels. Raises as ``build``."""
+    key = (wrong.problem, wrong.prop, wrong.target, None, wrong.epilogue)
+    with _lock:
+        if _plans.get(key) is wrong:
+            del _plans[key]
+    return plan(wrong.problem, wrong.prop, wrong.target, None, wrong.epilogue)

@@ -48,6 +48,7 @@ class Constants:
 
 
 SM90 = Constants()
+CORES_PER_NS = 128 * 1.7  # multiply-adds of a multiprocessor's cores
 SECTOR = 32  # bytes: the least that a load or store moves
 LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
 ACCESS = 16  # bytes: the most that one lane loads or stores at once
@@ -139,7 +140,7 @@ def _role(block: Block, alg: Algorithm) -> str:
 def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: int) -> int:
     """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
     threads = config.warps * target.warp_size
-    registers = results * alg.acc.bytes / 4 / threads + 48
+    registers = _registers(config, alg, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if config.unit == "mma" and alg.b is not None:
         a, b = alg.a.tensor.dtype.bytes, alg.b.tensor.dtype.bytes
@@ -148,6 +149,16 @@ def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: i
         shared += results * alg.c.tensor.dtype.bytes if config.c == "box" else 0
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
+
+
+def _registers(config: Config, alg: Algorithm, target: Target) -> float:
+    """Registers of a thread. On the matrix unit, its share of the accumulator; element by element,
+    also where each element lies, whether it exists, and its factors."""
+    m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
+    words = alg.acc.bytes / 4
+    own, each = (48, words) if config.unit == "mma" else (32, words + 3)
+    depth = 1 if config.unit == "mma" else k
+    return own + m * n * depth * group * each / (config.warps * target.warp_size)
 
 
 def _touched(view: View, alg: Algorithm) -> int:
@@ -182,31 +193,49 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
     blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
+    found = min((_row(strides, b, alg, size) for b in blocks), default=_Row(SECTOR, SECTOR))
     if word == "box":
-        return Fetch(elements * size, 0, _run(strides, blocks, alg, 1)[0] * size)
-    threads = config.warps * 32
-    run, vector = _run(strides, blocks, alg, min(ACCESS // size, max(1, elements // threads)))
-    return Fetch(elements * max(size, SECTOR / run), elements / vector, run * size)
+        return Fetch(elements * size, 0, found.bytes)
+    widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
+    accesses = elements / _vector(strides, found, alg, widest)
+    return Fetch(elements * max(size, found.each), accesses, found.bytes)
 
 
-def _run(strides: dict[str, int], blocks: list[Block], alg: Algorithm,
-         widest: int) -> tuple[int, int]:
-    """(how many elements of a tile follow one another in memory, how many one access takes)."""
-    run, inside = 1, set()
-    for block in blocks:
-        length, names = 1, set()
-        for name in reversed(block.axes):
-            if abs(strides[name]) != length:
-                break
-            length *= alg.size(name)
-            names.add(name)
-        if min(length, block.extent) > run:
-            run, inside = min(length, block.extent), names
+@dataclass(frozen=True, slots=True, order=True)
+class _Row:
+    """Neighbours of a tile in memory: the bytes that are moved for each element and for all of
+    them, how many follow one another without a gap, and along which axes."""
+
+    each: float
+    bytes: float
+    run: int = 1
+    axes: tuple[str, ...] = ()
+
+
+def _row(strides: dict[str, int], block: Block, alg: Algorithm, size: int) -> _Row:
+    """The row that the innermost axes of a block make. Neighbours with a gap share sectors too."""
+    step, length, axes = 0, 1, []
+    for name in reversed(block.axes):
+        if alg.size(name) == 1:
+            continue
+        step = step or abs(strides[name])
+        if abs(strides[name]) != step * length or not step:
+            break
+        length *= alg.size(name)
+        axes.append(name)
+    length = min(length, block.extent)
+    sectors = -(-((length - 1) * step + 1) * size // SECTOR)
+    moved = min(sectors, length) * SECTOR
+    return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
+
+
+def _vector(strides: dict[str, int], row: _Row, alg: Algorithm, widest: int) -> int:
+    """How many elements one access takes: as many as all rows of the tensor are aligned to."""
+    steps = [s for a, s in strides.items() if a not in row.axes and (not a or alg.size(a) > 1)]
     vector = 1
-    steps = [s for a, s in strides.items() if a not in inside and (not a or alg.size(a) > 1)]
-    while vector * 2 <= min(run, widest) and all(s % (vector * 2) == 0 for s in steps):
+    while vector * 2 <= min(row.run, widest) and all(s % (vector * 2) == 0 for s in steps):
         vector *= 2
-    return run, vector
+    return vector
 
 
 # -- time -----------------------------------------------------------------------------------------
@@ -239,7 +268,7 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= max(1.0, 64 / w.left)
     else:
-        multiply = macs / (128 * 1.7 * c.fma_share)
+        multiply = macs / (CORES_PER_NS * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
     fetch /= c.fetch_gbs

@@ -21,6 +21,7 @@ from transconv.target import Target
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "tilings"]
 
 MOST = 200  # candidates that are worth checking and tuning
+MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
 def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
@@ -199,6 +200,8 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
     depths = (16, 64) if _sums_pixels(alg) else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
+            if m * n * k > MOST_PRODUCTS and not big:
+                continue
             blocks = []
             if r:
                 blocks.append(Block(r, m))

@@ -24,19 +24,37 @@ def load(source: str, function: str, path: Path | None = None) -> Any:
     return namespace[function]
 
 
-def cache_directory() -> Path | None:
-    """The folder for readable copies, or None when it cannot be trusted.
+def cache_directory(*inside: str) -> Path | None:
+    """The folder for readable copies, or a folder inside of it; None when it cannot be trusted.
 
     It must belong to the user and be writable by nobody else; it is made with mode 0700.
     """
-    wanted = knobs.cache()
+    folder = knobs.cache()
+    for name in ("", *inside):
+        folder = folder / name
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = folder.stat()
+        except OSError:
+            return None
+        foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
+        if foreign or status.st_mode & 0o022:
+            return None
+    return folder
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that readers see all of the old text or all of the new. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:80]}.")
     try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = wanted.stat()
-    except OSError:
-        return None
-    foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
-    return None if foreign or status.st_mode & 0o022 else wanted
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def write(source: str, name: str) -> Path | None:
@@ -48,12 +66,7 @@ def write(source: str, name: str) -> Path | None:
     try:
         if path.exists() and not path.is_symlink() and path.read_text() == source:
             return path
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:80]}.")
-        with os.fdopen(handle, "w") as file:
-            file.write(source)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_text(path, source)
     except OSError:
         return None
     return path

@@ -1,0 +1,355 @@
+"""What the processes of ``python -m bench networks`` do: collect kernels, compile them, measure.
+
+A model is measured as it is and as a copy that ``transconv.convert_`` has converted, in turn, in
+one process. While a process takes times it has the GPU for itself (``exclusive``); everything else
+shares it.
+"""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import transconv
+from bench import models
+
+Row = dict[str, Any]
+Tensor = torch.Tensor
+PRECISIONS = ("bf16", "tf32", "ieee")
+LAYOUTS = ("nhwc", "nchw")
+STEPS = 20
+
+
+# -- the setting of a measurement ------------------------------------------------------------------
+
+
+class Setting:
+    """A model's name with the precision, the layout and the device it runs in."""
+
+    def __init__(self, model: str, precision: str, layout: str, device: str, small: bool) -> None:
+        self.model, self.precision, self.layout = model, precision, layout
+        self.device, self.small = device, small
+
+    def arrange(self, precision: str = "") -> None:
+        """Set torch's switches for float32."""
+        tf32 = (precision or self.precision) == "tf32"
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+    def to_layout(self, thing: Any) -> Any:
+        """A module or a tensor in this layout."""
+        dense3d = self.model == "unet3d"
+        form = torch.channels_last_3d if dense3d else torch.channels_last
+        if self.layout == "nchw" or (isinstance(thing, Tensor) and thing.dim() != 4 + dense3d):
+            return thing
+        return thing.to(memory_format=form)
+
+    def pair(self) -> tuple[nn.Module, nn.Module]:
+        """The model, and its copy after the one line that this is about."""
+        torch.manual_seed(1)
+        before = self.to_layout(models.build(self.model, self.small).to(self.device)).train()
+        after = copy.deepcopy(before)
+        transconv.convert_(after)
+        return before, after
+
+    def batch(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        x, y = models.inputs(self.model, self.small, seed)
+        return self.to_layout(x.to(self.device)), y.to(self.device)
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        with self.autocast():
+            y: Tensor = model(x)
+            return y
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.forward(model, x).to(
+            x.dtype if x.dtype == torch.float64 else torch.float32), y)
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def gpu(lock: str, exclusive: bool) -> Iterator[None]:
+    """Share the GPU with other processes, or have it alone."""
+    with Path(lock).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def prepare() -> None:
+    transconv.config.fallback = "silent"
+    transconv.stats(reset=True)
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
+    """The kernels that one training step and one inference would ask for."""
+    from transconv.errors import Unsupported
+    from transconv.torch_ops import execute, routes
+
+    setting = Setting(model, precision, layout, device, small)
+    prepare()
+    asked: dict[tuple[Any, ...], None] = {}
+    planned = execute.planned
+
+    def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
+             deterministic: bool) -> Any:
+        asked[problem, prop, epilogue, aligned, deterministic] = None
+        raise Unsupported("bench:collecting")
+
+    execute.planned = note
+    try:
+        with gpu(lock, exclusive=False):
+            setting.arrange()
+            _, after = setting.pair()
+            x, y = setting.batch()
+            setting.loss(after, x, y).backward()
+            with torch.no_grad():
+                setting.forward(after.eval(), x)
+            setting.wait()
+    finally:
+        execute.planned = planned
+        routes.forget()
+        release()
+    return {"kernels": list(asked)}
+
+
+def compile_one(kernel: tuple[Any, ...]) -> Row:
+    """Plan and compile into the shared cache. What fails here fails again, and is counted, there."""
+    from bench.case import warm
+    from transconv.torch_ops import execute
+
+    problem, prop, epilogue, aligned, deterministic = kernel
+    start = time.perf_counter()
+    compiled = execute.planned(problem, prop, torch.device("cuda"), epilogue, aligned,
+                               deterministic)
+    if aligned:  # others are compiled where they are launched
+        warm(compiled)
+    return {"seconds": time.perf_counter() - start}
+
+
+def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
+    """Generate the kernels' texts before the GPU is asked for."""
+    from transconv.errors import Unsupported
+    from transconv.torch_ops import execute
+
+    for problem, prop, epilogue, aligned, deterministic in kernels:
+        try:
+            execute.planned(problem, prop, torch.device(device, 0) if device == "cuda"
+                            else torch.device(device), epilogue, aligned, deterministic)
+        except Unsupported:
+            pass
+
+
+def release() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# -- measurements ----------------------------------------------------------------------------------
+
+
+def measure(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
+            kernels: list[tuple[Any, ...]], seconds: float = 0.6) -> Row:
+    """All rows of one setting: accuracy, training, times."""
+    setting = Setting(model, precision, layout, device, small)
+    prepare()
+    plan_all(kernels, device)
+    rows: list[Row] = []
+    with gpu(lock, exclusive=False):
+        setting.arrange()
+        rows += accuracy(setting)
+        rows.append(training(setting))
+        release()
+        before, after = setting.pair()
+        runs = calls(setting, before), calls(setting, after)
+        for what in runs[0]:
+            for run in runs:
+                run[what]()
+        setting.wait()
+    with gpu(lock, exclusive=True):
+        for what in runs[0]:
+            rows.append({"what": what, **timed(runs[0][what], runs[1][what], setting, seconds)})
+    return {"rows": rows}
+
+
+def accuracy(setting: Setting) -> list[Row]:
+    """Errors against float64 of the outputs and of every parameter's gradient, relative to the
+    root mean square of each; the row of the gradients has medians over the parameters."""
+    before, after = setting.pair()
+    x, y = setting.batch()
+    exact = copy.deepcopy(before).double()
+    double = Setting(setting.model, "f64", setting.layout, setting.device, setting.small)
+    wanted = results(double, exact, x.double(), y)
+    del exact
+    theirs = results(setting, before, x, y)
+    transconv.stats(reset=True)
+    ours = results(setting, after, x, y)
+    counts = stats_columns()
+    errors = [(name, relative(theirs[name], ref), relative(ours[name], ref))
+              for name, ref in wanted.items()]
+    _, torchs, mine = errors[0]
+    outputs = {"what": "outputs", "torch": torchs, "transconv": mine, "unit": "rel. RMSE",
+               "ratio": mine / torchs if torchs else 1.0, **counts}
+    rest = [(name, a, b) for name, a, b in errors[1:] if a > 0]
+    ratios = sorted((b / a, name) for name, a, b in rest)
+    gradients = {"what": "gradients", "torch": median(a for _, a, _ in rest) if rest else 0.0,
+                 "transconv": median(b for _, _, b in rest) if rest else 0.0, "unit": "rel. RMSE",
+                 "ratio": median(r for r, _ in ratios) if ratios else 1.0, **counts,
+                 "note": f"worst of {len(ratios)}: {ratios[-1][0]:.2f} at {ratios[-1][1]}"
+                 if ratios else "equal to float64"}
+    return [outputs, gradients]
+
+
+def results(setting: Setting, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The output, then the gradients by name."""
+    found = {"output": setting.forward(model, x)}
+    nn.functional.cross_entropy(found["output"].to(
+        torch.float64 if setting.precision == "f64" else torch.float32), y).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        found[name] = parameter.grad
+    return {name: t.detach() for name, t in found.items()}
+
+
+def relative(got: Tensor, ref: Tensor) -> float:
+    """Root mean square of the error over that of the exact values."""
+    scale = ref.square().mean().sqrt()
+    error = (got.double() - ref).square().mean().sqrt()
+    return float((error / scale).item()) if scale else 0.0
+
+
+def training(setting: Setting) -> Row:
+    """Twenty steps from the same weights on the same batches: how far the losses come apart, and
+    how far torch's own do when cuDNN chooses other algorithms."""
+    batches = [setting.batch(seed) for seed in range(4)]
+    losses = []
+    for side in ("torch", "transconv", "torch again"):
+        torch.backends.cudnn.benchmark = side == "torch again"
+        before, after = setting.pair()
+        model = after if side == "transconv" else before
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        seen = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = setting.loss(model, *batches[step % len(batches)])
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.detach())
+        losses.append([float(v) for v in torch.stack(seen).cpu()])
+    torch.backends.cudnn.benchmark = False
+    first, ours, again = losses
+    apart, itself = (max(abs(a - b) / abs(a) for a, b in zip(first, others, strict=True))
+                     for others in (ours, again))
+    return {"what": f"training, {STEPS} steps", "torch": first[-1], "transconv": ours[-1],
+            "unit": "last loss", "ratio": apart,
+            "note": f"first loss {first[0]:.4f}; losses differ by {apart:.2e} at most, torch with "
+                    f"other algorithms by {itself:.2e}"}
+
+
+def calls(setting: Setting, model: nn.Module,
+          wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> dict[str, Callable[[], object]]:
+    """Inference and a training step without the optimizer's part."""
+    x, y = setting.batch()
+    torch.backends.cudnn.benchmark = True
+    inference = wrap(copy.deepcopy(model).eval())
+    training = wrap(model)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return setting.forward(inference, x)
+
+    def step() -> object:
+        model.zero_grad(set_to_none=True)
+        setting.loss(training, x, y).backward()
+        return None
+
+    return {"forward": forward, "forward+backward": step}
+
+
+def timed(before: Callable[[], object], after: Callable[[], object], setting: Setting,
+          seconds: float) -> Row:
+    """Milliseconds of both, in turn: medians over rounds of un-synchronised repetitions."""
+    samples: list[list[float]] = [[], []]
+    counts = [repetitions(call, setting, seconds / 5) for call in (before, after)]
+    transconv.stats(reset=True)
+    after()
+    told = stats_columns()
+    for _ in range(5):
+        for call, count, seen in zip((before, after), counts, samples, strict=True):
+            seen.append(once(call, count, setting))
+    theirs, ours = map(median, samples)
+    spread = max((max(s) - min(s)) / median(s) for s in samples)
+    return {"torch": theirs, "transconv": ours, "unit": "ms", "ratio": theirs / ours,
+            "note": f"spread {spread:.1%}", **told}
+
+
+def repetitions(call: Callable[[], object], setting: Setting, seconds: float) -> int:
+    call()
+    return max(1, min(50, round(seconds / (once(call, 2, setting) / 1e3))))
+
+
+def once(call: Callable[[], object], count: int, setting: Setting) -> float:
+    """Milliseconds of one call, over ``count`` in a row."""
+    setting.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    setting.wait()
+    return (time.perf_counter() - start) * 1e3 / count
+
+
+def stats_columns() -> Row:
+    seen = transconv.stats(reset=True)
+    return {"native": sum(seen.native.values()),
+            "fallback": " ".join(f"{k}={v}" for k, v in sorted(seen.fallback.items()))}
+
+
+def measure_compiled(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
+                     kernels: list[tuple[Any, ...]], side: str, backend: str = "inductor",
+                     seconds: float = 0.6) -> Row:
+    """Times of one side under torch.compile."""
+    setting = Setting(model, precision, layout, device, small)
+    prepare()
+    rows = []
+    with gpu(lock, exclusive=False):
+        setting.arrange()
+        before, after = setting.pair()
+        if side == "transconv":
+            plan_all(kernels, device)
+        run = calls(setting, after if side == "transconv" else before,
+                    lambda m: torch.compile(m, backend=backend))
+        start = time.perf_counter()
+        for call in run.values():
+            call()
+        setting.wait()
+        compiling = time.perf_counter() - start
+    with gpu(lock, exclusive=True):
+        for what, call in run.items():
+            count = repetitions(call, setting, seconds / 5)
+            transconv.stats(reset=True)
+            call()
+            told = stats_columns() if side == "transconv" else {}
+            samples = [once(call, count, setting) for _ in range(5)]
+            rows.append({"what": f"compiled {what}", side: median(samples), "unit": "ms",
+                         f"{side}_compile_s": compiling, **told})
+    return {"rows": rows}

@@ -1,0 +1,208 @@
+"""``python -m bench networks``: whole models before and after ``transconv.convert_(model)``.
+
+For every model, precision and layout: errors of outputs and gradients against float64, twenty
+training steps, and times of inference and training; with ``--compiled`` the times under
+torch.compile instead. Kernels are collected first and compiled by many processes. Every row that
+was asked for is in ``networks.csv``, with the reason where a number is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import models
+from bench.environment import versions, worker_environment
+from bench.network_worker import LAYOUTS, PRECISIONS, STEPS, Row
+from bench.pool import Group, Pool, Task
+from bench.progress import Progress
+from bench.table import Table
+
+# ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
+COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",
+           "unit", "native", "fallback", "note", "error", "torch_compile_s", "transconv_compile_s",
+           "device", "versions_torch", "triton", "commit")
+KEY = ("model", "precision", "layout", "what")
+EAGER = ("outputs", "gradients", f"training, {STEPS} steps", "forward", "forward+backward")
+COMPILED = ("compiled forward", "compiled forward+backward")
+Case = tuple[str, str, str]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    cores = max(1, (os.cpu_count() or 2) - 4)
+    parser.add_argument("--models", default=",".join(models.NAMES))
+    parser.add_argument("--precisions", default=",".join(PRECISIONS),
+                        help="bf16 (autocast), tf32, ieee (both float32)")
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--compiled", action="store_true", help="times under torch.compile")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--processes", type=int, default=4, help="that share the GPU")
+    parser.add_argument("--workers", type=int, default=cores, help="that compile")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for one setting")
+    parser.add_argument("--time-budget", type=float, default=540)
+    parser.add_argument("--cache", default="", help="folder of compiled kernels")
+
+
+class Run:
+    """The tasks of all settings: collect, then compile what is new, then measure."""
+
+    def __init__(self, options: argparse.Namespace, table: Table) -> None:
+        self.options, self.table = options, table
+        self.kinds = COMPILED if options.compiled else EAGER
+        self.cases: list[Case] = [
+            (m, p, layout) for m in options.models.split(",")
+            for p in options.precisions.split(",") for layout in options.layouts.split(",")]
+        self.lock = str(Path(options.out) / "gpu.lock")
+        self.asked: set[Any] = set()  # kernels that were given to a compiler
+        self.waits: dict[Case, set[Any]] = {}  # a case's kernels that are not yet compiled
+        self.kernels: dict[Case, list[Any]] = {}
+        self.missing = {case: dict.fromkeys(self.kinds, "out of budget") for case in self.cases}
+        self.halves: dict[tuple[Case, str], Row] = {}
+        measured = "measure_compiled" if options.compiled else "measure"
+        worker, variables = "bench.network_worker:", worker_environment(options.cache)
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # this pool's processes are daemons
+        self.pool = Pool({
+            "collect": Group(f"{worker}collect", 2, variables),
+            "compile": Group(f"{worker}compile_one", options.workers, variables),
+            "measure": Group(f"{worker}{measured}", options.processes, variables)})
+        self.progress = Progress(len(self.cases), "step")
+
+    def setting(self, case: Case) -> Row:
+        model, precision, layout = case
+        return {"model": model, "precision": precision, "layout": layout,
+                "device": self.options.device, "small": self.options.small, "lock": self.lock}
+
+    def go(self) -> None:
+        tasks = [Task("collect", self.setting(case), 120) for case in self.cases]
+        for task, row in self.pool.run(tasks, self.options.time_budget, grace_s=30):
+            self.progress.step()
+            if task.group == "compile":
+                self.compiled(task.payload["kernel"], row)
+                continue
+            case: Case = (task.payload["model"], task.payload["precision"],
+                          task.payload["layout"])
+            if "error" in row:
+                self.progress.say(f"{task.group} {case}: {row['error'][:300]}")
+            if task.group == "collect":
+                self.collected(case, row)
+            else:
+                self.measured(case, task.payload.get("side", ""), row)
+        self.progress.close()
+
+    def collected(self, case: Case, row: Row) -> None:
+        kernels = self.kernels[case] = row.get("kernels", [])
+        fresh = [k for k in kernels if k not in self.asked]
+        self.asked.update(fresh)
+        if self.options.device == "cuda":
+            self.waits[case] = set(kernels) - self.done
+            for kernel in fresh:
+                self.pool.add(Task("compile", {"kernel": kernel}, 120))
+            self.progress.total += len(fresh)
+        else:
+            self.waits[case] = set()
+        self.ready()
+
+    @property
+    def done(self) -> set[Any]:
+        return getattr(self, "_done", set())
+
+    def compiled(self, kernel: Any, row: Row) -> None:
+        self._done = self.done | {kernel}
+        if "error" in row:
+            self.progress.say(f"not compiled ahead: {kernel[0]} {kernel[1]} {kernel[2]}: "
+                              f"{row['error'][:300]}")
+        for waiting in self.waits.values():
+            waiting.discard(kernel)
+        self.ready()
+
+    def ready(self) -> None:
+        """Start measuring what has all of its kernels."""
+        for case in [c for c, waiting in self.waits.items() if not waiting]:
+            del self.waits[case]
+            payload = {**self.setting(case), "kernels": self.kernels[case]}
+            sides = ("torch", "transconv") if self.options.compiled else ("",)
+            for side in sides:
+                extra = {"side": side, "backend": self.options.backend} if side else {}
+                self.pool.add(Task("measure", payload | extra, self.options.limit))
+            self.progress.total += len(sides)
+
+    def measured(self, case: Case, side: str, row: Row) -> None:
+        error = row.get("error", "")
+        found = row.get("rows") or [{"what": what} for what in self.kinds]
+        for part in found:
+            part["error"] = f"{side} {error}".strip() if error else ""
+            if not side:
+                self.finish(case, part)
+                continue
+            other = self.halves.pop((case, part["what"]), None)
+            if other is None:
+                self.halves[case, part["what"]] = part
+                continue
+            errors = " ".join(filter(None, (other["error"], part["error"])))
+            both = other | part | {"error": errors}
+            if "torch" in both and "transconv" in both:
+                both["ratio"] = both["torch"] / both["transconv"]
+            self.finish(case, both)
+
+    def finish(self, case: Case, row: Row) -> None:
+        """Write a row and say it."""
+        self.missing[case].pop(row["what"], None)
+        model, precision, layout = case
+        size = models.size_of(model, self.options.small)
+        told = versions()
+        row = {"model": model, "precision": precision, "layout": layout, "batch": size.batch,
+               "image": "x".join(map(str, size.image)), **row, "device": told["device"],
+               "versions_torch": told["torch"], "triton": told["triton"],
+               "commit": told["commit"]}
+        self.table.add(row)
+        self.progress.say(line(row))
+
+    def leftovers(self) -> Iterator[tuple[Case, Row]]:
+        """Rows that never came, so that none is left out."""
+        for case, kinds in self.missing.items():
+            for what, why in list(kinds.items()):
+                half = self.halves.get((case, what), {})
+                yield case, {**half, "what": what,
+                             "error": half.get("error") or why}
+
+
+def line(row: Row) -> str:
+    """One row, for people."""
+    def cell(name: str) -> str:
+        value = row.get(name, "")
+        return f"{value:10.4g}" if isinstance(value, float) else f"{value!s:>10}"
+
+    return (f"{row['model']:<12} {row['precision']:<4} {row['layout']:<4} {row['what']:<26}"
+            f"{cell('torch')} {cell('transconv')} {row.get('unit', ''):<9} {cell('ratio')}  "
+            f"native {row.get('native', '')} fell back {row.get('fallback') or '-'}  "
+            f"{row.get('note', '')} {row.get('error', '')[:200]}")
+
+
+def main(options: argparse.Namespace) -> int:
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    table = Table(out / "networks.csv", COLUMNS, KEY)
+    run = Run(options, table)
+    run.go()
+    for case, row in list(run.leftovers()):
+        run.finish(case, row)
+    print("\n".join(sorted(map(line, _typed(table.rows)))))
+    (out / "gpu.lock").unlink(missing_ok=True)
+    return 1 if any(r["error"] for r in table.rows) else 0
+
+
+def _typed(rows: list[Row]) -> Iterator[Row]:
+    """Rows of the table, whose cells are text, with their numbers as numbers."""
+    for row in rows:
+        made = dict(row)
+        for name in ("torch", "transconv", "ratio"):
+            if row[name]:
+                made[name] = float(row[name])
+        yield made
