@@ -61,6 +61,11 @@ class Algorithm:
         by all three. An axis that only C mentions is an M axis, one that only A has is a K axis."""
         return self.kinds[axis]
 
+    @property
+    def phase(self) -> bool:
+        """Whether this is one of several stride phases of a result."""
+        return self.name[-1].isdigit()
+
     @cached_property
     def kinds(self) -> dict[str, str]:
         in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))

@@ -20,7 +20,7 @@ from transconv.algorithm import Algorithm, algorithms
 from transconv.backend_triton.emit_tl import boxes, emit, grid_size
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
-from transconv.config import Config, why_not
+from transconv.config import Config, k_steps, why_not
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, StageError, Unsupported
 from transconv.ir import Kernel, Tensor
@@ -185,12 +185,20 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
         if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
             continue
         empty = any(x.size == 0 for x in algorithm.axes_of("K"))
-        chosen = choose(algorithm, target) if config is None or empty else config
+        chosen = choose(algorithm, target) if config is None or empty else _fit(config, algorithm)
         made.append((algorithm, chosen))
         if chosen.split_k > 1 and chosen.reduce == "partials":
             second = blockwise.combine(algorithm, chosen.split_k)
             made.append((second, choose(second, target)))
     return made
+
+
+def _fit(config: Config, algorithm: Algorithm) -> Config:
+    """A config for all stride phases splits the sum of a short phase no further than it goes."""
+    known = {x.name for x in algorithm.axes}
+    if not algorithm.phase or not all(a in known for b in config.blocks for a in b.axes):
+        return config
+    return replace(config, split_k=min(config.split_k, max(1, k_steps(config, algorithm))))
 
 
 def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,

@@ -273,7 +273,10 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
     fetch /= c.fetch_gbs
     fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
-    in_flight = w.steps if config.unroll else max(1, config.stages - 1)
-    late = c.latency_ns / in_flight / together
+    in_flight = max(1, w.steps if config.unroll else config.stages - 1)
+    late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
-    return max(multiply, fetch, late) + wait
+    if config.unit == "fma":  # the cores that multiply also compute addresses, and then they wait
+        work = multiply + fetch
+        return max(work, (work + late) / together) + wait
+    return max(multiply, fetch, late / together) + wait

@@ -1,0 +1,218 @@
+"""The choice: candidates are legal, few, quickly made, and the first one is what sweeps showed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench import fit
+from tests.strategies import problems
+from transconv import compiler, cost, heuristics
+from transconv.algorithm import Algorithm, algorithms
+from transconv.config import Block, Config, k_steps, why_not
+from transconv.epilogue import Epilogue
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+GPUS = ("sm_90", "sm_80", "gfx942")
+SM90 = TARGETS["sm_90"]
+DENSE = "mb32ic256ih56oc256oh56kh3ph1"
+DEPTHWISE = "g128mb32ic128ih28oc128oh28kh3ph1"
+
+
+def algorithm(text: str, prop: Prop = Prop.FWD) -> Algorithm:
+    return algorithms(ConvProblem.parse(text), prop)[0]
+
+
+def first(text: str, prop: Prop = Prop.FWD, target: str = "sm_90") -> Config:
+    return heuristics.default(algorithm(text, prop), TARGETS[target])
+
+
+def extent(config: Config, axis: str) -> int:
+    block = config.block_of(axis)
+    return block.extent if block is not None else 1
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(["f32", "bf16", "f64"]).flatmap(lambda dtype: problems(dtype=dtype)),
+       st.sampled_from(list(Prop)), st.sampled_from([*GPUS, "interpreter"]))
+def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
+    target = TARGETS[name]
+    for alg in algorithms(p, prop):
+        found = heuristics.candidates(alg, target)
+        assert found and len(set(found)) == len(found)
+        assert name == "interpreter" or len(found) <= heuristics.MOST
+        assert heuristics.default(alg, target) == found[0]
+        for config in found:
+            assert why_not(config, alg, target) is None, str(config)
+            assert cost.estimate(config, alg, target) > 0
+        times = [cost.estimate(c, alg, target) for c in found]
+        assert times == sorted(times)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(dtype="f32"), st.sampled_from(list(Prop)), st.sampled_from(GPUS))
+def test_plans_have_a_legal_config_per_kernel(p: ConvProblem, prop: Prop, name: str) -> None:
+    for alg, config in compiler.plan_steps(p, prop, TARGETS[name], None, Epilogue()):
+        assert why_not(config, alg, TARGETS[name]) is None
+
+
+def test_interpreter_ranks_by_steps_alone() -> None:
+    alg = algorithm("mb2ic64ih16oc64oh16kh3ph1 dt=f32 tag=nhwc")
+    best = heuristics.default(alg, TARGETS["interpreter"])
+    assert heuristics.programs(best, alg) * k_steps(best, alg) <= 9
+    assert best.split_k == 1
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("target", GPUS)
+def test_choosing_is_quick(prop: Prop, target: str) -> None:
+    alg = algorithm("mb64ic192ih35oc320oh35kh3ph1 dt=bf16 tag=nhwc", prop)
+    started = time.perf_counter()
+    found = heuristics.candidates(alg, TARGETS[target])
+    assert time.perf_counter() - started < 1.0  # some 0.1 s alone on a machine
+    assert len(found) <= heuristics.MOST
+
+
+# -- what the first one looks like ----------------------------------------------------------------
+
+@pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
+def test_dense_channels_last_takes_boxes_where_there_are_any(prop: Prop) -> None:
+    config = first(f"{DENSE} dt=bf16 tag=nhwc", prop)
+    assert (config.a, config.b, config.c, config.unit) == ("box", "box", "box", "mma")
+    assert config.programs == SM90.sms and heuristics.programs(config, algorithm(
+        f"{DENSE} dt=bf16 tag=nhwc", prop)) > SM90.sms
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_chips_without_boxes_gather(target: str) -> None:
+    config = first(f"{DENSE} dt=bf16 tag=nhwc", target=target)
+    assert (config.a, config.b, config.unit) == ("gather", "gather", "mma")
+
+
+def test_channels_first_gathers() -> None:
+    config = first(f"{DENSE} dt=bf16 tag=nchw")
+    assert (config.a, config.unit) == ("gather", "mma")
+
+
+@pytest.mark.parametrize("text", [f"{DEPTHWISE} dt=bf16 tag=nhwc", f"{DENSE} dt=f64 tag=nhwc"])
+def test_what_the_matrix_unit_cannot_do_well(text: str) -> None:
+    assert first(text).unit == "fma"
+
+
+@pytest.mark.parametrize("shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1",
+                                   "g384mb64ic384ih14oc384oh14kh31ph15"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
+    channels_first = first(f"{shape} dt=bf16 tag=nchw", target=target)
+    assert extent(channels_first, "ow") >= 64 > extent(channels_first, "g"), str(channels_first)
+    channels_last = first(f"{shape} dt=bf16 tag=nhwc", target=target)
+    assert extent(channels_last, "g") >= 16, str(channels_last)
+
+
+def test_long_sums_are_split_to_fill_the_chip() -> None:
+    """64x64 results of 9 taps are 9 tiles of a sum over 401408 pixels."""
+    alg = algorithm("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
+    config = heuristics.default(alg, SM90)
+    waves = heuristics.programs(config, alg) / SM90.sms
+    assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
+
+
+def test_summed_pixels_are_also_tiled_without_divisions() -> None:
+    alg = algorithm("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc", Prop.BWD_W)
+    found = heuristics.candidates(alg, SM90)
+    gathered = [c for c in found if c.a == c.b == "gather"]
+    assert any(all(len(b.axes) == 1 for b in c.blocks) for c in gathered)
+    assert any(Block(("mb", "oh", "ow"), 64) in c.blocks for c in gathered)
+
+
+def test_variety_for_the_tuner() -> None:
+    found = heuristics.candidates(algorithm(f"{DENSE} dt=bf16 tag=nhwc"), SM90)
+    assert {c.stages for c in found} >= {3, 4} and {c.warps for c in found} == {4, 8}
+    assert {c.programs for c in found} == {0, SM90.sms}
+    square = {(c.warps, c.a) for c in found
+              if extent(c, "oc") == 128 and k_steps(c, algorithm(DENSE)) == 36}
+    assert {(4, "box"), (8, "box")} <= square
+
+
+def test_tilings_lose_the_least_first() -> None:
+    axes = algorithm("mb128ic64ih14oc64oh14kh3ph1", Prop.FWD).axes_of("M")
+    best = heuristics.tilings(axes, 128)[0]
+    assert all(axes[[x.name for x in axes].index(b.axes[0])].size % b.extent == 0 for b in best)
+
+
+# -- the estimate ---------------------------------------------------------------------------------
+
+def test_strides_of_axes() -> None:
+    alg = algorithm("mb2ic8ih7oc16oh7kh3ph1 dt=bf16 tag=nhwc")
+    strides = cost.axis_strides(alg.a, alg)
+    assert strides["ic"] == 1 and strides["ow"] == strides["kw"] == 8
+    assert strides["oh"] == 56 and strides["oc"] == 0 and strides[""] == -(7 + 1) * 8
+
+
+def test_strides_see_through_a_stride_phase() -> None:
+    alg = algorithm("mb2ic8ih8oc16oh4kh3sh2ph1 dt=bf16 tag=nhwc", Prop.BWD_D)
+    strides = cost.axis_strides(alg.a, alg)
+    assert strides["qw"] == 16 and strides["oc"] == 1  # one output further, not half of one
+
+
+@pytest.mark.parametrize("tag, pixels, channels", [("nchw", 1, 16), ("nhwc", 16, 1)])
+def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int) -> None:
+    alg = algorithm(f"g64mb2ic64ih32oc64oh32kh3ph1 dt=bf16 tag={tag}")
+    along = {"pixels": Config.parse("mb.oh.ow:64 | fma"), "channels": Config.parse("g:64 | fma")}
+    stored = {n: cost.count(c, alg, SM90).stored.bytes for n, c in along.items()}
+    assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
+
+
+def test_a_last_wave_costs_a_whole_one() -> None:
+    """133 tiles on 132 multiprocessors take two rounds, 132 take one."""
+    base = algorithm("mb132ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
+    more = algorithm("mb134ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
+    config = Config.parse("mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 "
+                          "programs=132 stages=4 warps=4")
+    one, two = (cost.estimate(config, alg, SM90) for alg in (base, more))
+    launch = cost.SM90.launch_us
+    assert (two - launch) / (one - launch) > 1.5
+
+
+def test_splitting_pays_for_its_second_kernel() -> None:
+    alg = algorithm(f"{DENSE} dt=bf16 tag=nhwc")
+    config = Config.parse("mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8")
+    assert cost.estimate(replace(config, split_k=2), alg, SM90) > cost.estimate(config, alg, SM90)
+
+
+# -- the fit --------------------------------------------------------------------------------------
+
+def sweep(path: Path, times: dict[str, str]) -> Path:
+    lines = ["problem,prop,config,us,err,tflops"]
+    lines += [f"{DENSE} dt=bf16 tag=nhwc,fwd,{config},{us},0," for config, us in times.items()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_fit_reads_sweeps(tmp_path: Path) -> None:
+    wide = "mb.oh.ow:128 oc:128 ic:64 | mma | a=gather b=gather | stages=3 warps=8"
+    thin = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=4 warps=4"
+    split = thin.replace("stages", "split_k=2 stages")
+    old = sweep(tmp_path / "old.csv", {"cudnn": "150", wide: "200", split: "1", thin: "900"})
+    new = sweep(tmp_path / "new.csv", {"cudnn": "154", wide: "185.5", "oc:3 | mma": ""})
+    group, = fit.read([new], fit.H200, [old])
+    assert group.reference == 154 and group.best.us == 185.5
+    assert {str(s.config): s.us for s in group.samples} == {wide: 185.5, thin: 900.0}
+    assert fit.ratio(group, fit.H200, cost.SM90) == 1.0
+    swapped, = fit.read([sweep(tmp_path / "odd.csv", {wide: "900", thin: "90"})], fit.H200)
+    assert fit.ratio(swapped, fit.H200, cost.SM90) == pytest.approx(0.1)
+
+
+def test_search_walks_to_the_minimum() -> None:
+    def score(c: cost.Constants) -> float:
+        return abs(c.narrow - 40) + abs(c.persistent - 0.3) * 100
+
+    found = fit.search(score, cost.SM90)
+    assert found.narrow == pytest.approx(40, rel=0.05)
+    assert found.persistent == pytest.approx(0.3, rel=0.05)

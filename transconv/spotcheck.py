@@ -1,0 +1,324 @@
+"""Beside the compiler. In: operands and a result. Out: whether sampled elements are the f64 sums.
+
+The sums are gathered from the tensors as they lie, element by element: no reference kernel, no copy
+of a tensor. With the positions of an axis of the result in the rows or the columns,
+
+    FWD    dst[n, oc, o] = sum src[n, ic, o*S + k*D - P] * wei[oc, ic, k]          rows n, o
+    BWD_D  src[n, ic, i] = sum dst[n, oc, (i + P - k*D)/S] * wei[oc, ic, k]        rows n, i
+    BWD_W  wei[oc, ic, k] = sum src[n, ic, o*S + k*D - P] * dst[n, oc, o]          rows ic, k
+
+each is a product A[row] . B[column] within a group. Short sums are taken at independent points; of
+long ones every gathered row meets every gathered column, so that the same reading checks more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.epilogue import Epilogue
+from transconv.problem import ConvProblem, Prop
+
+if TYPE_CHECKING:
+    import torch
+
+RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
+POINTS = 1024
+SHORT = 1 << 24  # products that are gathered one by one
+LONG = 1 << 26  # elements gathered where rows meet columns
+PIECE = 1 << 22  # elements at a time: 32 MiB of f64
+WIDEST = 16  # rows, and columns, of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those whose
+    sum is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
+    coordinates of wrong elements; ``reason``: empty if there are none."""
+
+    checked: int
+    telling: int
+    varied: bool
+    wrong: tuple[tuple[int, ...], ...]
+    reason: str
+
+    @property
+    def weak(self) -> bool:
+        """Whether a wrong kernel could have passed: zeros or constants, or almost no numbers."""
+        return not self.varied or self.telling * 8 < self.checked or self.checked < 16
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Sizes of the positions of a result: groups, columns in a group, rows; and of its sums."""
+
+    groups: int
+    columns: int
+    rows: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @staticmethod
+    def of(p: ConvProblem, prop: Prop) -> Axes:
+        if prop is Prop.FWD:
+            return Axes(p.g, p.ocg, (p.mb, *p.o), (p.icg, *p.k))
+        if prop is Prop.BWD_D:
+            return Axes(p.g, p.icg, (p.mb, *p.i), (p.ocg, *p.k))
+        return Axes(p.g, p.ocg, (p.icg, *p.k), (p.mb, *p.o))
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Batches of sampled positions: ``group`` (batch, 1), ``columns`` (batch, c), and for each row
+    axis (batch, r). Every row of a batch meets every column of it."""
+
+    group: torch.Tensor
+    columns: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
+
+    def to(self, device: torch.device) -> Points:
+        return Points(self.group.to(device), self.columns.to(device),
+                      tuple(r.to(device) for r in self.rows))
+
+    def batch(self, at: slice) -> Points:
+        return Points(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
+
+
+# -- where to look -----------------------------------------------------------------------------------
+
+
+def choose(axes: Axes, points: int, wide: bool = True) -> Points:
+    """Positions, the same ones every time: all of a small result; else corners, then for a quarter
+    places where tiles and images begin and end, and random ones. ``wide`` permits rows that share
+    columns."""
+    import torch
+
+    sizes = (axes.groups, axes.columns, *axes.rows)
+    terms = max(1, prod(axes.summed))
+    count = min(points, prod(sizes))
+    if count * terms <= SHORT and count == prod(sizes):
+        every = torch.unravel_index(torch.arange(count), sizes)
+        return Points(every[0][:, None], every[1][:, None], tuple(x[:, None] for x in every[2:]))
+    generator = torch.Generator().manual_seed(count)
+    r = c = 1
+    if count * terms > SHORT:
+        width = WIDEST if wide else 1
+        r, c = min(width, prod(axes.rows)), min(width, axes.columns)
+    afford = (LONG if r * c > 1 else SHORT) // ((r + c) * terms if r * c > 1 else terms)
+    batches = max(1, min(-(-count // (r * c)), afford), -(-min(16, count) // (r * c)))
+    group = _positions(axes.groups, (batches, 1), generator)
+    columns = _positions(axes.columns, (batches, c), generator)
+    rows = [_positions(n, (batches, r), generator) for n in axes.rows]
+    if r * c > 1:
+        for size, drawn in zip(sizes[1:], (columns, *rows), strict=True):
+            drawn[:, 0], drawn[:, -1] = 0, size - 1
+        group[0], group[-1] = 0, axes.groups - 1
+    else:
+        corners = torch.tensor(list(itertools.product(*(sorted({0, n - 1}) for n in sizes))))
+        for drawn, ends in zip((group, columns, *rows), corners.T, strict=True):
+            drawn[:len(ends), 0] = ends[:batches]
+    return Points(group, columns, tuple(rows))
+
+
+def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Every fourth batch holds the first and last two positions and both sides of multiples of 16,
+    the others uniformly random ones."""
+    import torch
+
+    def below(n: int) -> torch.Tensor:
+        return torch.randint(0, n, shape, generator=generator)
+
+    uniform, kind = below(size), below(6)
+    near = torch.where(kind < 2, kind, torch.where(kind < 4, size + 1 - kind,
+                                                   below(size) // 16 * 16 + kind - 5))
+    chosen = torch.where(torch.arange(shape[0])[:, None] % 4 == 0, near, uniform)
+    return chosen.clamp(0, size - 1)
+
+
+# -- what should be there ----------------------------------------------------------------------------
+
+
+def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Elements at coordinates that broadcast to one another. Offsets are added up before the one
+    gather, because torch would spread out the index of every dimension."""
+    steps = [c * s for c, s in zip(coordinates, tensor.stride(), strict=True)]
+    offset = reduce(lambda a, b: a + b, sorted(steps, key=lambda t: t.numel()))
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,), tensor.storage_offset())[offset]
+
+
+def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: Points,
+             first: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A (batch, r, sum axes), B (batch, c, sum axes) and where A exists; ``first`` cuts the
+    outermost axis of the sum, images or channels."""
+    import torch
+
+    depth = 1 + p.ndims
+
+    def across(t: torch.Tensor) -> torch.Tensor:
+        return t[(..., *[None] * depth)]
+
+    def along(axis: int, start: int, stop: int) -> torch.Tensor:
+        shape = [-1 if x == axis + 2 else 1 for x in range(depth + 2)]
+        return torch.arange(start, stop, device=at.group.device).view(shape)
+
+    outer = along(0, first.start, first.stop)
+    inner = [along(1 + x, 0, n) for x, n in enumerate(Axes.of(p, prop).summed[1:])]
+    group, column = across(at.group), across(at.columns)
+    head, *places = map(across, at.rows)
+    exists = torch.ones((), dtype=torch.bool, device=at.group.device)
+    seen = []
+    for x, (place, step) in enumerate(zip(places, inner, strict=True)):
+        if prop is Prop.BWD_D:
+            ahead = place + p.pad_lo[x] - step * p.dilation[x]
+            found = torch.div(ahead, p.stride[x], rounding_mode="floor")
+            exists = exists & (found * p.stride[x] == ahead)
+            size = p.o[x]
+        else:
+            o, k = (place, step) if prop is Prop.FWD else (step, place)
+            found = o * p.stride[x] + k * p.dilation[x] - p.pad_lo[x]
+            size = p.i[x]
+        exists = exists & (found >= 0) & (found < size)
+        seen.append(found.clamp(0, size - 1))
+    src, wei, dst = (tensors[name] for name in ("src", "wei", "dst"))
+    if prop is Prop.FWD:
+        a = _gather(src, (head, group * p.icg + outer, *seen))
+        b = _gather(wei, (group * p.ocg + column, outer, *inner))
+    elif prop is Prop.BWD_D:
+        a = _gather(dst, (head, group * p.ocg + outer, *seen))
+        b = _gather(wei, (group * p.ocg + outer, column, *inner))
+    else:
+        a = _gather(src, (outer, group * p.icg + head, *seen))
+        b = _gather(dst, (outer, group * p.ocg + column, *inner))
+    return a.double(), b.double(), exists
+
+
+def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
+          at: Points) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sums of products and of absolute products (batch, r, c), and whether operands vary."""
+    import torch
+
+    summed = Axes.of(p, prop).summed
+    batches, r, c = *at.rows[0].shape, at.columns.shape[1]
+    thick = max(1, (r + c) * prod(summed[1:]))
+    images = max(1, min(summed[0], PIECE // thick))
+    together = max(1, PIECE // (thick * images))
+    sums, sizes, varied = [], [], []
+    for low in range(0, batches, together):
+        part = at.batch(slice(low, low + together))
+        total = size = torch.zeros((), dtype=torch.float64, device=at.group.device)
+        for start in range(0, summed[0], images):
+            a, b, exists = _factors(p, prop, tensors, part,
+                                    slice(start, min(summed[0], start + images)))
+            varied.append(torch.stack([(t != t.flatten()[0]).any() for t in (a, b)]))
+            a, b = a.masked_fill_(~exists, 0.0).flatten(2), b.flatten(2)
+            if r * c == 1:
+                a = a * b
+                total, size = total + a.sum(-1)[..., None], size + a.abs_().sum(-1)[..., None]
+            else:
+                total, size = total + a @ b.mT, size + a.abs_() @ b.abs_().mT
+        sums.append(total)
+        sizes.append(size)
+    return torch.cat(sums), torch.cat(sizes), torch.stack(varied).any(0).all()
+
+
+# -- how far off it may be ---------------------------------------------------------------------------
+
+
+def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """How far a sum in the accumulator may be from the f64 sum ``y`` of products whose absolute
+    values add up to ``size``.
+
+    Never over (n+4) eps size. That allows anything in very long sums, so over 256 terms: roundings
+    are a random walk of n steps, in 16 times its width; and matrix units cut off towards zero, once
+    for several terms, which shrinks the sum as a whole. tf32 operands lose 2^-10 each.
+    """
+    import torch
+
+    n = max(1, terms)
+    eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
+    walk = min(1.0, 16 * n**-0.5)
+    allowed = eps * torch.minimum((n + 4) * size, 16 * n**0.5 * size + n / 8 * y.abs())
+    if p.src.dtype.name == "f32" and p.acc.bits == 32 and p.math != "ieee":
+        lost = 2.0**-9 if p.math == "tf32" else 2.0**-19
+        allowed = allowed + lost * (walk * size + y.abs())
+    return allowed
+
+
+def _activations() -> dict[str, object]:
+    import torch.nn.functional as F
+
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "sigmoid": F.sigmoid, "tanh": F.tanh,
+            "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+            "hardswish": F.hardswish}
+
+
+STEEPEST = 1.5  # no activation has a larger derivative
+
+
+def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
+           where: Sequence[torch.Tensor], y: torch.Tensor,
+           allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The epilogue in f64, and what its own arithmetic adds to the error."""
+    eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
+    for op in epilogue.ops:
+        if op in ("bias", "res"):
+            added = (_gather(tensors["bia"], where[1:2]) if op == "bias"
+                     else _gather(tensors["res"], where)).double()
+            allowed = allowed + 2 * eps * (y.abs() + added.abs())
+            y = y + added
+        else:
+            allowed = STEEPEST * allowed + 32 * eps * (1 + y.abs())
+            y = _activations()[op](y)  # type: ignore[operator]
+    return y, allowed
+
+
+def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
+            result: torch.Tensor, points: int = POINTS) -> Found:
+    """Compare sampled elements of a result. ``tensors`` by name (src, wei, dst, bia, res) in their
+    logical shapes, strided in any way; works on their device and waits for it once."""
+    import torch
+
+    axes = Axes.of(p, prop)
+    if not prod((axes.groups, axes.columns, *axes.rows)):
+        return Found(0, 0, True, (), "")
+    with torch.no_grad():
+        # Matrix products may refuse to run where the same bits are asked for.
+        wide = not torch.are_deterministic_algorithms_enabled()
+        at = choose(axes, points, wide).to(result.device)
+        total, size, varied = _sums(p, prop, tensors, at)
+        row, column, group = at.rows, at.columns[:, None, :], at.group[:, None, :]
+        rest = [x[:, :, None] for x in row[1:]]
+        head = row[0][:, :, None]
+        if prop is Prop.BWD_W:
+            where = [group * p.ocg + column, head, *rest]
+        else:
+            where = [head, group * axes.columns + column, *rest]
+        got = _gather(result, where).double()
+        want, allowed = _after(p, epilogue, tensors, where, total,
+                               _allowed(p, prod(axes.summed), total, size))
+        kind = torch.finfo(result.dtype)
+        allowed = allowed + 2 * kind.eps * want.abs() + kind.tiny * kind.eps
+        # Beyond the largest number, infinity is as right; sums may pass it on the way in f32.
+        most = min(kind.max, 1e38 if p.acc.bits == 32 else kind.max)
+        sure = (want.abs() + allowed < most) & (size < most)
+        bad = sure & ~((got - want).abs() <= allowed)
+        seen, telling, wrong, several = torch.stack(
+            [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]).tolist()
+        if not wrong:
+            return Found(seen, telling, bool(several), (), "")
+        places = torch.stack([x.expand(bad.shape)[bad] for x in where], -1).tolist()
+        first = tuple(places[0])
+        reason = (f"{wrong} of {seen} sampled elements are wrong, the first at {first}: "
+                  f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}")
+        return Found(seen, telling, bool(several), tuple(map(tuple, places)), reason)
+
+
+def spot_check(problem: ConvProblem, prop: Prop, epilogue: Epilogue,
+               tensors: dict[str, torch.Tensor], result: torch.Tensor,
+               points: int = POINTS) -> str | None:
+    """None if sampled elements of a result are right, else what is wrong in a sentence."""
+    return examine(problem, prop, epilogue, tensors, result, points).reason or None
