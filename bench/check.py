@@ -25,7 +25,7 @@ from transconv.problem import ConvProblem
 
 COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
            "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
-           "seconds", "device", "torch", "triton", "commit")
+           "rejected", "seconds", "device", "torch", "triton", "commit")
 KEY = ("problem", "prop", "epilogue")
 REFUSALS = ("Unsupported", "ConfigError")
 
@@ -42,10 +42,11 @@ def work(problem: str, prop: str, epilogue: str = "", modes: str = "exact,float"
     start = time.perf_counter()
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
     try:
-        compiled = case.plan(config)
+        compiled = case.proven(config)
     except (Unsupported, ConfigError) as refusal:
         return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
-    row: Row = {"config": str(compiled.config), "kernels": len(compiled.steps), "verdict": "right"}
+    row: Row = {"config": str(compiled.config), "kernels": len(compiled.steps), "verdict": "right",
+                "rejected": compiled.rejected}
     reasons = []
     for mode in modes.split(","):
         found = case.judge(compiled, mode)
@@ -145,6 +146,7 @@ def summary(rows: list[Row], wanted: int) -> dict[str, Any]:
         "verdicts": dict(Counter(r["verdict"] for r in rows)),
         "by dtype, layout, prop": {k: dict(v) for k, v in sorted(counts.items())},
         "refusals": dict(Counter(r["reason"][:120] for r in rows if r["verdict"] == "refused")),
+        "rejected": sum(int(number(r, "rejected") or 0) for r in rows),
         "under 30% nonzero": sum((number(r, "nonzero") or 1) < 0.3 for r in rows),
         "worst": worst,
         "not right": [f"{r['verdict']}: {r['problem']} {r['prop']}: {r['reason'][:300]}"
@@ -160,6 +162,7 @@ def describe(found: dict[str, Any]) -> list[str]:
               for k, v in found["by dtype, layout, prop"].items()]
     lines += [f"refused {n} times: {reason}" for reason, n in found["refusals"].items()]
     lines += [f"worst {k}: {value:.3g} ({where})" for k, (value, where) in found["worst"].items()]
+    lines.append(f"{found['rejected']} better configs were passed over, their kernels being wrong")
     lines.append(f"{found['under 30% nonzero']} answers have under 30% nonzero elements")
     lines += found["not right"][:40]
     return lines

@@ -17,8 +17,6 @@ from dataclasses import dataclass, fields, replace
 from math import exp, log
 from pathlib import Path
 
-from tabulate import tabulate
-
 from transconv import cost
 from transconv.algorithm import algorithms
 from transconv.config import Config, why_not
@@ -31,7 +29,7 @@ NOT_FITTED = ("fma_share", "latency_ns")
 SHARES = ("persistent", "memory_share", "exposed")  # at most 1
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
 
-# Where the leave-one-out check begins: rough guesses, so that nothing of the full fit leaks into it.
+# Where the leave-one-out check begins: rough guesses, so that the full fit does not leak into it.
 ROUGH = Constants(narrow=16, fetch_gbs=100, short_rows=0.5, access_ns=0.02, unpack_ns=0.05,
                   gather_step_ns=100, fill_ns=1000, store_gbs=25, box_store=0.5, flat_pixels=1.5,
                   persistent=0.5, memory_share=0.75, exposed=0.2, launch_us=3)
@@ -150,14 +148,22 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def table(groups: Sequence[Group], target: Target, constants: Constants) -> str:
-    rows = []
+    rows = ["problem prop ref_us best_us first_us ratio estimate first best".split()]
     for g in groups:
         top = first(g, target, constants)
-        times = [g.reference, g.best.us, top.us, g.best.us / top.us]
-        rows.append([g.problem.split()[0], g.prop, *times, predicted(top, target, constants),
-                     top.config, "" if top is g.best else g.best.config])
-    heads = "problem prop ref_us best_us first_us ratio estimate first best".split()
-    return str(tabulate(rows, heads, floatfmt=("", "", ".1f", ".1f", ".1f", ".3f", ".1f")))
+        times = [g.reference, g.best.us, top.us, g.best.us / top.us,
+                 predicted(top, target, constants)]
+        numbers = [f"{t:.3f}" if at == 3 else f"{t:.1f}" for at, t in enumerate(times)]
+        best = "" if top is g.best else str(g.best.config)
+        rows.append([g.problem.split()[0], g.prop, *numbers, str(top.config), best])
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Cells under one another, two spaces apart."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)).rstrip()
+                     for row in rows)
 
 
 def summary(groups: Sequence[Group], target: Target, constants: Constants) -> str:
@@ -194,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(summary(groups, H200, constants))
     if not given.no_check:
         left = leave_one_out(groups, H200)
-        print(tabulate([(p.split()[0], r) for p, r in left], ["left out", "ratio"], floatfmt=".3f"))
+        print(columns([("left out", "ratio"), *((p.split()[0], f"{r:.3f}") for p, r in left)]))
         print(f"left out one by one: geomean {geomean(r for _, r in left):.3f}")
 
 

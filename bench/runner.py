@@ -20,13 +20,13 @@ from bench.pool import Group, Pool, Task
 from bench.progress import Progress
 from bench.report import summary_table
 from bench.roofline import ceiling_of, floor_us
-from bench.table import Row, Table
+from bench.table import Row, Table, number
 from transconv.problem import ConvProblem, Prop
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us",
            "roofline_us", "ratio", "against", "spread", "tflops", "verdict", "reason", "max_err",
-           "config", "kernels", "method", "host_us", "cudnn_host_us", "compile_s",
+           "config", "kernels", "rejected", "method", "host_us", "cudnn_host_us", "compile_s",
            "device", "torch", "triton", "commit")
 KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 TUNED = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout", "rank",
@@ -117,7 +117,7 @@ def measure(problem: str, prop: str, epilogue: str = "", config: str = "", basel
     clock: Clock = _kept.setdefault("clock", Clock(device(), budget_ms))
     clock.budget_ms = budget_ms
     try:
-        compiled = case.plan(config)
+        compiled = case.proven(config)
     except (Unsupported, ConfigError) as refusal:
         found: Row = {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
         calls = {}
@@ -125,7 +125,7 @@ def measure(problem: str, prop: str, epilogue: str = "", config: str = "", basel
         judged = case.same(compiled) if config else case.judge(compiled, "exact")
         found = {"verdict": "right" if judged.right else "wrong", "reason": judged.reason,
                  "max_err": judged.max_err, "config": str(compiled.config),
-                 "kernels": len(compiled.steps)}
+                 "kernels": len(compiled.steps), "rejected": compiled.rejected}
         calls = {"ours": our_calls(case, compiled)}
     if config:  # one of many candidates: their tensors stay
         times = {"ours": clock.one(calls["ours"], case.problem.bytes_moved())} if calls else {}
@@ -247,6 +247,8 @@ def main(options: Namespace) -> int:
     done_now = [r for r in rows if table.has(r)]
     print(f"{len(done_now)} of {len(rows)} rows are in {table.path}", flush=True)
     print(summary_table(table.rows), flush=True)
+    rejected = sum(int(number(r, "rejected") or 0) for r in table.rows)
+    print(f"{rejected} better configs were passed over, their kernels being wrong", flush=True)
     bad = [r for r in table.rows if r["verdict"] not in ("right", "refused")]
     return 1 if bad else 0
 

@@ -223,7 +223,7 @@ def _row(strides: dict[str, int], block: Block, alg: Algorithm, size: int) -> _R
             break
         length *= alg.size(name)
         axes.append(name)
-    length = min(length, block.extent)
+    length = max(1, min(length, block.extent))  # an axis may be empty
     sectors = -(-((length - 1) * step + 1) * size // SECTOR)
     moved = min(sectors, length) * SECTOR
     return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))

@@ -100,7 +100,8 @@ passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoi
 trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
              "check: the first result of every kernel is compared at sampled points with f64 sums, "
              "and verdicts are kept; always: once in every process, and interpreted kernels too; "
-             "never: no kernel is compared, and no verdict is read", _one_of("check", "always", "never"))
+             "never: no kernel is compared, and no verdict is read",
+             _one_of("check", "always", "never"))
 interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 

@@ -36,8 +36,8 @@ WIDEST = 16  # rows, and columns, of a batch
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those whose
-    sum is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
+    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those with
+    a sum that is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
     coordinates of wrong elements; ``reason``: empty if there are none."""
 
     checked: int
@@ -87,7 +87,7 @@ class Points:
         return Points(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
 
 
-# -- where to look -----------------------------------------------------------------------------------
+# -- where to look ---------------------------------------------------------------------------------
 
 
 def choose(axes: Axes, points: int, wide: bool = True) -> Points:
@@ -138,7 +138,7 @@ def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) ->
     return chosen.clamp(0, size - 1)
 
 
-# -- what should be there ----------------------------------------------------------------------------
+# -- what should be there --------------------------------------------------------------------------
 
 
 def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -225,7 +225,7 @@ def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
     return torch.cat(sums), torch.cat(sizes), torch.stack(varied).any(0).all()
 
 
-# -- how far off it may be ---------------------------------------------------------------------------
+# -- how far off it may be -------------------------------------------------------------------------
 
 
 def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from math import isinf, isnan
 from transconv.ir import (
     TRUE, Add, Alloc, And, Binary, BoxLoad, BoxStore, Call, Cast, Comment, Const, Div, DType, Eq, Expr, FloorDiv, For,
     FuncCall, If, Kernel, Lane, Le, Let, Load, Lt, Max, Min, Mod, Mul, Ne, Neg, Node, Not, Or, Reduce,
-    Select, Seq, Shl, Shr, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, find, lanes_of, walk,
+    Select, Seq, Shl, Shr, Spread, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, find, lanes_of, walk,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -111,6 +111,12 @@ class TlEmitter:
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
         return f"tl.{e.op}({self.text(e.x)}, axis={lanes.index(e.lane)})", POSTFIX
+
+    def spell_Spread(self, e: Spread) -> tuple[str, int]:
+        if self.lanes(e.x) == e.lanes:
+            return self.spell(e.x)
+        shape = ", ".join(str(x.extent) for x in e.lanes)
+        return f"tl.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
         lanes = self.lanes(e)

@@ -176,6 +176,13 @@ class Evaluator:
             found = self._fixed[e] = self.along(self.axes[e], np.arange(e.extent, dtype=np.int64))
         return found
 
+    def _Spread(self, e: ex.Spread) -> Array:
+        value = self.value(e.x)
+        shape = list(value.shape)
+        for lane in e.lanes:
+            shape[self.axes[lane]] = lane.extent
+        return np.broadcast_to(value, shape)
+
     def _BoxLoad(self, e: ex.BoxLoad) -> Array:
         return self.value(e.as_load())
 

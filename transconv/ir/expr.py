@@ -406,6 +406,18 @@ class Reduce(Expr):
         return self.x.dtype
 
 
+@node
+class Spread(Expr):
+    """``x`` with all of these lanes: repeated along those that it does not vary along."""
+
+    x: Expr
+    lanes: tuple[Lane, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+
 TRUE = Const(True, boolean)
 FALSE = Const(False, boolean)
 ZERO = Const(0)

@@ -67,6 +67,9 @@ class ExprPrinter:
         corner = ", ".join(_bare(self.text(c)) for c in e.corner)
         return f"at=[{corner}], extents=[{', '.join(map(str, e.extents))}]"
 
+    def text_Spread(self, e: ex.Spread) -> str:
+        return self.text(e.x)
+
     def text_Reduce(self, e: ex.Reduce) -> str:
         return f"{e.op}({_bare(self.text(e.x))}, over={e.lane.name})"
 

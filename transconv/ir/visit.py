@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from transconv.ir.expr import Expr, Lane, Reduce, Var
+from transconv.ir.expr import Expr, Lane, Reduce, Spread, Var
 from transconv.ir.node import Node
 from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
 
@@ -106,6 +106,9 @@ class _Substitute(ExprMutator):
 
     def mutate_Reduce(self, at: Reduce) -> Expr:
         return Reduce(at.op, self.mutate(at.x), at.lane)
+
+    def mutate_Spread(self, at: Spread) -> Expr:
+        return Spread(self.mutate(at.x), at.lanes)
 
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from transconv.config import Config
 from transconv.ir import (
     Add, Alloc, Cast, Expr, For, FuncCall, Kernel, Lane, Let, Mul, Mutator, Node,
-    Reduce, Stmt, Update, Var, dot, lanes_of, substitute, walk,
+    Reduce, Spread, Stmt, Update, Var, dot, lanes_of, substitute, walk,
 )
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
@@ -71,7 +71,9 @@ class _Vectorise(Mutator):
         match value:
             case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
                     old is at.var and self.config.unit == "mma"):
-                left, right = sorted((a, b), key=lambda v: self.scope[v][0].axis)
+                # What an operand does not vary along (an expanded tensor) may vanish from its address.
+                left, right = sorted((Spread(v, self.scope[v]) for v in (a, b)),
+                                     key=lambda s: s.lanes[0].axis)
                 return FuncCall(dot(self.precision), (at.var, left, right))
             case Add(old, product) if old is at.var:
                 for lane in summed:

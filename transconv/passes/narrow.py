@@ -34,7 +34,7 @@ class _Narrow(Scope):
         """Whether every value in the expression is proved to fit into 32 bits."""
         if isinstance(e, (Load,)):
             return self.fits(e.offset)
-        if e.dtype.kind == "int":
+        if e.dtype.kind == "int" and e.dtype is not i64:
             found = range_of(self.whole(e), self.facts)
             if found.lo is None or found.hi is None or found.lo < -LIMIT or found.hi > LIMIT:
                 return False
@@ -48,10 +48,8 @@ class _Narrow(Scope):
         """The same value in 64 bits."""
         if isinstance(e, Const):
             return Const(e.value, i64)
-        if e.dtype is i64:
-            return e
         if isinstance(e, (Var, Lane)) or self.fits(e):
-            return Cast(e, i64)
+            return e if e.dtype is i64 else Cast(e, i64)
         if isinstance(e, (Arithmetic, Compare)):
             return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
         if isinstance(e, Select):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,19 +144,50 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
     """The kernel for one direction. Unsupported, with a reason, if there is none."""
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
-    start = time.perf_counter()
-    try:
+
+    def plan() -> Compiled:
         from transconv import compiler
 
         return compiler.plan(problem, prop, target_of(device), epilogue=epilogue, aligned=aligned,
                              deterministic=deterministic)
+
+    return _or_unsupported(plan, problem, prop)
+
+
+def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor],
+           **operands: torch.Tensor) -> Compiled:
+    """The plan, or the one that takes its place: its first result, made here from the operands (by
+    name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
+    from transconv import trust
+    from transconv.spotcheck import RESULT
+
+    if trust.is_trusted(compiled, aligned):
+        return compiled
+
+    def check() -> Compiled:
+        tensors = {name: t.detach().resolve_neg() for name, t in operands.items()}
+        with _on(next(iter(tensors.values())).device):
+            return trust.run(compiled, {**tensors, RESULT[compiled.prop]: result()})
+
+    return _or_unsupported(check, compiled.problem, compiled.prop)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Prop) -> Compiled:
+    """Build or check a kernel; whatever stands in the way sends the call to torch."""
+    start = time.perf_counter()
+    try:
+        return make()
     except Unsupported:
         raise
     except (ConfigError, ProblemError) as error:
         raise Unsupported("config:refused", str(error)) from error
     except ImportError as error:
         raise Unsupported(f"import:{error.name}", str(error)) from error
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # a program in training must not stop for a bug of ours
         log.warning("no kernel for %s %s: %s", problem, prop, error, exc_info=True)

@@ -64,13 +64,17 @@ class FusedRoute(routes.Route):
             return ACTIVATIONS[self.activation](y if res is None else y.add_(res))
         self.calls += 1
         y = x.new_empty_strided(self.shape, self.strides)
-        extra = {}
-        if b is not None:
-            extra["bia"] = b.contiguous()
-        if res is not None:
-            extra["res"] = shapes.with_result_strides(res, self.channels_last)
-        execute.launch(compiled, x, w, y, **extra)
+        execute.launch(compiled, x, w, y, **self.extra(b, res))
         return y
+
+    def extra(self, b: Tensor | None, res: Tensor | None) -> dict[str, Tensor]:
+        """What the epilogue reads, by name, laid out as the kernel expects it."""
+        found = {}
+        if b is not None:
+            found["bia"] = b.contiguous()
+        if res is not None:
+            found["res"] = shapes.with_result_strides(res, self.channels_last)
+        return found
 
 
 def _make(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
@@ -83,9 +87,8 @@ def _make(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
     words = [word for word, on in (("bias", b is not None), ("res", res is not None),
                                    (activation, bool(activation))) if on]
     try:
-        routes.compile_route(route, x.dtype, routes.like(x), routes.like(w),
-                             (route.shape, route.strides), x.device, "+".join(words), aligned,
-                             flags)
+        routes.compile_route(route, x, w, None, "+".join(words), aligned, flags,
+                             **route.extra(b, res))
     except Unsupported:
         plain = routes.make_forward(params, x, w, b, flags, aligned)
         route.rest_by_torch = True

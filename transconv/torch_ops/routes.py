@@ -191,16 +191,27 @@ class BackwardRoutes:
 # -- making routes ---------------------------------------------------------------------------------
 
 
-def compile_route(route: Route, dtype: torch.dtype, near: execute.Like, weight: execute.Like,
-                  far: execute.Like, device: torch.device, epilogue: str, aligned: bool,
-                  flags: execute.Flags) -> None:
-    """Give the route a kernel; Unsupported if there is none."""
+def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: execute.Flags,
+                  **extra: torch.Tensor) -> None:
+    """Give the route a kernel whose first result was checked; Unsupported if there is none. Of the
+    tensors, the one that the route makes is None; ``extra`` is what the epilogue reads."""
+    some = near if near is not None else weight
+    assert some is not None
+    device, own = some.device, (route.shape, route.strides)
     if execute.capturing(device):
         raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
                                           " call once before capturing")
-    problem = execute.describe(dtype, near, weight, far, route.params, flags.math)
-    route.compiled = execute.planned(problem, route.direction, device, epilogue, aligned,
-                                     flags.deterministic)
+    shapes_of = [own if t is None else like(t) for t in (near, weight, far)]
+    problem = execute.describe(some.dtype, shapes_of[0], shapes_of[1], shapes_of[2], route.params,
+                               flags.math)
+    compiled = execute.planned(problem, route.direction, device, epilogue, aligned,
+                               flags.deterministic)
+    src, dst = (far, near) if route.params.transposed else (near, far)
+    operands = {name: t for name, t in (("src", src), ("wei", weight), ("dst", dst))
+                if t is not None}
+    route.compiled = execute.proven(compiled, aligned, lambda: some.new_empty_strided(*own),
+                                    **operands, **extra)
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:
@@ -224,15 +235,14 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
         settle(route, why)
         return route
     route.copies_bias = b is not None and not b.is_contiguous()
-    tensors = (x.dtype, like(x), like(w), (route.shape, route.strides), x.device)
     try:
         if b is not None:
             try:
-                compile_route(route, *tensors, "bias", aligned, flags)
+                compile_route(route, x, w, None, "bias", aligned, flags, bia=b.contiguous())
                 return route
             except Unsupported:
                 route.adds_bias = True
-        compile_route(route, *tensors, "", aligned, flags)
+        compile_route(route, x, w, None, "", aligned, flags)
     except Unsupported as error:
         settle(route, [error.reason], error.message)
     return route
@@ -252,10 +262,9 @@ def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.
         if why:
             settle(route, why)
             continue
-        result = (route.shape, route.strides)
-        near, weight = (result, like(w)) if at == 0 else (like(x), result)
+        near, weight = (None, w) if at == 0 else (x, None)
         try:
-            compile_route(route, x.dtype, near, weight, like(grad), x.device, "", aligned, flags)
+            compile_route(route, near, weight, grad, "", aligned, flags)
         except Unsupported as error:
             settle(route, [error.reason], error.message)
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())

@@ -1,0 +1,162 @@
+"""After the compiler. In: a plan and tensors. Out: a plan whose first result was checked.
+
+Compilers below us translate a few kernels wrongly, the same way every time. So no plan is believed
+before its first result on a machine agreed with f64 sums at sampled points (see spotcheck.py). Its
+kernels then get verdicts, which other processes find on disk; a kernel known to be wrong is never
+chosen again, the next best config takes its place.
+
+What this cannot catch: an illegal access to memory. It ends the use of the device by the process,
+like any such fault, before a result can be looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from transconv import compiler, knobs, verdicts
+from transconv.compiler import MOST_REJECTED, Compiled, Step
+from transconv.errors import Unsupported
+from transconv.problem import Prop
+from transconv.spotcheck import RESULT, examine, spot_check
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+__all__ = ["is_aligned", "is_trusted", "run", "spot_check"]
+
+log = logging.getLogger("transconv.trust")
+
+
+def is_trusted(compiled: Compiled, aligned: bool = True) -> bool:
+    """Whether a plan may run unchecked: its kernels were found right, or nobody asks. Triton's
+    interpreter is believed, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
+    multiples of 16 bytes."""
+    policy = knobs.trust()
+    if policy == "never" or (policy == "check" and compiled.target.backend == "interpreter"):
+        return True
+    return all(verdicts.is_right(s.digest, aligned) for s in compiled.steps if s.launcher.grid)
+
+
+def is_aligned(tensors: Tensors) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes."""
+    return not any(t.data_ptr() & 15 for t in tensors.values())
+
+
+def run(compiled: Compiled, tensors: Tensors) -> Compiled:
+    """Launch a plan that may be new to this machine, and return the plan that made the result.
+
+    ``tensors`` by name: src, wei, dst, and what the epilogue reads; the direction's result is
+    written in place. A trusted plan is just launched. Any other is launched and checked, which
+    waits for the device; if the result is wrong, its kernels are rejected and the next plan has a
+    try. While a CUDA graph is captured nothing can be checked: the plan is launched as it is.
+
+    Raises Unsupported("miscompiled") when plan after plan is wrong, or the first if its config was
+    given by the caller.
+    """
+    aligned = is_aligned(tensors)
+    for _ in range(MOST_REJECTED):
+        if is_trusted(compiled, aligned) or _capturing(tensors):
+            compiled.launch(**tensors)
+            return compiled
+        reason, blamed, keep = _try(compiled, tensors)
+        if not reason:
+            _record(compiled, compiled.steps, verdicts.RIGHT, aligned, tensors)
+            return compiled
+        _record(compiled, blamed, verdicts.WRONG, aligned, tensors, reason, keep)
+        for step in blamed:
+            log.warning("rejected: %s of %s with config %s: %s; kernel in %s", step.algorithm.name,
+                        compiled.problem, step.config, reason, step.path)
+        if compiled.fixed:
+            raise Unsupported("miscompiled", f"{compiled.config} gives wrong results: {reason}")
+        compiled = compiler.replan(compiled)
+    raise Unsupported("miscompiled", f"{MOST_REJECTED} plans for {compiled.prop} of "
+                      f"{compiled.problem} gave wrong results")
+
+
+def _capturing(tensors: Tensors) -> bool:
+    import torch
+
+    return tensors["src"].is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _try(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """Launch and check: what is wrong, in which steps, and whether to tell other processes."""
+    try:
+        reason, blamed, weak = _launch_and_look(compiled, tensors)
+        if weak and not reason:
+            try:
+                reason, blamed, _ = _launch_and_look(compiled, _telling(compiled.prop, tensors))
+            except _out_of_memory():
+                log.debug("no memory to check %s with other data", compiled.problem)
+    except Exception as error:
+        # Triton gave up: the kernel takes more than the machine has, or trips over its compiler.
+        if type(error).__module__.partition(".")[0] != "triton":
+            raise
+        return f"{type(error).__name__}: {error}", compiled.steps, False
+    return reason, blamed, True
+
+
+def _launch_and_look(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """What is wrong with a result, in which steps, and whether the data tell too little."""
+    result = tensors[RESULT[compiled.prop]]
+    result.fill_(float("nan"))  # what is not written must show
+    compiled.launch(**tensors)
+    found = examine(compiled.problem, compiled.prop, compiled.epilogue, tensors, result)
+    return found.reason, _blamed(compiled, found.wrong), found.weak
+
+
+def _out_of_memory() -> type[Exception]:
+    import torch
+
+    return torch.OutOfMemoryError
+
+
+def _telling(prop: Prop, tensors: Tensors) -> Tensors:
+    """Tensors like these, at addresses like theirs, with small whole numbers in the place of data
+    that would hide mistakes."""
+    import torch
+
+    made: Tensors = {}
+    for name, like in tensors.items():
+        shift = like.data_ptr() % 16 // like.element_size()
+        span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        memory = torch.empty(span + shift, dtype=like.dtype, device=like.device)
+        if name != RESULT[prop]:
+            generator = torch.Generator(like.device).manual_seed(len(made))
+            memory.random_(-2, 3, generator=generator)
+        made[name] = memory.as_strided(like.shape, like.stride(), shift)
+    return made
+
+
+def _blamed(compiled: Compiled, wrong: Sequence[tuple[int, ...]]) -> Sequence[Step]:
+    """The steps that may have made wrong elements: of kernels that own one stride phase each, those
+    whose phase is wrong; else all."""
+    strides = compiled.problem.stride
+    phases = {"".join(f"_{x % s}" for x, s in zip(at[2:], strides, strict=True)) for at in wrong}
+    one_phase = re.compile(rf"{compiled.prop}((?:_\d+){{{len(strides)}}})(_sum)?")
+    owned = [one_phase.fullmatch(step.algorithm.name) for step in compiled.steps]
+    if not wrong or compiled.prop is not Prop.BWD_D or not all(owned):
+        return compiled.steps
+    return [step for step, name in zip(compiled.steps, owned, strict=True)
+            if name and name[1] in phases] or compiled.steps
+
+
+def _record(compiled: Compiled, steps: Sequence[Step], verdict: str, aligned: bool,
+            tensors: Tensors, reason: str = "", keep: bool = True) -> None:
+    import torch
+
+    from transconv import __version__
+
+    device = tensors["src"].device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    for step in steps:
+        verdicts.record(verdicts.variant(step.digest, aligned), verdict, keep, reason=reason,
+                        function=step.launcher.function, problem=str(compiled.problem),
+                        config=str(step.config), device=name, transconv=__version__,
+                        torch=version("torch"))
