@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 from transconv.algorithm import Algorithm
 from transconv.algorithm_text import axis_facts
 from transconv.ir import (
-    Const, Expr, Layout, LayoutBlock, Tensor, Var, View, ViewDim, conjuncts, free_vars, substitute,
+    Const,
+    Expr,
+    Layout,
+    LayoutBlock,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    conjuncts,
+    free_vars,
+    substitute,
 )
 from transconv.ir.reading import readable
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify

@@ -26,7 +26,17 @@ from transconv.errors import ConfigError, StageError, Unsupported
 from transconv.ir import Kernel, Tensor
 from transconv.ir.verify import verify
 from transconv.passes import (
-    blockwise, cse, final, gridwise, hoist, lanewise, lets, naive, narrow, simplification, strength,
+    blockwise,
+    cse,
+    final,
+    gridwise,
+    hoist,
+    lanewise,
+    lets,
+    naive,
+    narrow,
+    simplification,
+    strength,
     unroll,
 )
 from transconv.problem import ConvProblem, Prop
@@ -145,6 +155,13 @@ class Compiled:
     workspaces: dict[str, Tensor] = field(default_factory=dict)
     fixed: bool = False
     rejected: int = 0
+    order: tuple[int, ...] = ()  # of src, wei, dst, if the plan is one kernel of these and no more
+
+    def __post_init__(self) -> None:
+        names = ("src", "wei", "dst")
+        if len(self.steps) == 1 and not self.workspaces and self.steps[0].zero is None and (
+                all(p in names for p in self.steps[0].params)):
+            self.order = tuple(names.index(p) for p in self.steps[0].params)
 
     @property
     def source(self) -> str:
@@ -157,6 +174,10 @@ class Compiled:
         sum takes its workspace from torch's allocator for the time of the call. A plan with boxes
         needs tensors that begin at multiples of 16 bytes (``plan(..., aligned=True)``).
         """
+        if self.order and not extra:
+            given = (src, wei, dst)
+            self.steps[0].launcher([given[i] for i in self.order])
+            return
         tensors = {"src": src, "wei": wei, "dst": dst, **extra}
         for name, spec in self.workspaces.items():
             import torch

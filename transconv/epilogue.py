@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 from transconv.errors import ConfigError
 from transconv.ir import (
-    Call, Cast, Const, DType, Expr, Layout, Load, Tensor, View, ViewDim, maximum, minimum,
+    Call,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Layout,
+    Load,
+    Tensor,
+    View,
+    ViewDim,
+    maximum,
+    minimum,
 )
 
 

@@ -11,9 +11,57 @@ from collections.abc import Iterator
 from math import isinf, isnan
 
 from transconv.ir import (
-    TRUE, Add, Alloc, And, Binary, BoxLoad, BoxStore, Call, Cast, Comment, Const, Div, DType, Eq, Expr, FloorDiv, For,
-    FuncCall, If, Kernel, Lane, Le, Let, Load, Lt, Max, Min, Mod, Mul, Ne, Neg, Node, Not, Or, Reduce,
-    Select, Seq, Shl, Shr, Spread, Stmt, Store, Sub, Tensor, Update, Var, Xor, f32, find, lanes_of, walk,
+    TRUE,
+    Add,
+    Alloc,
+    And,
+    Binary,
+    BoxLoad,
+    BoxStore,
+    Call,
+    Cast,
+    Comment,
+    Const,
+    Div,
+    DType,
+    Eq,
+    Expr,
+    FloorDiv,
+    For,
+    FuncCall,
+    If,
+    Kernel,
+    Lane,
+    Le,
+    Let,
+    Load,
+    Lt,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Ne,
+    Neg,
+    Node,
+    Not,
+    Or,
+    Reduce,
+    Select,
+    Seq,
+    Shl,
+    Shr,
+    Spread,
+    Stmt,
+    Store,
+    Sub,
+    Tensor,
+    Update,
+    Var,
+    Xor,
+    f32,
+    find,
+    lanes_of,
+    walk,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -216,8 +264,20 @@ class TlEmitter:
     def call_dot(self, s: FuncCall) -> list[str]:
         acc, a, b = s.args
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
+        *batch, left, right = self.scope[acc]
+        summed = [x for x in (*self.lanes(a), *self.lanes(b)) if x not in self.scope[acc]][0]
         precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype is f32 else ""
-        return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
+        operands = (f"{self.spread(a, (*batch, left, summed))}, "
+                    f"{self.spread(b, (*batch, summed, right))}")
+        return [f"{acc.name} = tl.dot({operands}, {acc.name}{precision})"]
+
+    def spread(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
+        """A tile with all of ``lanes``: of an expanded tensor, some may be missing, and the matrix
+        unit does not broadcast."""
+        if self.lanes(e) == lanes:
+            return self.text(e)
+        shape = ", ".join(str(x.extent) for x in lanes)
+        return f"tl.broadcast_to({self.fit(e, lanes)}, ({shape}))"
 
     def call_atomic_add(self, s: FuncCall) -> list[str]:
         tensor, offset, value, mask = s.args

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
 Boxed = tuple[Tensor, tuple[int, ...]]
+Start = Callable[[list[int], list[Any], Any], None]
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
 
@@ -27,7 +29,7 @@ class Launcher:
         self.grid, self.warps, self.stages = grid, warps, stages
         self.boxes = boxes if any(b is not None for b in boxes) else ()
         self.jit: Any = None
-        self.kept: dict[tuple[int, bool], Callable[[list[Any], Any], None]] = {}
+        self.kept: dict[tuple[int, bool], Start] = {}
         self.lock = threading.Lock()
 
     def __call__(self, tensors: list[Any]) -> None:
@@ -38,23 +40,23 @@ class Launcher:
         if device.type == "cpu":
             self._dispatch(tensors, True)
             return
-        import torch
-
-        aligned = True
-        for t in tensors:
-            if t.data_ptr() & 15:
-                aligned = False
+        pointers = [t.data_ptr() for t in tensors]
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        aligned = not bits & 15
         index = device.index
         start = self.kept.get((index, aligned))
-        if start is not None and index == torch._C._cuda_getDevice():
-            start(tensors, torch._C._cuda_getCurrentRawStream(index))
+        c = _torch()._C
+        if start is not None and index == c._cuda_getDevice():
+            start(pointers, tensors, c._cuda_getCurrentRawStream(index))
             return
-        with torch.cuda.device(index):
+        with _torch().cuda.device(index):
             if start is None:
                 kernel = self._dispatch(tensors, aligned)
                 self.kept[index, aligned] = self._starter(kernel)
             else:
-                start(tensors, torch._C._cuda_getCurrentRawStream(index))
+                start(pointers, tensors, c._cuda_getCurrentRawStream(index))
 
     def _dispatch(self, tensors: list[Any], aligned: bool) -> Any:
         """Launch through Triton, which compiles what it has not compiled before."""
@@ -73,37 +75,41 @@ class Launcher:
                     for t, b in zip(tensors, self.boxes, strict=True)]
         return function[(self.grid,)](*args, num_warps=self.warps, num_stages=self.stages)
 
-    def _starter(self, kernel: Any) -> Callable[[list[Any], Any], None]:
+    def _starter(self, kernel: Any) -> Start:
         """How to start a compiled kernel with the least work per call."""
-        entry = _entry(kernel) if self.boxes else None
+        entry = _entry(kernel, bool(self.boxes))
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
         run = kernel.run
-        if not boxes:
-            def start(tensors: list[Any], stream: Any) -> None:
-                run(grid, 1, 1, stream, function, packed, None, None, None, *tensors)
-            return start
+
+        def through_triton(pointers: list[int], tensors: list[Any], stream: Any) -> None:
+            args = tensors if not boxes else [t if b is None else describe(t, *b)
+                                              for t, b in zip(tensors, boxes, strict=True)]
+            run(grid, 1, 1, stream, function, packed, None, None, None, *args)
+
         if entry is None:
-            def described(tensors: list[Any], stream: Any) -> None:
-                args = [t if b is None else describe(t, *b)
-                        for t, b in zip(tensors, boxes, strict=True)]
-                run(grid, 1, 1, stream, function, packed, None, None, None, *args)
-            return described
+            return through_triton
         raw, encode = entry
+        if not boxes:
+            def direct(pointers: list[int], tensors: list[Any], stream: Any) -> None:
+                raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
+                    *pointers)
+            return direct
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
 
-        def encoded(tensors: list[Any], stream: Any) -> None:
+        def encoded(pointers: list[int], tensors: list[Any], stream: Any) -> None:
             args: list[Any] = []
             place = 0
-            for t, box, known in zip(tensors, boxes, maps, strict=True):
+            for i, box in enumerate(boxes):
+                pointer = pointers[i]
                 if box is None:
-                    args.append(t)
+                    args.append(pointer)
                     continue
-                pointer = t.data_ptr()
+                known = maps[i]
                 found = known.get(pointer)
                 if found is None:
                     if len(known) >= MAPS_KEPT:
                         known.clear()
-                    found = known[pointer] = encode(place, describe(t, *box))
+                    found = known[pointer] = encode(place, describe(tensors[i], *box))
                 place += 1
                 args += found
             raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
@@ -111,8 +117,9 @@ class Launcher:
         return encoded
 
 
-def _entry(kernel: Any) -> tuple[Callable[..., None], Callable[[int, Any], list[Any]]] | None:
-    """The launch function under Triton's descriptor handling, and the encoder of one descriptor.
+def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
+                                              Callable[[int, Any], list[Any]]] | None:
+    """The launch function that Triton's own Python wraps, and the encoder of one descriptor.
 
     Encoding a descriptor takes as long as a launch, and depends only on the address; Triton does it
     at every launch. None where this version of Triton keeps them elsewhere, or the kernel needs
@@ -126,11 +133,21 @@ def _entry(kernel: Any) -> tuple[Callable[..., None], Callable[[int, Any], list[
                 launcher.launch_cooperative_grid or launcher.launch_pdl):
             return None
         inner = launcher.launch
+        if not boxed:
+            return inner, make_tensordesc_arg
         raw = inner.__closure__[inner.__code__.co_freevars.index("launcher")].cell_contents
         meta = kernel.metadata.tensordesc_meta
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
     return raw, lambda place, described: make_tensordesc_arg(described, meta[place])
+
+
+@lru_cache(maxsize=1)
+def _torch() -> Any:
+    """torch, imported when the first kernel starts; cheaper per call than an import statement."""
+    import torch
+
+    return torch
 
 
 def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:

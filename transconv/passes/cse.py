@@ -13,8 +13,27 @@ from collections import Counter
 from dataclasses import replace
 
 from transconv.ir import (
-    ZERO, Alloc, BoxLoad, BoxStore, Const, Expr, FloorDiv, For, Kernel, Let, Mod, Mutator, Node, Read, Seq, Stmt, Var, bound_vars, find,
-    seq, substitute,
+    ZERO,
+    Alloc,
+    BoxLoad,
+    BoxStore,
+    Const,
+    Expr,
+    FloorDiv,
+    For,
+    Kernel,
+    Let,
+    Mod,
+    Mutator,
+    Node,
+    Read,
+    Seq,
+    Stmt,
+    Var,
+    bound_vars,
+    find,
+    seq,
+    substitute,
 )
 
 

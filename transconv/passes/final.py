@@ -12,10 +12,25 @@ cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f
 from __future__ import annotations
 
 from transconv.ir import (
-    Alloc, Cast, Const, Expr, ExprMutator, FloorDiv, FuncCall, Kernel, Let, Mod, Node, Read, Select,
-    Stmt, Store, Update, Var, f32,
+    Alloc,
+    Cast,
+    Const,
+    Expr,
+    ExprMutator,
+    FloorDiv,
+    FuncCall,
+    Kernel,
+    Let,
+    Mod,
+    Node,
+    Read,
+    Select,
+    Stmt,
+    Store,
+    Update,
+    Var,
+    f32,
 )
-
 from transconv.passes.simplification import Scope
 from transconv.simplify import range_of
 

@@ -21,8 +21,28 @@ from math import prod
 
 from transconv.config import Block, Config
 from transconv.ir import (
-    ZERO, Alloc, Expr, ExprMutator, For, FuncCall, Kernel, Let, Load, Node, Seq, Stmt, Store, Update,
-    Var, all_of, conjuncts, find, free_vars, minimum, seq, statements,
+    ZERO,
+    Alloc,
+    Expr,
+    ExprMutator,
+    For,
+    FuncCall,
+    Kernel,
+    Let,
+    Load,
+    Node,
+    Seq,
+    Stmt,
+    Store,
+    Update,
+    Var,
+    all_of,
+    conjuncts,
+    find,
+    free_vars,
+    minimum,
+    seq,
+    statements,
 )
 from transconv.ir.func import ASSUME
 

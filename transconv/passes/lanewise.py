@@ -15,8 +15,27 @@ from __future__ import annotations
 
 from transconv.config import Config
 from transconv.ir import (
-    Add, Alloc, Cast, Expr, For, FuncCall, Kernel, Lane, Let, Mul, Mutator, Node,
-    Reduce, Spread, Stmt, Update, Var, dot, lanes_of, substitute, walk,
+    Add,
+    Alloc,
+    Cast,
+    Expr,
+    For,
+    FuncCall,
+    Kernel,
+    Lane,
+    Let,
+    Mul,
+    Mutator,
+    Node,
+    Reduce,
+    Spread,
+    Stmt,
+    Update,
+    Var,
+    dot,
+    lanes_of,
+    substitute,
+    walk,
 )
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections import Counter
 
 from transconv.ir import (
-    Const, Expr, FuncCall, Kernel, Let, Mutator, Node, Stmt, Var, free_vars, substitute,
+    Const,
+    Expr,
+    FuncCall,
+    Kernel,
+    Let,
+    Mutator,
+    Node,
+    Stmt,
+    Var,
+    free_vars,
+    substitute,
     walk,
 )
 

@@ -12,8 +12,25 @@ from __future__ import annotations
 
 from transconv.algorithm import Algorithm
 from transconv.ir import (
-    TRUE, Alloc, Cast, Const, Expr, For, Kernel, Let, Load, Seq, Stmt, Update, Var, View, find,
-    free_vars, seq, store, substitute,
+    TRUE,
+    Alloc,
+    Cast,
+    Const,
+    Expr,
+    For,
+    Kernel,
+    Let,
+    Load,
+    Seq,
+    Stmt,
+    Update,
+    Var,
+    View,
+    find,
+    free_vars,
+    seq,
+    store,
+    substitute,
 )
 
 

@@ -9,7 +9,23 @@ otherwise the largest parts that fit are computed in 32 bits and cast where the 
 from __future__ import annotations
 
 from transconv.ir import (
-    BoxLoad, BoxStore, Cast, Const, Expr, FuncCall, Kernel, Lane, Let, Load, Node, Select, Stmt, Store, Var, i64, index,
+    BoxLoad,
+    BoxStore,
+    Cast,
+    Const,
+    Expr,
+    FuncCall,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Node,
+    Select,
+    Stmt,
+    Store,
+    Var,
+    i64,
+    index,
     substitute,
 )
 from transconv.ir.expr import Arithmetic, Compare

@@ -11,7 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.ir import (
-    ZERO, Alloc, Const, Expr, For, Kernel, Mul, Mutator, Stmt, Update, Var, bound_vars, find, seq,
+    ZERO,
+    Alloc,
+    Const,
+    Expr,
+    For,
+    Kernel,
+    Mul,
+    Mutator,
+    Stmt,
+    Update,
+    Var,
+    bound_vars,
+    find,
+    seq,
     substitute,
 )
 

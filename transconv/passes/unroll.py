@@ -10,7 +10,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.ir import ZERO, Const, Expr, For, Kernel, Let, Mutator, Stmt, Var, find, seq, substitute
+from transconv.ir import (
+    ZERO,
+    Const,
+    Expr,
+    For,
+    Kernel,
+    Let,
+    Mutator,
+    Stmt,
+    Var,
+    find,
+    seq,
+    substitute,
+)
 
 LONGEST = 64  # more iterations than this would take longer to compile than they could save
 

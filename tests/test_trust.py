@@ -1,0 +1,359 @@
+"""Kernels that give wrong results are found at their first launch and never used again.
+
+A wrong translation is planted by changing the text that the emitter makes for some configs; Triton's
+interpreter runs it, which is checked here because TRANSCONV_TRUST=always.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from transconv import compiler, heuristics, knobs, trust, verdicts
+from transconv.algorithm import algorithms
+from transconv.config import Config
+from transconv.errors import Unsupported
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+from transconv.torch_ops import routes, stats
+
+INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
+PLAIN = ConvProblem.parse("mb2ic3ih6oc40oh6kh3ph1 math=ieee")
+NAMES = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No plans, verdicts, routes or files of other tests; every kernel is checked."""
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    monkeypatch.setattr(compiler, "_plans", {})
+    monkeypatch.setattr(verdicts, "_known", {})
+    monkeypatch.setattr(verdicts, "_proved", set())
+    monkeypatch.setattr(transconv.config, "cpu", "interpret")
+    monkeypatch.setattr(transconv.config, "fallback", "silent")
+    routes.forget()
+    transconv.stats(reset=True)
+    yield
+    routes.forget()
+    transconv.stats(reset=True)
+    stats.forget_warnings()
+
+
+Plant = Callable[[Callable[[str], bool]], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Have kernels store sums that are a quarter too large, where ``hit`` says so of the text."""
+    honest = compiler.emit
+
+    def install(hit: Callable[[str], bool]) -> None:
+        def emit(*args: Any) -> str:
+            source: str = honest(*args)
+            return source.replace("acc.to(", "(acc * 1.25).to(") if hit(source) else source
+
+        monkeypatch.setattr(compiler, "emit", emit)
+
+    return install
+
+
+def ranked(p: ConvProblem, prop: Prop, phase: int = 0) -> list[Config]:
+    return heuristics.candidates(algorithms(p, prop)[phase], INTERPRETER)
+
+
+def tensors_of(p: ConvProblem, prop: Prop) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    made = {n: torch.randn(shape) for n, shape in p.shapes.items()}
+    made[NAMES[prop]].fill_(float("nan"))
+    return made
+
+
+def answer(p: ConvProblem, prop: Prop, t: dict[str, torch.Tensor]) -> torch.Tensor:
+    src, wei = (t[n].clone().nan_to_num().requires_grad_() for n in ("src", "wei"))
+    y = F.conv2d(src, wei, None, p.stride, p.pad_lo, p.dilation, p.g)
+    if prop is Prop.FWD:
+        return y.detach()
+    return torch.autograd.grad(y, src if prop is Prop.BWD_D else wei, t["dst"])[0]
+
+
+# -- the next plan takes over ----------------------------------------------------------------------
+
+
+@interpreted
+@pytest.mark.parametrize("prop", list(Prop))
+def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
+                                    caplog: pytest.LogCaptureFixture) -> None:
+    best, second = ranked(PLAIN, prop)[:2]
+    plant(lambda source: f"config {best}" in source)
+    t = tensors_of(PLAIN, prop)
+    first = compiler.plan(PLAIN, prop, INTERPRETER)
+    assert first.config == best and first.rejected == 0
+    with caplog.at_level(logging.WARNING, "transconv"):
+        passed = trust.run(first, t)
+    assert passed.config == second and passed.rejected == 1
+    torch.testing.assert_close(t[NAMES[prop]], answer(PLAIN, prop, t), atol=1e-4, rtol=1e-4)
+    (line,) = caplog.messages
+    assert str(PLAIN) in line and str(best) in line and str(first.steps[0].path) in line
+    assert trust.is_trusted(passed) and not trust.is_trusted(first)
+    assert compiler.plan(PLAIN, prop, INTERPRETER) is passed
+
+
+@interpreted
+def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, second = ranked(PLAIN, Prop.FWD)[:2]
+    plant(lambda source: f"config {best}" in source)
+    passed = trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), tensors_of(PLAIN, Prop.FWD))
+    verdicts.forget()
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == second
+    assert not trust.is_trusted(passed)  # always: no other process is believed
+    monkeypatch.setenv("TRANSCONV_TRUST", "check")
+    assert verdicts.is_right(passed.steps[0].digest, True)
+    assert not verdicts.is_right(passed.steps[0].digest, False)
+    monkeypatch.setenv("TRANSCONV_TRUST", "never")
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == best
+
+
+@interpreted
+def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
+    p = ConvProblem.parse("mb2ic3ih7oc40oh4kh3sh2ph1 math=ieee")
+    best = str(ranked(p, Prop.BWD_D, 1)[0])
+    plant(lambda source: "bwd_d_0_1 of" in source and f"config {best}" in source)
+    t = tensors_of(p, Prop.BWD_D)
+    first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
+    passed = trust.run(first, t)
+    torch.testing.assert_close(t["src"], answer(p, Prop.BWD_D, t), atol=1e-4, rtol=1e-4)
+    changed = [a.algorithm.name for a, b in zip(first.steps, passed.steps, strict=True)
+               if a.digest != b.digest]
+    assert changed == ["bwd_d_0_1"] and passed.rejected == 1
+
+
+@interpreted
+def test_parts_of_a_split_sum_are_rejected_together(plant: Plant) -> None:
+    plant(lambda source: "_sum of" in source)
+    p = ConvProblem.parse("mb1ic64ih5oc4oh5kh1 math=ieee")
+    split = compiler.plan(p, Prop.FWD, INTERPRETER, "oc:16 mb.oh.ow:16 ic:16 | mma | split_k=2")
+    assert len(split.steps) == 2
+    with pytest.raises(Unsupported, match="gives wrong results") as refused:
+        trust.run(split, tensors_of(p, Prop.FWD))
+    assert refused.value.reason == "miscompiled"
+    assert all(verdicts.is_wrong(step.digest) for step in split.steps)
+
+
+@interpreted
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
+def test_dull_data_prove_nothing(value: float, plant: Plant) -> None:
+    """Zeros hide a wrong factor: other data find it."""
+    best = ranked(PLAIN, Prop.FWD)[0]
+    plant(lambda source: f"config {best}" in source)
+    t = tensors_of(PLAIN, Prop.FWD)
+    t["wei"].fill_(value)
+    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).config != best
+    torch.testing.assert_close(t["dst"], F.conv2d(t["src"], t["wei"], padding=1), equal_nan=True)
+
+
+@interpreted
+def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result holds the right numbers before the launch, and the kernel stores too few."""
+    honest = compiler.emit
+    best = ranked(PLAIN, Prop.FWD)[0]
+
+    def emit(*args: Any) -> str:
+        source: str = honest(*args)
+        return source.replace("oc < 40", "oc < 39") if f"config {best}" in source else source
+
+    monkeypatch.setattr(compiler, "emit", emit)
+    t = tensors_of(PLAIN, Prop.FWD)
+    t["dst"].copy_(answer(PLAIN, Prop.FWD, t))
+    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).config != best
+
+
+@interpreted
+def test_when_nothing_is_right(plant: Plant) -> None:
+    plant(lambda source: True)
+    p = ConvProblem.parse("mb2ic3ih6oc4oh6kh3ph1")
+    with pytest.raises(Unsupported, match="known to give wrong results") as refused:
+        trust.run(compiler.plan(p, Prop.FWD, INTERPRETER), tensors_of(p, Prop.FWD))
+    assert refused.value.reason == "miscompiled"
+
+
+class TritonGaveUp(Exception):
+    pass
+
+
+TritonGaveUp.__module__ = "triton.runtime.errors"
+
+
+@interpreted
+def test_a_kernel_that_triton_refuses_is_replaced(monkeypatch: pytest.MonkeyPatch,
+                                                  tmp_path: Path) -> None:
+    first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+
+    def launch(tensors: list[Any]) -> None:
+        raise TritonGaveUp("out of shared memory")
+
+    first.steps[0].launcher._dispatch = launch  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(type(first.steps[0].launcher), "__call__",
+                        lambda self, tensors: self._dispatch(tensors, *[True] * (self is not
+                                                             first.steps[0].launcher)))
+    t = tensors_of(PLAIN, Prop.FWD)
+    passed = trust.run(first, t)
+    assert passed.rejected == 1
+    torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t))
+    files = list((tmp_path / "cache/verdicts").iterdir())
+    assert [json.loads(f.read_text())["verdict"] for f in files] == ["right"]
+
+
+def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {t: compiler.build(PLAIN, Prop.FWD, t) for t in (INTERPRETER, SM90)}
+    for policy, believed in {"always": [], "check": [INTERPRETER],
+                             "never": [INTERPRETER, SM90]}.items():
+        monkeypatch.setenv("TRANSCONV_TRUST", policy)
+        assert [t for t, plan in made.items() if trust.is_trusted(plan)] == believed
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MOST_REJECTED", 3)
+    wanted = heuristics.candidates(algorithms(PLAIN, Prop.FWD)[0], SM90)
+    for turn in range(compiler.MOST_REJECTED):
+        made = compiler.build(PLAIN, Prop.FWD, SM90)
+        assert made.config == wanted[turn] and made.rejected == turn
+        verdicts.record(made.steps[0].digest, verdicts.WRONG)
+    with pytest.raises(Unsupported, match="3 best kernels for fwd") as refused:
+        compiler.build(PLAIN, Prop.FWD, SM90)
+    assert refused.value.reason == "miscompiled"
+    assert compiler.build(PLAIN, Prop.FWD, SM90, wanted[0]).fixed  # who asks for it gets it
+
+
+def test_digests_tell_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {verdicts.digest(*words) for words in (("a", "sm_90"), ("a", "sm_80"), ("b", "sm_90"))}
+    monkeypatch.setattr(verdicts, "triton_version", lambda: "0.1")
+    assert len(keys | {verdicts.digest("a", "sm_90")}) == 4
+
+
+# -- through torch ---------------------------------------------------------------------------------
+
+
+@interpreted
+def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+    honest = trust.examine
+    monkeypatch.setattr(trust, "examine",
+                        lambda p, prop, *rest: checks.append(str(prop)) or honest(p, prop, *rest))
+    seen: dict[str, str] = {}
+
+    def first_config(source: str) -> bool:
+        algorithm, config = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
+                             for word in ("bwd" if "# bwd" in source else "fwd", "config"))
+        return seen.setdefault(algorithm, config) == config
+
+    plant(first_config)
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(40, 3, 3, 3, requires_grad=True)
+    b = torch.randn(40, requires_grad=True)
+    for _ in range(2):
+        got, want = transconv.conv2d(x, w, b, padding=1), F.conv2d(x, w, b, padding=1)
+        torch.testing.assert_close(got, want)
+        grad = torch.randn(got.shape)
+        for ours, theirs in zip(torch.autograd.grad(got, (x, w, b), grad),
+                                torch.autograd.grad(want, (x, w, b), grad), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+    assert sorted(checks) == ["bwd_d"] * 2 + ["bwd_w"] * 2 + ["fwd"] * 2
+    assert transconv.stats().native == {"fwd": 2, "bwd_d": 2, "bwd_w": 2}
+
+
+@interpreted
+def test_torch_steps_in_when_nothing_is_right(plant: Plant) -> None:
+    plant(lambda source: True)
+    x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
+    for _ in range(2):
+        torch.testing.assert_close(transconv.conv2d(x, w, b), F.conv2d(x, w, b))
+    assert transconv.stats().fallback == {"miscompiled": 2}
+    res = torch.randn(2, 4, 4, 4)
+    got = transconv.fused_conv2d(x, w, b, activation="relu", residual=res)
+    torch.testing.assert_close(got, torch.relu(F.conv2d(x, w, b) + res))
+
+
+@interpreted
+def test_fused_calls_are_checked(plant: Plant) -> None:
+    plant(lambda source: "# epilogue" in source)
+    x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
+    got = transconv.fused_conv2d(x, w, b, activation="relu")
+    torch.testing.assert_close(got, torch.relu(F.conv2d(x, w, b)))
+    assert transconv.stats().native == {"fwd": 1}  # the sum alone is right
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def stored(key: str = "k" * 32, verdict: str = "wrong") -> Path:
+    verdicts.record(key, verdict, reason="x")
+    verdicts.forget()
+    return knobs.cache() / "verdicts" / f"{key}.json"
+
+
+def test_verdicts_survive_the_process() -> None:
+    path = stored()
+    assert json.loads(path.read_text()) == {
+        "schema": 1, "kernel": path.stem, "verdict": "wrong", "reason": "x",
+        "triton": verdicts.triton_version()}
+    assert verdicts.is_wrong(path.stem)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda text: text[:-9], lambda text: "", lambda text: "[1]", lambda text: "[" * 20000,
+    lambda text: text.replace('"schema": 1', '"schema": 2'),
+    lambda text: text.replace('"triton": "', '"triton": "0'),
+    lambda text: text.replace('"kernel": "k', '"kernel": "l'),
+    lambda text: text.replace("wrong", "maybe"), lambda text: text + " " * (1 << 17),
+    lambda text: '{"schema": [1]}'], ids=lambda f: "")
+def test_files_that_say_nothing(spoil: Callable[[str], str]) -> None:
+    path = stored()
+    text = spoil(path.read_text())
+    assert text != path.read_text()
+    path.write_text(text)
+    assert verdicts.look_up(path.stem) == ""
+    path.write_bytes(b"\xff\xfe{")
+    verdicts.forget()
+    assert verdicts.look_up(path.stem) == ""
+
+
+def test_places_that_are_not_trusted(tmp_path: Path) -> None:
+    path = stored()
+    path.parent.chmod(0o777)
+    assert verdicts.look_up(path.stem) == ""
+    verdicts.record(path.stem, "right")  # stays in memory
+    assert verdicts.look_up(path.stem) == "right" and "wrong" in path.read_text()
+    path.parent.chmod(0o700)
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    verdicts.forget()
+    assert verdicts.look_up(path.stem) == ""
+    path.unlink()
+    path.mkdir()
+    verdicts.forget()
+    assert verdicts.look_up(path.stem) == ""
+    verdicts.record(path.stem, "right")  # cannot be written
+    assert verdicts.look_up(path.stem) == "right"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_folders_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert verdicts.look_up(path.stem) == ""
