@@ -16,7 +16,7 @@ from torch import nn
 Tensor = torch.Tensor
 
 
-# -- ResNet-50: He et al. 2015; stride in the 3x3, as everybody trains it -----------------------------
+# -- ResNet-50: He et al. 2015; stride in the 3x3, as everybody trains it --------------------------
 
 
 class Bottleneck(nn.Module):
@@ -277,6 +277,9 @@ NAMES = tuple(SIZES)
 
 
 def size_of(name: str, small: bool) -> Size:
+    """Raises ValueError for a model that is not in the list."""
+    if name not in SIZES:
+        raise ValueError(f"model '{name}' is unknown; expected one of: {', '.join(NAMES)}")
     return (SMALL if small else SIZES)[name]
 
 
@@ -292,9 +295,7 @@ def build(name: str, small: bool = False) -> nn.Module:
                 else ConvNeXt(classes=classes))
     if name == "unet2d":
         return UNet((8, 16, 24), classes) if small else UNet(classes=classes)
-    if name == "unet3d":
-        return UNet3d((4, 8, 12), classes) if small else UNet3d(classes=classes)
-    raise ValueError(f"model '{name}' is unknown; expected one of: {', '.join(NAMES)}")
+    return UNet3d((4, 8, 12), classes) if small else UNet3d(classes=classes)
 
 
 def inputs(name: str, small: bool = False, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ def test_large_results_are_sampled(prop: Prop) -> None:
         result.copy_(saved)
 
 
-@pytest.mark.parametrize("what", ["last image", "last channel", "last row of tiles", "a tap missing"])
+@pytest.mark.parametrize("what", ["last image", "last channel", "last row", "a tap missing"])
 def test_large_results_wrong_in_places(what: str) -> None:
     tensors = right(LARGE, Prop.FWD)
     result = tensors["dst"]
@@ -115,7 +115,7 @@ def test_large_results_wrong_in_places(what: str) -> None:
         result.copy_(torch.from_numpy(convolve(LARGE, Prop.FWD, a, b)))
     else:
         wrong = {"last image": result[-1], "last channel": result[:, -1],
-                 "last row of tiles": result[-1, :, -1]}[what]
+                 "last row": result[-1, :, -1]}[what]
         wrong.copy_(wrong.roll(1, -1))
     assert told(LARGE, Prop.FWD, tensors)
 
@@ -241,7 +241,7 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
         if together == 1 and count > 100:
             ends = {0, 1, size - 2, size - 1} | ({15, 16} if size > 16 else set())
             assert ends <= set(drawn.flatten().tolist())
-            assert len(drawn.unique()) > size * 0.9
+            assert len(set(drawn.flatten().tolist())) > size * 0.9
 
 
 def test_the_same_bits_may_be_asked_for(monkeypatch: Any) -> None:

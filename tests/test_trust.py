@@ -1,7 +1,7 @@
 """Kernels that give wrong results are found at their first launch and never used again.
 
-A wrong translation is planted by changing the text that the emitter makes for some configs; Triton's
-interpreter runs it, which is checked here because TRANSCONV_TRUST=always.
+A wrong translation is planted by changing the text that the emitter makes for some configs.
+Triton's interpreter runs it, and is checked here because TRANSCONV_TRUST=always.
 """
 
 from __future__ import annotations
@@ -55,13 +55,18 @@ Plant = Callable[[Callable[[str], bool]], None]
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Have kernels store sums that are a quarter too large, where ``hit`` says so of the text."""
+    """Have kernels make products or sums too large, where ``hit`` says so of the text."""
     honest = compiler.emit
 
     def install(hit: Callable[[str], bool]) -> None:
         def emit(*args: Any) -> str:
             source: str = honest(*args)
-            return source.replace("acc.to(", "(acc * 1.25).to(") if hit(source) else source
+            if not hit(source):
+                return source
+            made = source.replace("tl.dot(a, ", "tl.dot(a * 1.25, ").replace(
+                "acc.to(", "(acc * 1.25).to(")
+            assert made != source
+            return made
 
         monkeypatch.setattr(compiler, "emit", emit)
 
@@ -179,8 +184,9 @@ def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
-def test_when_nothing_is_right(plant: Plant) -> None:
+def test_when_nothing_is_right(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(lambda source: True)
+    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
     p = ConvProblem.parse("mb2ic3ih6oc4oh6kh3ph1")
     with pytest.raises(Unsupported, match="known to give wrong results") as refused:
         trust.run(compiler.plan(p, Prop.FWD, INTERPRETER), tensors_of(p, Prop.FWD))
@@ -276,7 +282,9 @@ def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.Monk
 
 
 @interpreted
-def test_torch_steps_in_when_nothing_is_right(plant: Plant) -> None:
+def test_torch_steps_in_when_nothing_is_right(plant: Plant,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
     plant(lambda source: True)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
     for _ in range(2):
@@ -288,12 +296,15 @@ def test_torch_steps_in_when_nothing_is_right(plant: Plant) -> None:
 
 
 @interpreted
-def test_fused_calls_are_checked(plant: Plant) -> None:
+def test_fused_calls_are_checked(plant: Plant, monkeypatch: pytest.MonkeyPatch,
+                                 caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
     plant(lambda source: "# epilogue" in source)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
     got = transconv.fused_conv2d(x, w, b, activation="relu")
     torch.testing.assert_close(got, torch.relu(F.conv2d(x, w, b)))
     assert transconv.stats().native == {"fwd": 1}  # the sum alone is right
+    assert len(caplog.messages) == 4 and all("rejected: fwd" in line for line in caplog.messages)
 
 
 # -- files -----------------------------------------------------------------------------------------

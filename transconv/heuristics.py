@@ -14,7 +14,7 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.config import Block, Config, k_steps, why_not
-from transconv.cost import estimate, programs
+from transconv.cost import axis_strides, estimate, programs
 from transconv.errors import ConfigError
 from transconv.target import Target
 
@@ -64,12 +64,16 @@ def _worth_the_matrix_unit(alg: Algorithm) -> bool:
     return not alg.axes_of("B") or min(rows, columns, summed) > 2
 
 
-def fusable(axes: tuple[Axis, ...]) -> list[tuple[str, ...]]:
-    """Ways to fuse the axes of one kind: pixels all together; channels alone, or with taps before
-    them when there are fewer than 16."""
+def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
+    """Ways to fuse the axes of one kind: pixels all together; taps and channels all together where
+    they are one run of memory (a filter as large as its input); else channels alone, or with taps
+    before them when there are fewer than 16."""
+    axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
     pixels = tuple(x.name for x in axes if x.role == "pixel")
     if pixels and len(pixels) == len(axes):
         return [pixels]
+    if len(axes) > 1 and _one_run(axes, alg):
+        return [tuple(x.name for x in axes)]
     ways: list[tuple[str, ...]] = []
     for start in range(len(axes) - 1, -1, -1):
         ways.append(tuple(x.name for x in axes[start:]))
@@ -78,12 +82,25 @@ def fusable(axes: tuple[Axis, ...]) -> list[tuple[str, ...]]:
     return ways[-1:]
 
 
+def _one_run(axes: tuple[Axis, ...], alg: Algorithm) -> bool:
+    """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
+    for view in (alg.a, alg.b, alg.c):
+        if view is None:
+            continue
+        strides = axis_strides(view, alg)
+        if any(strides[x.name] for x in axes) and any(
+                strides[outer.name] != strides[inner.name] * inner.size
+                for outer, inner in itertools.pairwise(axes)):
+            return False
+    return True
+
+
 def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Gathered operands: one address per element, any layout, any chip."""
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
-    m_ways, n_ways, k_ways = (fusable(alg.axes_of(kind)) for kind in "MNK")
+    m_ways, n_ways, k_ways = (fusable(alg.axes_of(kind), alg) for kind in "MNK")
     for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
         sizes = [prod(alg.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):
@@ -140,28 +157,39 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3) -> list[tuple[Blo
 
 def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Pixels as boxes on the right side of the product, the other operand as its left side."""
-    sides = {kind: alg.axes_of(kind) for kind in "MNK"}
-    pixels = {kind: tuple(x for x in sides[kind] if x.role == "pixel") for kind in "MNK"}
-    m_axis, n_axis, k_axis = (sides[kind][-1] for kind in "MNK")
-    if pixels["M"] and len(pixels["M"]) == len(sides["M"]):
-        whole = tuple(x.name for x in pixels["M"])
-        for m, n, k in itertools.product((64, 128, 256), _fitting(n_axis), _fitting(k_axis, 64)):
-            for tiling in [(Block(whole, m),), *tilings(pixels["M"], m, 3)]:
-                blocks = (*tiling, Block((n_axis.name,), n), Block((k_axis.name,), k))
+    wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
+            for kind in "MNK"}
+    pixels = {kind: all(x.role == "pixel" for x in wide[kind]) for kind in "MNK"}
+    runs = {kind: _run(wide[kind], alg) for kind in "MNK"}
+    if pixels["M"]:
+        whole = tuple(x.name for x in wide["M"])
+        for m, n, k in itertools.product((64, 128, 256), _fitting(runs["N"]),
+                                         _fitting(runs["K"], 64)):
+            for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3)]:
+                blocks = (*tiling, Block(runs["N"][0], n), Block(runs["K"][0], k))
                 yield from _box_words(blocks, m, n, alg, target)
-    elif pixels["K"] and len(pixels["K"]) == len(sides["K"]):
-        whole = tuple(x.name for x in pixels["K"])
-        for m, n, k in itertools.product(_fitting(m_axis), _fitting(n_axis), (64,)):
-            for tiling in [(Block(whole, k),), *tilings(pixels["K"], k, 2)]:
-                blocks = (Block((m_axis.name,), m), Block((n_axis.name,), n), *tiling)
+    elif pixels["K"]:
+        whole = tuple(x.name for x in wide["K"])
+        for m, n, k in itertools.product(_fitting(runs["M"]), _fitting(runs["N"]), (64,)):
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2)]:
+                blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, alg, target)
 
 
-def _fitting(axis: Axis, most: int = 256) -> tuple[int, ...]:
+Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
+
+
+def _run(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
+    """All the axes where they are one run of memory, else the innermost one."""
+    run = axes if _one_run(axes, alg) else axes[-1:]
+    return tuple(x.name for x in run), prod(x.size for x in run)
+
+
+def _fitting(run: Run, most: int = 256) -> tuple[int, ...]:
     """Extents along channels that are not mostly empty."""
     least = 32 if most == 64 else 64
     return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
-                 and (e == least or e < 2 * axis.size))
+                 and (e == least or e < 2 * run[1]))
 
 
 def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
@@ -195,11 +223,11 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
     wide = (256, 1024) if big else (32, 64, 128, 256)
     few = (1,) if big else (1, 4, 16)
     lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
-    rows = fusable(alg.axes_of("M")) if alg.axes_of("M") else [()]
+    rows = fusable(alg.axes_of("M"), alg) if alg.axes_of("M") else [()]
     if alg.b is None:  # a sum of parts: every element of C is alike, in memory order
         rows = [tuple(x.name for x in alg.axes_of("M"))]
         wide = wide if big else (*wide, 512, 1024)
-    sums = fusable(alg.axes_of("K")) if alg.axes_of("K") else [()]
+    sums = fusable(alg.axes_of("K"), alg) if alg.axes_of("K") else [()]
     depths = (16, 64) if _sums_pixels(alg) else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):

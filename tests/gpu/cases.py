@@ -23,7 +23,8 @@ Tensor = torch.Tensor
 DEVICE = os.environ.get("DROPIN_DEVICE", "cuda")
 HAS_GPU = DEVICE == "cuda" and torch.cuda.is_available()
 
-# What docs/drop_in.md says torch computes; any other reason is a failure.
+# What torch computes on any GPU, as docs/drop_in.md says. The other reasons there (config:refused,
+# miscompiled, error: ...) are faults of ours on this GPU, and a case that meets one has failed.
 DOCUMENTED = ("shape:empty", "dtype:complex", "dtype:int", "dtype:float8", "dtype:quantized",
               "layout:", "transform:", "subclass:", "capture:cold")
 FATAL = ("CUDA error", "AcceleratorError", "illegal memory access", "device-side assert")
@@ -138,8 +139,8 @@ def violations(got: Sequence[Tensor], name: str, args: Sequence[Any], kwargs: di
         bad = ~(error <= bound) & ~(mine.cpu().isnan() & ref.isnan())
         if bad.any():
             worst = (error / bound).nan_to_num(float("inf"))[bad].max().item()
-            found.append(f"tensor {at} of {tuple(mine.shape)}: {int(bad.sum())} elements beyond the "
-                         f"bound, worst {worst:.3g} times")
+            found.append(f"tensor {at} of {tuple(mine.shape)}: {int(bad.sum())} elements beyond "
+                         f"the bound, worst {worst:.3g} times")
     return found
 
 

@@ -1,0 +1,115 @@
+"""Whole models, host overhead, and the runner of the GPU tests, in small on a CPU."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import dropin, models, networks
+from bench.__main__ import main
+
+# Millions of parameters, as published.
+PUBLISHED = {"resnet50": 25.557, "mobilenetv3": 5.483, "convnext_t": 28.589, "unet2d": 31.0}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_have_the_published_sizes(name: str) -> None:
+    with torch.device("meta"):
+        count = sum(p.numel() for p in models.build(name).parameters())
+    assert count / 1e6 == pytest.approx(PUBLISHED[name], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_small_models_train(name: str) -> None:
+    torch.manual_seed(0)
+    model = models.build(name, small=True)
+    x, y = models.inputs(name, small=True)
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0
+               for n, p in model.named_parameters() if not n.endswith("bias"))
+
+
+def test_unknown_model() -> None:
+    with pytest.raises(ValueError, match="expected one of: resnet50"):
+        models.build("resnet51")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_networks(tmp_path: Path) -> None:
+    words = ["networks", "--out", str(tmp_path), "--small", "--device", "cpu", "--models",
+             "unet2d", "--precisions", "ieee", "--layouts", "nhwc", "--processes", "1"]
+    assert main(words) == 0
+    found = rows(tmp_path / "networks.csv")
+    assert [r["what"] for r in found] == list(networks.EAGER)
+    assert not any(r["error"] for r in found)
+    errors = [r for r in found if r["unit"] == "rel. RMSE"]
+    assert all(0 < float(r["torch"]) < 1e-5 for r in errors)
+    # On a CPU both sides are torch's kernels, so they must agree.
+    assert all(float(r["ratio"]) == pytest.approx(1.0) for r in errors)
+    assert "device:cpu=" in found[0]["fallback"]
+
+
+def test_no_row_is_left_out_when_there_is_no_time(tmp_path: Path) -> None:
+    words = ["networks", "--out", str(tmp_path), "--small", "--device", "cpu", "--models",
+             "unet2d", "--precisions", "ieee", "--layouts", "nchw", "--time-budget", "0"]
+    assert main(words) == 1
+    found = rows(tmp_path / "networks.csv")
+    assert [r["what"] for r in found] == list(networks.EAGER)
+    assert all(r["error"] == "out of budget" for r in found)
+
+
+def test_overhead(tmp_path: Path) -> None:
+    words = ["overhead", "--out", str(tmp_path), "--device", "cpu", "--calls", "3", "--bursts",
+             "2", "--match", "conv2d 1x1"]
+    assert main(words) == 0
+    found = rows(tmp_path / "overhead.csv")
+    assert [(r["mode"], r["side"]) for r in found] == [
+        (mode, side) for mode in ("no grad", "grad", "forward+backward")
+        for side in ("torch", "transconv")]
+    assert all(float(r["median_us"]) >= float(r["best_us"]) > 0 for r in found)
+
+
+TESTS = '''
+import os
+import time
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+def test_dies(): os._exit(9)
+def test_loses_the_gpu(): raise RuntimeError("CUDA error: an illegal memory access")
+def test_hangs(): time.sleep(60)
+def test_counts(request):
+    request.node.user_properties.append(("cases", {"passed": 3, "fallback": {"shape:empty": 1}}))
+def test_skips():
+    import pytest
+    pytest.skip("why not")
+'''
+
+
+def test_dropin_survives_what_tests_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(TESTS, encoding="utf-8")
+    assert main(["dropin", str(file), "--out", str(tmp_path / "out"), "-n", "1", "--limit", "8",
+                 "--time-budget", "100"]) == 1
+    found = json.loads((tmp_path / "out" / "dropin.json").read_text())
+    assert (found["collected"], found["run"]) == (7, 7)
+    assert found["total"]["tests passed"] == 2 and found["total"]["tests skipped"] == 1
+    failed = {name.split("::")[1]: " ".join(texts) for name, texts in found["failures"].items()}
+    assert set(failed) == {"test_fails", "test_dies", "test_loses_the_gpu", "test_hangs"}
+    assert failed["test_hangs"] == "timeout" and "ended with 9" in failed["test_dies"]
+    assert found["total"]["passed"] == 3 and found["fallback"] == {"shape:empty": 1}
+    assert "7 of 7 tests were run" in capsys.readouterr().out
+
+
+def test_groups() -> None:
+    assert dropin.group_of("tests/gpu/test_x.py::test_y[a-b[0]]") == "gpu/test_x.py::test_y"
