@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("boxes", "config", "cost", "heuristics"),
     ("passes",),
     ("backend_triton",),
-    ("spotcheck", "verdicts"),
+    ("sampling", "spotcheck", "verdicts"),
     ("compiler",),
     ("trust",),
     ("torch_ops", "tune", "cli", "nn", "__main__", "__init__"),
@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below the torch border that may import torch or triton, inside of functions.
-LATE = ("target.py", "compiler.py", "spotcheck.py", "trust.py", "tune.py",
+LATE = ("target.py", "compiler.py", "sampling.py", "spotcheck.py", "trust.py", "tune.py",
         "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/offline.py",
         "backend_triton/resources.py")
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))

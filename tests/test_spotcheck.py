@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tests.reference import convolve
 from tests.strategies import problems
-from transconv import spotcheck
+from transconv import sampling, spotcheck
 from transconv.epilogue import ACTIVATIONS, Epilogue
 from transconv.problem import ConvProblem, Prop
-from transconv.spotcheck import RESULT, Axes, choose, examine, spot_check
+from transconv.sampling import Axes, choose
+from transconv.spotcheck import RESULT, examine, spot_check
 
 OPERANDS = {Prop.FWD: ("src", "wei"), Prop.BWD_D: ("dst", "wei"), Prop.BWD_W: ("src", "dst")}
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
@@ -125,8 +126,8 @@ def test_large_results_wrong_in_places(what: str) -> None:
 def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that meet columns, a few images or channels at a time."""
     p = PROBLEMS[name]
-    for limit in ("SHORT", "PIECE"):
-        monkeypatch.setattr(spotcheck, limit, 50)
+    monkeypatch.setattr(sampling, "SHORT", 50)
+    monkeypatch.setattr(spotcheck, "PIECE", 50)
     at = choose(Axes.of(p, prop), 1024)
     assert at.rows[0].shape[1] * at.columns.shape[1] > 1
     tensors = right(p, prop)
@@ -233,7 +234,7 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
     count = len(first.group) * together
     assert 16 <= count <= 1024 + together
     if together == 1:
-        assert count * prod(summed) <= spotcheck.SHORT or count == 16
+        assert count * prod(summed) <= sampling.SHORT or count == 16
     for drawn, same, size in zip((first.columns, *first.rows), (again.columns, *again.rows),
                                  (axes.columns, *axes.rows), strict=True):
         assert torch.equal(drawn, same)
@@ -247,7 +248,7 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
 def test_the_same_bits_may_be_asked_for(monkeypatch: Any) -> None:
     """Matrix products refuse to run then; they are not used."""
     p, prop = PROBLEMS["plain"], Prop.BWD_W
-    monkeypatch.setattr(spotcheck, "SHORT", 2000)
+    monkeypatch.setattr(sampling, "SHORT", 2000)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__matmul__", None)
     assert told(p, prop, right(p, prop)) is None

@@ -163,6 +163,27 @@ class Compiled:
                 all(p in names for p in self.steps[0].params)):
             self.order = tuple(names.index(p) for p in self.steps[0].params)
 
+    def starter(self, device: int, aligned: bool) -> Callable[[Any, Any, Any], None] | None:
+        """A function of (src, wei, dst) that starts the plan with nothing left to decide.
+
+        None for a plan of several kernels, and before the first launch on the device with tensors
+        so ``aligned``. The caller sees to it that the device is the current one.
+        """
+        start = self.steps[0].launcher.kept.get((device, aligned)) if len(self.order) == 3 else None
+        if start is None:
+            return None
+        import torch
+
+        first, second, third = self.order
+        stream = torch._C._cuda_getCurrentRawStream
+
+        def run(src: Any, wei: Any, dst: Any) -> None:
+            given = (src, wei, dst)
+            a, b, c = given[first], given[second], given[third]
+            start((a.data_ptr(), b.data_ptr(), c.data_ptr()), (a, b, c), stream(device))
+
+        return run
+
     @property
     def source(self) -> str:
         return "\n\n".join(s.source for s in self.steps)

@@ -8,7 +8,7 @@ kept kernel is only used for tensors that are aligned like those it was compiled
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
 Boxed = tuple[Tensor, tuple[int, ...]]
-Start = Callable[[list[int], list[Any], Any], None]
+Start = Callable[[Sequence[int], Sequence[Any], Any], None]
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
 
@@ -81,7 +81,7 @@ class Launcher:
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
         run = kernel.run
 
-        def through_triton(pointers: list[int], tensors: list[Any], stream: Any) -> None:
+        def through_triton(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
             args = tensors if not boxes else [t if b is None else describe(t, *b)
                                               for t, b in zip(tensors, boxes, strict=True)]
             run(grid, 1, 1, stream, function, packed, None, None, None, *args)
@@ -90,13 +90,13 @@ class Launcher:
             return through_triton
         raw, encode = entry
         if not boxes:
-            def direct(pointers: list[int], tensors: list[Any], stream: Any) -> None:
+            def direct(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
                 raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
                     *pointers)
             return direct
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
 
-        def encoded(pointers: list[int], tensors: list[Any], stream: Any) -> None:
+        def encoded(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
             args: list[Any] = []
             place = 0
             for i, box in enumerate(boxes):

@@ -84,6 +84,7 @@ class Route:
 
     __slots__ = (
         "adds_bias",
+        "aligned",
         "calls",
         "channels_last",
         "compiled",
@@ -92,6 +93,7 @@ class Route:
         "params",
         "reason",
         "shape",
+        "start",
         "strides",
     )
 
@@ -105,6 +107,9 @@ class Route:
         self.reason = ""
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
+        self.aligned = False
+        # What starts the kernel on a device with nothing left to decide, after its first launch.
+        self.start: tuple[int, Callable[[Any, Any, Any], None]] | None = None
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
 
@@ -121,16 +126,42 @@ class Route:
         if compiled is None:
             y = execute.aten_forward(x, w, b, self.params)
             return shapes.with_result_strides(y, self.channels_last)
+        if b is None and self.start is not None and self.start[0] == _current_device() and not (
+                x.is_neg() or w.is_neg()):
+            y = _empty(self.shape, self.strides, x.dtype)
+            if self.params.transposed:
+                self.start[1](y, w, x)
+            else:
+                self.start[1](x, w, y)
+            return y
         y = x.new_empty_strided(self.shape, self.strides)
         src, dst = (y, x) if self.params.transposed else (x, y)
         if b is None:
             execute.launch(compiled, src, w, dst)
+            if self.start is None and x.is_cuda:
+                found = compiled.starter(x.device.index, self.aligned)
+                self.start = (x.device.index, found) if found else None
         elif self.adds_bias:
             execute.launch(compiled, src, w, dst)
             y += b.view(-1, *[1] * (x.dim() - 2))
         else:
             execute.launch(compiled, src, w, dst, bia=b.contiguous() if self.copies_bias else b)
         return y
+
+
+def _allocator() -> Callable[[Ints, Ints, torch.dtype], torch.Tensor]:
+    """How to make an empty tensor on the current device: the entry that torch's compiled code uses
+    takes a third of the time of the public one."""
+    lean = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    found = getattr(lean, "_empty_strided_cuda", None)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype,
+                                                             device="cuda")
+
+
+_empty = _allocator()
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class BackwardRoutes:
@@ -210,6 +241,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
     src, dst = (far, near) if route.params.transposed else (near, far)
     operands = {name: t for name, t in (("src", src), ("wei", weight), ("dst", dst))
                 if t is not None}
+    route.aligned = aligned
     route.compiled = execute.proven(compiled, aligned, lambda: some.new_empty_strided(*own),
                                     **operands, **extra)
 
