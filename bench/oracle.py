@@ -156,6 +156,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 # Half the distance between the smallest numbers of a type: what rounding adds near zero.
 TINY = {"f16": 2.0**-25, "bf16": 0.0, "f32": 0.0, "tf32": 0.0, "f64": 0.0}
+# The matrix unit cuts the lowest bits of both f32 operands off: 2^-10 of each.
+TF32 = 2.0**-9
 RMS_LIMIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2e-6, "tf32": 2.0**-10, "f64": 1e-14}
 
 
@@ -188,7 +190,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     found = Judgement()
     result = getattr(p, RESULT[prop]).dtype.name
     is_tf32 = result == "f32" and p.math == "tf32" and p.src.dtype.name == "f32"
-    acc = 2.0**-10 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
+    acc = TF32 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     out = 2.0 ** (1 - DIGITS[result])
     wrong = seen = kept = 0
     error = size = 0.0

@@ -27,9 +27,9 @@ MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their
 def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
     """Legal configs, best estimate first; of equal ones, the one proposed first. Never empty for a
     legal algorithm, and at most ``MOST`` long on a GPU."""
-    if any(x.size == 0 for x in algorithm.axes):  # what is done for nothing may cost anything
-        algorithm = replace(algorithm, axes=tuple(replace(x, size=max(1, x.size))
-                                                  for x in algorithm.axes))
+    if any(x.size == 0 for x in algorithm.axes_of("K")):  # a sum over nothing has no steps
+        algorithm = replace(algorithm, axes=tuple(
+            replace(x, size=1) if algorithm.kind(x.name) == "K" else x for x in algorithm.axes))
     proposed = dict.fromkeys(_proposals(algorithm, target))
     interpreted = target.backend == "interpreter"
     ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),

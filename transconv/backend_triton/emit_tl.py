@@ -264,20 +264,8 @@ class TlEmitter:
     def call_dot(self, s: FuncCall) -> list[str]:
         acc, a, b = s.args
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
-        *batch, left, right = self.scope[acc]
-        summed = [x for x in (*self.lanes(a), *self.lanes(b)) if x not in self.scope[acc]][0]
         precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype is f32 else ""
-        operands = (f"{self.spread(a, (*batch, left, summed))}, "
-                    f"{self.spread(b, (*batch, summed, right))}")
-        return [f"{acc.name} = tl.dot({operands}, {acc.name}{precision})"]
-
-    def spread(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
-        """A tile with all of ``lanes``: of an expanded tensor, some may be missing, and the matrix
-        unit does not broadcast."""
-        if self.lanes(e) == lanes:
-            return self.text(e)
-        shape = ", ".join(str(x.extent) for x in lanes)
-        return f"tl.broadcast_to({self.fit(e, lanes)}, ({shape}))"
+        return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
     def call_atomic_add(self, s: FuncCall) -> list[str]:
         tensor, offset, value, mask = s.args
@@ -336,8 +324,10 @@ def spelled_lanes(kernel: Kernel) -> list[Lane]:
             found.add(at)
         elif isinstance(at, (BoxLoad, BoxStore)):
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
+        elif isinstance(at, (Alloc, Spread, Reduce)):  # their lanes are shapes
+            stack += [at.init if isinstance(at, Alloc) else at.x]
         else:
-            stack += [c for c in at.children() if not (isinstance(at, Alloc) and isinstance(c, Lane))]
+            stack += at.children()
     return sorted(found, key=lambda x: (x.axis, x.name))
 
 

@@ -1,0 +1,98 @@
+"""The relation: kinds from membership, stride phases, and the corner cases of addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.reference import convolve, integers, pack, unpack
+from transconv import compiler
+from transconv.algorithm import algorithms
+from transconv.epilogue import Epilogue
+from transconv.ir import Load, find, i64
+from transconv.ir.interp import run
+from transconv.ir.memory import Memory
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+SM90 = TARGETS["sm_90"]
+
+
+def kinds(text: str, prop: Prop) -> dict[str, str]:
+    algorithm = algorithms(ConvProblem.parse(text), prop)[0]
+    return {kind: " ".join(x.name for x in algorithm.axes_of(kind)) for kind in "BMNK"}
+
+
+def test_kinds_are_membership() -> None:
+    text = "g2mb2ic8id4oc4od4kd3pd1"
+    assert kinds(text, Prop.FWD) == {"B": "g", "M": "mb od oh ow", "N": "oc", "K": "kd kh kw ic"}
+    assert kinds(text, Prop.BWD_D) == {"B": "g", "M": "mb id ih iw", "N": "ic", "K": "kd kh kw oc"}
+    assert kinds(text, Prop.BWD_W) == {"B": "g", "M": "kd kh kw ic", "N": "oc", "K": "mb od oh ow"}
+
+
+def test_phases_without_padding_are_columns() -> None:
+    assert kinds("mb2ic5ih8oc6oh4kh2sh2ph0", Prop.BWD_D) == {
+        "B": "", "M": "mb qh qw", "N": "rh rw ic", "K": "th tw oc"}
+
+
+PHASED = {  # how many algorithms: one where every phase has as many taps, or where there are many
+    "mb2ic5ih8oc6oh4kh4sh2ph1": 1, "mb2ic5ih7oc6oh4kh3sh2ph1": 4, "mb2ic3ih15oc6oh3kh5sh5ph0": 1,
+    "mb1ic3ih17oc4oh4kh7sh5ph3": 1, "g2mb2ic4ih8oc6oh4kh4sh2ph2": 1, "mb1ic2ih9oc3oh5kh3sh2ph1dh1": 4,
+    "mb2ic3id4ih6iw6oc5od2oh2ow2kd2kh3kw3sd2sh3sw3": 1, "mb2ic3ih9oc4oh5kh1sh2ph0": 4,
+}
+
+
+@pytest.mark.parametrize(("text", "count"), PHASED.items())
+def test_phases_cover_the_result_once(text: str, count: int) -> None:
+    p = ConvProblem.parse(text)
+    assert len(algorithms(p, Prop.BWD_D)) == count
+    rng = np.random.default_rng(0)
+    dst, wei = (integers(rng, p.shapes[n]) for n in ("dst", "wei"))
+    buffers = {"dst": pack(dst, p.dst.layout), "wei": pack(wei, p.wei.layout),
+               "src": np.full(p.src.layout.span, np.nan, np.float32)}
+    steps = compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue())
+    for algorithm, config in steps:
+        if config.split_k > 1:
+            parts = compiler.blockwise.workspace(algorithm, config.split_k)
+            buffers["partials"] = np.full(parts.layout.span, np.nan, np.float32)
+    memory = Memory(buffers)
+    for algorithm, config in steps:
+        if len(steps) > count:
+            memory.new_launch()
+        run(compiler.lower(algorithm, config, SM90, "conv", "ieee")[-1][1], memory)
+    got = unpack(buffers["src"], p.src.layout, p.shapes["src"])
+    assert np.array_equal(got, convolve(p, Prop.BWD_D, dst, wei))
+
+
+@pytest.mark.parametrize("prop", [Prop.BWD_D, Prop.BWD_W])
+def test_an_expanded_operand_keeps_its_lanes(prop: Prop) -> None:
+    """The gradient of a sum is one number, expanded: its address does not vary along any lane."""
+    p = ConvProblem.parse("mb2ic16ih8oc16oh8kh1 tag=abx:abx:strides(0,0,0,0) math=ieee")
+    plan = compiler.plan(p, prop, SM90, "mb.ih.iw:16 ic:16 oc:16" if prop is Prop.BWD_D
+                         else "ic:16 oc:16 mb.oh.ow:16")
+    assert "tl.broadcast_to(" in plan.source
+    rng = np.random.default_rng(0)
+    other = "wei" if prop is Prop.BWD_D else "src"
+    made = "src" if prop is Prop.BWD_D else "wei"
+    values = {other: integers(rng, p.shapes[other]), "dst": np.full(p.shapes["dst"], 3.0)}
+    buffers = {other: pack(values[other], getattr(p, other).layout), "dst": np.full(1, 3, np.float32),
+               made: np.zeros(getattr(p, made).layout.span, np.float32)}
+    run(plan.steps[0].kernel, buffers)
+    order = ("dst", "wei") if prop is Prop.BWD_D else ("src", "dst")
+    expected = convolve(p, prop, values[order[0]], values[order[1]])
+    assert np.array_equal(unpack(buffers[made], getattr(p, made).layout, p.shapes[made]), expected)
+
+
+def test_every_part_of_a_wide_address_is_wide() -> None:
+    """A 32-bit part that is multiplied by 2^31 next to a part that is wide already."""
+    p = ConvProblem.parse("mb1ic2ih1024iw1048576oc2oh1024ow1048576kh1kw1 dt=f16")
+    plan = compiler.plan(p, Prop.BWD_W, SM90, "ic:16 oc:16 mb.oh.ow:64 | split_k=4")
+    assert all(x.offset.dtype is i64 for x in find(plan.steps[0].kernel, Load))
+    assert "mb.to(tl.int64) * 2147483648" in plan.source
+
+
+def test_a_sum_over_nothing_has_a_legal_config() -> None:
+    p = ConvProblem.parse("mb9ic336ih9oc304oh5kh1sh2")
+    assert any(x.size == 0 for a in algorithms(p, Prop.BWD_D) for x in a.axes_of("K"))
+    plan = compiler.plan(p, Prop.BWD_D, SM90)
+    assert len(plan.steps) >= 4
