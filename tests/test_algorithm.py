@@ -35,9 +35,11 @@ def test_phases_without_padding_are_columns() -> None:
         "B": "", "M": "mb qh qw", "N": "rh rw ic", "K": "th tw oc"}
 
 
-PHASED = {  # how many algorithms: one where every phase has as many taps, or where there are many
+# How many algorithms: one where every phase has as many taps, or where there are many phases.
+PHASED = {
     "mb2ic5ih8oc6oh4kh4sh2ph1": 1, "mb2ic5ih7oc6oh4kh3sh2ph1": 4, "mb2ic3ih15oc6oh3kh5sh5ph0": 1,
-    "mb1ic3ih17oc4oh4kh7sh5ph3": 1, "g2mb2ic4ih8oc6oh4kh4sh2ph2": 1, "mb1ic2ih9oc3oh5kh3sh2ph1dh1": 4,
+    "mb1ic3ih17oc4oh4kh7sh5ph3": 1, "g2mb2ic4ih8oc6oh4kh4sh2ph2": 1,
+    "mb1ic2ih9oc3oh5kh3sh2ph1dh1": 4,
     "mb2ic3id4ih6iw6oc5od2oh2ow2kd2kh3kw3sd2sh3sw3": 1, "mb2ic3ih9oc4oh5kh1sh2ph0": 4,
 }
 
@@ -86,7 +88,7 @@ def test_an_expanded_operand_keeps_its_lanes(prop: Prop) -> None:
 def test_every_part_of_a_wide_address_is_wide() -> None:
     """A 32-bit part that is multiplied by 2^31 next to a part that is wide already."""
     p = ConvProblem.parse("mb1ic2ih1024iw1048576oc2oh1024ow1048576kh1kw1 dt=f16")
-    plan = compiler.plan(p, Prop.BWD_W, SM90, "ic:16 oc:16 mb.oh.ow:64 | split_k=4")
+    plan = compiler.plan(p, Prop.BWD_W, SM90, "ic:16 oc:16 mb.oh.ow:64 | split_k=396")
     assert all(x.offset.dtype is i64 for x in find(plan.steps[0].kernel, Load))
     assert "mb.to(tl.int64) * 2147483648" in plan.source
 

@@ -3,8 +3,9 @@
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
 fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
 mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
-in steps of 1 (or in equal steps that divide the dimension into interleaved planes), and when memory suits the engine: unit step innermost, all other strides multiples of
-16 bytes, at most five dimensions.
+in steps of 1 (or in equal steps that divide the dimension into interleaved planes), and when memory
+suits the engine: unit step innermost, all other strides multiples of 16 bytes, at most five
+dimensions.
 
 Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
 weights ``[oc, kh, kw, ic]`` seen tap by tap are the matrix ``[oc, kh*kw*ic]``. A block that fuses
@@ -91,7 +92,8 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts)
-    if reason := _lanes(dims, config, algorithm) or _engine(dims, view.tensor, facts) or _tails(dims, view, config, algorithm, stored):
+    if reason := (_lanes(dims, config, algorithm) or _engine(dims, view.tensor, facts)
+                  or _tails(dims, config, algorithm, stored)):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims)
 
@@ -245,8 +247,7 @@ def _engine(dims: list[_Dim], tensor: Tensor, facts: Facts) -> str | None:
     return None
 
 
-def _tails(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm,
-           stored: bool) -> str | None:
+def _tails(dims: list[_Dim], config: Config, algorithm: Algorithm, stored: bool) -> str | None:
     """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
 
     That is right only where leaving the block's axes means leaving the tensor: a sum must not

@@ -31,6 +31,9 @@ POINTS = 1024
 PIECE = 1 << 22  # elements at a time: 32 MiB of f64
 
 
+LONGEST = 2**27  # terms of a sum beyond which a single element costs gigabytes to check
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those with
@@ -194,7 +197,7 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
     import torch
 
     axes = Axes.of(p, prop)
-    if not prod((axes.groups, axes.columns, *axes.rows)):
+    if not prod((axes.groups, axes.columns, *axes.rows)) or prod(axes.summed) > LONGEST:
         return Found(0, 0, True, (), "")
     with torch.no_grad():
         # Matrix products may refuse to run where the same bits are asked for.

@@ -106,11 +106,13 @@ from transconv.ir.visit import (
 
 __all__ = [
     "ASSUME", "ATOMIC_ADD", "BARRIER", "DTYPES", "FALSE", "FENCE", "FUNCS", "ONE", "TRUE",
-    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare",
+    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
+    "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
     "If", "InterpError", "Kernel", "Lane", "Layout", "LayoutBlock", "Le", "Let", "Like", "Load",
     "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne", "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Shr", "Spread", "Stmt", "Store",
+    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Shr",
+    "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",

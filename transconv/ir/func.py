@@ -40,7 +40,9 @@ FUNCS = {
         ("tensor", "offset", "value", "mask"),
         "tensor.data[offset] += value where mask holds, as one indivisible step per element",
     ),
-    "assume": FuncSpec(("condition",), "the condition holds; it may be relied on, and is checked when interpreted"),
+    "assume": FuncSpec(
+        ("condition",), "the condition holds; it may be relied on, and is checked when interpreted",
+    ),
     "barrier": FuncSpec((), "all threads of the program arrive before any goes on"),
     "fence": FuncSpec((), "writes before are visible to the program's reads after"),
 }
