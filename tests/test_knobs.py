@@ -72,3 +72,19 @@ def test_nobody_else_reads_the_environment() -> None:
     readers = [path.name for path in PACKAGE.rglob("*.py")
                if "os.environ" in path.read_text() or "getenv" in path.read_text()]
     assert readers == ["knobs.py"]
+
+
+def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                         caplog: pytest.LogCaptureFixture) -> None:
+    from transconv import compiler
+    from transconv.problem import ConvProblem, Prop
+    from transconv.target import TARGETS
+
+    monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path / "stages"))
+    monkeypatch.setenv("TRANSCONV_DEBUG", "4")
+    compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
+    files = sorted((tmp_path / "stages").iterdir())
+    assert len(files) == len(compiler.PIPELINE) + 1
+    assert "for mb in 0..1 parallel:" in files[0].read_text()
+    assert "after gridwise" in caplog.text and "(unchanged)" in caplog.text
+    assert "tl.dot" in caplog.text

@@ -123,7 +123,25 @@ def lower(algorithm: Algorithm, config: Config, target: Target, name: str, preci
             if checked:
                 verify(kernel)
         made.append((step.name, kernel))
+    _trace(made, spent)
     return made
+
+
+def _trace(made: list[tuple[str, Kernel]], seconds: dict[str, float]) -> None:
+    """TRANSCONV_DUMP leaves the kernel after each pass in a folder; TRANSCONV_DEBUG=3 logs those
+    that changed it, 4 all of them."""
+    folder, level = knobs.dump(), knobs.debug()
+    if folder is None and level < 3:
+        return
+    before: Kernel | None = None
+    for place, (stage, kernel) in enumerate(made):
+        spent = f"{stage} of {kernel.name}, {1e3 * seconds.get(stage, 0.0):.1f} ms"
+        if level > 3 or level == 3 and kernel is not before:
+            log.warning("after %s\n%s", spent, "(unchanged)" if kernel is before else kernel)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{kernel.name}.{place:02}.{stage}.txt").write_text(f"{kernel}\n")
+        before = kernel
 
 
 @dataclass(slots=True)
@@ -266,7 +284,12 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     used = steps[0].config if steps else config or Config()
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG
+    if knobs.debug() >= 1:
+        level = logging.WARNING
     log.log(level, "%s %s on %s: %s, generated in %.2f s", problem, prop, target.name, used, spent)
+    if knobs.debug() >= 2:
+        for made in steps:
+            log.warning("%s\n%s", made.algorithm, made.source)
     return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces,
                     config is not None, shelf.rejected)
 
