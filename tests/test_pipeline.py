@@ -40,7 +40,8 @@ def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
     words = {"swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
              "unroll": draw(st.sampled_from([0, 0, 1])),
              "split_k": draw(st.sampled_from([1, 1, 2, 3])),
-             "reduce": draw(st.sampled_from(["partials", "atomic"]))}
+             "reduce": draw(st.sampled_from(["partials", "atomic"])),
+             "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
     for name, value in words.items():
         text = f"{config} {name}={value}"
         other = Config.parse(text)

@@ -66,7 +66,6 @@ class _Axis:
         return (self.k - 1) * (self.d + 1) + 1
 
 
-UNIT_AXIS = _Axis(1, 1, 1, 1, 0, 0)
 
 
 def parse_descriptor(text: str) -> Descriptor:

@@ -20,7 +20,6 @@ from transconv.torch_ops import arguments, routes, shapes
 from transconv.torch_ops.arguments import Params
 
 Tensor = torch.Tensor
-Mask = Sequence[bool]
 
 NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
             "SymInt[] output_padding, SymInt groups")
