@@ -7,13 +7,16 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 CONSTRAINTS ?= $(if $(GPU),constraints-gpu.txt,constraints.txt)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep '^torch==' constraints.txt)
+NEWEST := .newest
 
-.PHONY: help install demo test check lint clean
+.PHONY: help install demo test check check-all lint matrix clean
 help:
-	@echo "make demo     convolutions of a real network, generated, executed, compared with torch"
+	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
+	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
+	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
 
 install:
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
@@ -35,7 +38,20 @@ ready := $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(VENV)/ready)
 demo: $(ready)
 	$(PYTHON) -m transconv demo
 
+# A second Triton, beside the one that torch is pinned to.
+$(NEWEST)/ready: constraints-newest.txt
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(NEWEST) -r $<
+	touch $@
+
+# The whole matrix takes some 15 minutes on two cores; `make test` compiles a share of it.
+matrix: $(ready) $(NEWEST)/ready
+	$(PYTHON) -m transconv matrix --triton installed,$(NEWEST)
+	PYTHONPATH=$(NEWEST) $(PYTHON) -m pytest -q tests/backend_triton/test_triton_interpreter.py \
+	    tests/torch_ops/test_interpreted.py
+
 test: $(ready)
+	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
+	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
 	$(PYTHON) -m pytest -q tests -m "not gpu"
 
 lint: $(ready)
@@ -43,6 +59,8 @@ lint: $(ready)
 	$(PYTHON) -m mypy --strict transconv
 
 check: lint test
+
+check-all: check matrix
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,4 +1,5 @@
-"""``python -m bench``: time problem lists against cuDNN; ``check`` them; make the ``report``;
+"""``python -m bench``: time problem lists against cuDNN (on a CPU: oneDNN); ``check`` them; make the
+``report``; ``ablation`` and ``trials`` tell what passes, config words and the ranking are worth;
 ``networks``, ``overhead`` and ``dropin`` measure and test what PyTorch users call."""
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the one asked for is loaded.
-DROP_IN = {"networks": "train and time whole models, before and after conversion",
+DROP_IN = {"ablation": "switch every pass and every word of the config, and tell what it earns",
+           "trials": "how good the first trials of the ranking are, and what compiling takes",
+           "networks": "train and time whole models, before and after conversion",
            "overhead": "what one warm call costs the host, beside the framework",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
@@ -53,13 +56,14 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--workers", type=int, default=cores)
     check.add_argument("--memory", type=float, default=100, help="GB of GPU memory to share out")
 
-    timing = command("time", "time lists against cuDNN")
+    timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
     lists(timing)
-    timing.add_argument("--dtypes", default="bf16")
+    timing.set_defaults(lists=[])  # resnet50; without a GPU one image of it
+    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32")
     timing.add_argument("--layouts", "--layout", default="nhwc")
     timing.add_argument("--baselines", default="cl,nchw", help="of cl, nchw, fused, inductor")
-    timing.add_argument("--tune", type=int, default=0, metavar="N",
-                        help="also time N candidates of each row into candidates.csv")
+    timing.add_argument("--inductor-limit", type=float, default=60,
+                        help="seconds for one layer through torch.compile")
     timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")
     timing.add_argument("--compile-limit", type=float, default=60, help="seconds for one compile")
     timing.add_argument("--workers", type=int, default=cores, help="processes that compile")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT, versions, worker_environment
-from bench.progress import Progress
+from transconv.tuning.progress import Progress
 
 COUNTS = ("passed", "rounded", "failed", "fell_back")
 

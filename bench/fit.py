@@ -69,7 +69,8 @@ def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> l
                 if row["us"] and not (path in whole and "split_k" in row["config"]):
                     group = found.setdefault((row["problem"], row["prop"]), {})
                     group[row["config"]] = float(row["us"])
-    return [_group(*key, times, target) for key, times in found.items()]
+    groups = [_group(*key, times, target) for key, times in found.items()]
+    return [g for g in groups if g.samples]
 
 
 def _group(problem: str, prop: str, found: dict[str, float], target: Target) -> Group:

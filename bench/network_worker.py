@@ -135,7 +135,7 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
 
 def compile_one(kernel: tuple[Any, ...]) -> Row:
     """Plan and compile into the shared cache. What fails here will fail, and be counted, there."""
-    from bench.case import warm
+    from transconv.proving.case import warm
     from transconv.torch_ops import execute
 
     problem, prop, epilogue, aligned, deterministic = kernel

@@ -19,9 +19,9 @@ import torch
 from bench import models
 from bench.environment import versions, worker_environment
 from bench.network_worker import LAYOUTS, PRECISIONS, STEPS, Row
-from bench.pool import Group, Pool, Task
-from bench.progress import Progress
-from bench.table import Table
+from transconv.proving.pool import Group, Pool, Task
+from transconv.tuning.progress import Progress
+from transconv.tuning.table import Table
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
 COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",

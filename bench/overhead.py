@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 import transconv
 from bench.environment import versions
-from bench.table import Table
+from bench.overhead_parts import parts
+from transconv.tuning.table import Table
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
            "torch", "triton", "commit")
@@ -132,11 +133,23 @@ def measure(table: Table, name: str, device: str, calls: int, bursts: int) -> No
                   flush=True)
 
 
+def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
+    """The parts of one call, each alone; their ``ratio`` is to a whole call."""
+    seen = compare(parts(device), calls, bursts, device)
+    whole = median(seen["a whole call"])
+    for part, values in seen.items():
+        row = {"case": "parts", "mode": "part", "side": part, "median_us": median(values),
+               "best_us": min(values), "ratio": median(values) / whole, "calls": calls * bursts,
+               "fallback": "", **versions()}
+        table.add(row)
+        print(f"part: {part:<44} {row['median_us']:8.2f} us (best {row['best_us']:.2f})", flush=True)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--calls", type=int, default=400, help="calls in a burst")
     parser.add_argument("--bursts", type=int, default=15)
-    parser.add_argument("--match", default="", help="only cases with this in their name")
+    parser.add_argument("--match", default="", help="only cases with this in their name (the parts of a call: parts)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -145,4 +158,6 @@ def main(options: argparse.Namespace) -> int:
     for name in CASES:
         if options.match in name:
             measure(table, name, options.device, options.calls, options.bursts)
+    if options.match in "parts":
+        measure_parts(table, options.device, options.calls, options.bursts)
     return 0

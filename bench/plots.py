@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.roofline import ceiling_of
-from bench.table import Row, number
+from transconv.tuning.table import Row, number
 
 COLOURS = {"fwd": "#1b6ca8", "bwd_d": "#d1495b", "bwd_w": "#3a7d44"}
 

@@ -140,8 +140,15 @@ def fused(p: ConvProblem, a: torch.Tensor, b: torch.Tensor,
                                                 p.dilation, p.g)
 
 
-def inductor(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """The same call through torch.compile, autotuned."""
-    compiled: Callable[[], torch.Tensor] = torch.compile(
-        run, mode="max-autotune-no-cudagraphs", dynamic=False)
+def inductor(p: ConvProblem, prop: Prop, epilogue: str = "") -> Callable[..., torch.Tensor]:
+    """The same calls through torch.compile, autotuned, as one function of the operands, the bias
+    and the residual: compiled once, whatever tensors of these shapes it is called with."""
+    torch._dynamo.reset()  # what was compiled for other problems counts against a limit
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+            residual: torch.Tensor | None) -> torch.Tensor:
+        return call(p, prop, a, b, epilogue, bias, residual)()
+
+    compiled: Callable[..., torch.Tensor] = torch.compile(
+        run, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
     return compiled

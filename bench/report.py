@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.roofline import ceiling_of, intensity
-from bench.table import Row, number, read
 from transconv.problem import ConvProblem
+from transconv.tuning.table import Row, number, read
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 KINDS = ("dense", "first", "last", "grouped", "depthwise")
@@ -41,7 +41,8 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+    """A table of cells."""
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" for _ in head) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -57,8 +58,10 @@ def _groups(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def summary_table(rows: list[Row]) -> str:
-    """Geometric means of the ratio, wins, ties and losses, per direction and kind of layer."""
+    """Geometric means of the ratio, wins, ties and losses, per direction and kind of layer; beside
+    torch.compile where a row has its time."""
     lines = []
+    tuned_by_torch = any(number(r, "inductor_us") for r in rows)
     for name, group in _groups(rows).items():
         for kind in (*KINDS, "all"):
             mine = [r for r in group if kind in ("all", r["kind"])]
@@ -78,12 +81,19 @@ def summary_table(rows: list[Row]) -> str:
                               _ratio(max(ratios, default=None)),
                               *(str(results.count(w)) for w in ("win", "noise", "loss")),
                               "-" if share is None else f"{share:.0%}"])
-    return _markdown(["tensors", "layers", "direction", "timed", "not", "geomean", "worst", "best",
-                      "faster", "in the noise", "slower", "of the roofline"], lines)
+                if tuned_by_torch:
+                    beside = [number(r, "inductor_us") or 0.0 for r in good]
+                    lines[-1].append(_ratio(geometric_mean(
+                        t / (number(r, "ours_us") or 1.0) for t, r in zip(beside, good, strict=True)
+                        if t)))
+    more = ["torch.compile / ours"] if tuned_by_torch else []
+    return markdown(["tensors", "layers", "direction", "timed", "not", "geomean", "worst", "best",
+                     "faster", "in the noise", "slower", "of the roofline", *more], lines)
 
 
 def layer_table(rows: list[Row]) -> str:
-    """One line per layer: our time, cuDNN's in the same layout and in NCHW, and the ratio."""
+    """One line per layer: our time, cuDNN's in the same layout and in NCHW, and the ratio with its
+    spread; bold where we are faster, ``~`` where the difference is inside the noise."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for name, group in _groups(rows).items():
         for row in group:
@@ -95,7 +105,7 @@ def layer_table(rows: list[Row]) -> str:
             cells.append(_cell(by_direction.get(direction)))
         lines.append(cells)
     head = ["layer", "tensors", *(f"{d}: ours / cuDNN cl / NCHW us, ratio" for d in DIRECTIONS)]
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _cell(row: Row | None) -> str:
@@ -107,7 +117,20 @@ def _cell(row: Row | None) -> str:
     text = " / ".join("-" if t is None else f"{t:.1f}" if t < 100 else f"{t:.0f}" for t in times)
     mark = {"win": "**", "loss": "", "noise": "~"}[outcome(row)]
     ratio = _ratio(number(row, "ratio"))
-    return f"{text}, {mark}{ratio}{mark if mark == '**' else ''}"
+    spread = number(row, "spread") or 0.0
+    return f"{text}, {mark}{ratio}{mark if mark == '**' else ''} ±{spread:.0%}"
+
+
+def cpu_table(rows: list[Row]) -> str:
+    """Without a GPU: whether our kernels were right, interpreted, and the times of torch's
+    libraries on this CPU (microseconds; the interpreter's own say nothing about a kernel)."""
+    lines = []
+    for row in rows:
+        times = [number(row, c) for c in ("onednn_cl_us", "onednn_nchw_us", "inductor_us")]
+        lines.append([row["layer"], row["direction"], f"{row['dtype']} {row['layout']}",
+                      row["verdict"], *("-" if t is None else f"{t:.0f}" for t in times)])
+    return markdown(["layer", "direction", "tensors", "ours, interpreted", "oneDNN cl us",
+                      "oneDNN NCHW us", "torch.compile us"], lines)
 
 
 def check_table(rows: list[Row]) -> str:
@@ -127,7 +150,7 @@ def check_table(rows: list[Row]) -> str:
             lines.append([dtype, layout, prop, str(len(here)), str(words.count("right")),
                           str(words.count("refused")), str(bad), f"{worst[0]:g}",
                           f"{worst[1]:.2f}", f"{worst[2]:.1e}"])
-    return _markdown(["dtype", "layout", "direction", "ran", "right", "refused", "not right",
+    return markdown(["dtype", "layout", "direction", "ran", "right", "refused", "not right",
                       "worst exact error", "worst share of the bound", "worst 2-norm error"], lines)
 
 

@@ -1,4 +1,4 @@
-"""The sides of a comparison as calls on numbered sets of tensors: ours, and torch's.
+"""torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.tuning.measure).
 
 Every side gets random data of the same distribution in its own layout; a set is made when it is
 asked for, so that only short calls, which rotate through many sets, have more than one.
@@ -11,35 +11,10 @@ from collections.abc import Callable
 import torch
 
 from bench import reference
-from bench.case import Case, epilogue_tensors
-from bench.data import OPERANDS, RESULT, torch_dtype
-from bench.timing import Call, Make
-from transconv.compiler import Compiled
-from transconv.ir import Layout
-
-
-def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.Tensor:
-    """Normally distributed values in a strided layout."""
-    strides = layout.strides()
-    if strides is None:
-        raise ValueError(f"the layout {layout} is blocked; expected one with strides")
-    made = torch.empty_strided(shape, strides, dtype=torch_dtype(layout.dtype), device=where)
-    return made.normal_()
-
-
-def our_calls(case: Case, compiled: Compiled) -> Make:
-    """Our plan on its own tensors."""
-    def make(index: int) -> Call:
-        p = case.problem
-        tensors = {name: random_tensor(p.shapes[name], spec.layout, case.where)
-                   for name, spec in p.specs.items()}
-        extra = epilogue_tensors(p, case.prop, case.epilogue, "float", case.where)
-
-        def call() -> torch.Tensor:
-            compiled.launch(**tensors, **extra)
-            return tensors[RESULT[case.prop]]
-        return call
-    return make
+from transconv.proving.case import Case, epilogue_tensors
+from transconv.proving.data import OPERANDS
+from transconv.tuning.measure import random_tensor
+from transconv.tuning.timing import Call, Make
 
 
 def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
@@ -67,11 +42,14 @@ def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
 
 def _baseline(case: Case, name: str, layout: str) -> Make:
     p = case.problem.with_layout(layout)
+    compiled = reference.inductor(p, case.prop, case.epilogue) if name == "inductor" else None
 
     def make(index: int) -> Call:
         a, b = (random_tensor(p.shapes[n], getattr(p, n).layout, case.where)
                 for n in OPERANDS[case.prop])
         extra = epilogue_tensors(p, case.prop, case.epilogue, "float", case.where)
+        if compiled is not None:
+            return lambda: compiled(a, b, extra.get("bia"), extra.get("res"))
         run: Callable[[], torch.Tensor] | None
         if name == "fused":
             run = reference.fused(p, a, b, extra["bia"])
@@ -80,5 +58,5 @@ def _baseline(case: Case, name: str, layout: str) -> Make:
         else:
             run = reference.call(p, case.prop, a, b, case.epilogue, extra.get("bia"),
                                  extra.get("res"))
-        return reference.inductor(run) if name == "inductor" else run
+        return run
     return make

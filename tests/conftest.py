@@ -1,5 +1,6 @@
 """The suite's environment, set before anything reads it: verified IR, a cache of its own, and,
-where there is no GPU, Triton's interpreter (it looks at its variable when it is imported)."""
+where there is no GPU, no tuned configs, and Triton's interpreter (it looks at its variable when it
+is imported)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 os.environ.setdefault("TRANSCONV_VERIFY", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
 if "TRANSCONV_CACHE" not in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
     os.environ["TRANSCONV_CACHE"] = FOLDER.name

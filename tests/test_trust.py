@@ -216,8 +216,7 @@ def test_a_kernel_that_triton_refuses_is_replaced(monkeypatch: pytest.MonkeyPatc
     passed = trust.run(first, t)
     assert passed.rejected == 1
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t))
-    files = list((tmp_path / "cache/verdicts").iterdir())
-    assert [json.loads(f.read_text())["verdict"] for f in files] == ["right"]
+    assert [content["verdict"] for _, content in verdicts.DRAWER.items()] == ["right"]
 
 
 def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,14 +312,15 @@ def test_fused_calls_are_checked(plant: Plant, monkeypatch: pytest.MonkeyPatch,
 def stored(key: str = "k" * 32, verdict: str = "wrong") -> Path:
     verdicts.record(key, verdict, reason="x")
     verdicts.forget()
-    return knobs.cache() / "verdicts" / f"{key}.json"
+    path = verdicts.DRAWER.path(key)
+    assert path is not None
+    return path
 
 
 def test_verdicts_survive_the_process() -> None:
     path = stored()
-    assert json.loads(path.read_text()) == {
-        "schema": 1, "kernel": path.stem, "verdict": "wrong", "reason": "x",
-        "triton": verdicts.triton_version()}
+    assert json.loads(path.read_text())["content"] == {
+        "verdict": "wrong", "reason": "x", "triton": verdicts.triton_version()}
     assert verdicts.is_wrong(path.stem)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -328,11 +328,11 @@ def test_verdicts_survive_the_process() -> None:
 
 @pytest.mark.parametrize("spoil", [
     lambda text: text[:-9], lambda text: "", lambda text: "[1]", lambda text: "[" * 20000,
-    lambda text: text.replace('"schema": 1', '"schema": 2'),
+    lambda text: text.replace('"drawer": "verdicts', '"drawer": "tuning'),
     lambda text: text.replace('"triton": "', '"triton": "0'),
-    lambda text: text.replace('"kernel": "k', '"kernel": "l'),
+    lambda text: text.replace('"key": "k', '"key": "l'),
     lambda text: text.replace("wrong", "maybe"), lambda text: text + " " * (1 << 17),
-    lambda text: '{"schema": [1]}'], ids=lambda f: "")
+    lambda text: '{"content": [1]}'], ids=lambda f: "")
 def test_files_that_say_nothing(spoil: Callable[[str], str]) -> None:
     path = stored()
     text = spoil(path.read_text())

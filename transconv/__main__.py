@@ -1,4 +1,4 @@
-"""The command line: ``python -m transconv show|run|compile|demo``; each verb explains itself.
+"""The command line: ``python -m transconv show|run|check|fuzz|...``; each verb explains itself.
 
 Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wrong with the command
 (one line on standard error says what, where, and what is expected).
@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from transconv.cli import bisect, check, demo, fuzz, matrix, run, show, tune
 from transconv.cli import compile as compile_verb
-from transconv.cli import demo, run, show
 from transconv.errors import StageError, TransconvError
 
-VERBS = (show, run, compile_verb, demo)
+VERBS = (show, run, check, fuzz, compile_verb, matrix, demo, bisect, tune)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -95,8 +95,10 @@ class Algorithm:
 
 
 def _mentions(view: View | None) -> frozenset[str]:
+    """The axes that decide which element of a view is meant, or whether any is: where a phase owns
+    only some of the taps, both operands of a product depend on the phase."""
     dims = view.dims if view is not None else ()
-    return frozenset(v.name for d in dims for v in free_vars(d.coord))
+    return frozenset(v.name for d in dims for e in (d.coord, d.mask) for v in free_vars(e))
 
 
 @dataclass(frozen=True, slots=True)

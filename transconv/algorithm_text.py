@@ -50,6 +50,8 @@ def describe(algorithm: Algorithm) -> str:
     for role, view in (("A", algorithm.a), ("B", algorithm.b), ("C", algorithm.c)):
         if view is not None:
             lines += _view(role, view, facts)
+    if algorithm.b is None and not algorithm.axes_of("K"):
+        return "\n".join([*lines, "    C = A"])
     summed = ", ".join(x.name for x in algorithm.axes_of("K"))
     factors = "A" if algorithm.b is None else "A * B"
     lines.append(f"    acc = sum of {factors} over {summed}, in {algorithm.acc}")

@@ -38,7 +38,7 @@ from transconv.ir.reading import readable
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 if TYPE_CHECKING:
-    from transconv.config import Config
+    from transconv.config import Block, Config
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
@@ -55,6 +55,7 @@ class _Dim:
     coord: Expr
     moving: Var | None  # the axis (or fused axes) whose block the box reaches along
     extent: int
+    piled: bool = False  # whether the block is several such boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = Fals
     """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
     along = {v.name for d in view.dims for v in free_vars(d.coord)}
     blocks = tuple(b for b in config.blocks if along.intersection(b.axes))
-    return _box_of(view, type(config)(blocks), algorithm, stored)
+    return _box_of(view, type(config)(blocks, via=config.via), algorithm, stored)
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +93,8 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts)
-    if reason := (_lanes(dims, config, algorithm) or _engine(dims, view.tensor, facts)
+    if reason := (_still(dims, view, config, algorithm) or _lanes(dims, config, algorithm)
+                  or _engine(dims, view.tensor, facts)
                   or _tails(dims, config, algorithm, stored)):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims)
@@ -122,7 +124,8 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
     moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
-              if (own := config.block_of(v.name)) and own.extent > 1]
+              if (own := config.block_of(v.name)) and own.extent > 1
+              and (v.name == own.axes[-1] or not pile(own, view, config, algorithm))]
     if not moving:
         return [_Dim(name, b.size, b.stride, coord, None, 1)]
     if len(moving) > 1:
@@ -131,12 +134,36 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
     block = config.block_of(axis.name)
     assert block is not None
     step = _step(coord, axis, facts)
+    if step == 1 and (wide := pile(block, view, config, algorithm)):
+        return [_Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
         return [_Dim(name, b.size, b.stride, coord, axis, block.extent)]
     if step > 1 and b.size % step == 0:
         return _planes(_Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
     why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
+
+
+def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
+    """How many channels each box of a pile holds, 0 for a block that is no pile.
+
+    A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
+    box: every tap looks at the same pixels from another corner. An explicit kernel fetches one box
+    of up to 64 channels (a row of shared memory) per tap and lays them side by side.
+    """
+    *taps, channel = block.axes
+    roles = {x.name: x.role for x in algorithm.axes}
+    if (config.via != "gluon" or not taps or roles[channel] != "channel"
+            or any(roles[a] != "tap" for a in taps) or algorithm.kind(channel) == "K"
+            or view is algorithm.c):
+        return 0
+    seen = {v.name for d in view.dims for v in free_vars(d.coord)}
+    if not any(roles[x.name] == "pixel" and x.name in seen for x in algorithm.axes_of("K")):
+        return 0
+    wide = min(block.extent, 64)
+    while algorithm.size(channel) % wide:
+        wide //= 2
+    return wide
 
 
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:
@@ -167,7 +194,7 @@ def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:
     while at < len(dims):
         d = dims[at]
         block = config.block_of(d.moving.name) if d.moving is not None else None
-        if block is None or len(block.axes) == 1:
+        if block is None or len(block.axes) == 1 or d.piled:
             out.append(d)
             at += 1
             continue
@@ -186,9 +213,9 @@ def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:
 def _merge(dims: list[_Dim], facts: Facts) -> list[_Dim]:
     """Fold a dimension that the box does not reach along into its inner neighbour."""
     out: list[_Dim] = []
-    for d in dims:
-        if d.size == 1 and d.extent == 1 and _stays(d, facts) and d is not dims[-1]:
-            continue  # its stride means nothing, and may be odd
+    # The stride of a dimension of size 1 means nothing, and may be odd.
+    wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
+    for d in wide or dims[-1:]:
         if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
             outer = out.pop()
@@ -204,6 +231,17 @@ def _stays(d: _Dim, facts: Facts) -> bool:
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
 
+def _still(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm) -> str | None:
+    """A block of the tile that no dimension moves with, because its axis has one position: a box
+    without it has too few elements."""
+    moved = {d.moving for d in dims}
+    for b in config.blocks:
+        if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
+                b, view, config, algorithm):
+            return f"no dimension moves along block {b}, there is only one position"
+    return None
+
+
 def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None:
     """A lane counts its blocks in the order of the axes; memory must have them so, in one run."""
     order = [a for x in algorithm.axes for b in config.blocks if b.axes[0] == x.name for a in b.axes]
@@ -212,7 +250,8 @@ def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None
     for d in dims:
         if d.moving is None or d.extent == 1:
             continue
-        axis = next(a for b in config.blocks if Var("_".join(b.axes)) is d.moving for a in b.axes)
+        axis = next(a for b in config.blocks if d.moving in (Var("_".join(b.axes)), Var(b.axes[-1]))
+                    for a in b.axes)
         kind = algorithm.kind(axis)
         if order.index(axis) < last.get(kind, -1):
             return f"memory does not have {d.name} in the order of the tile's lanes"

@@ -16,6 +16,7 @@ from math import prod
 from transconv.algorithm import Algorithm
 from transconv.boxes import box_of
 from transconv.errors import ConfigError
+from transconv.packing import letters, over_copies, rows_of_channels, view_of
 from transconv.target import Target
 
 
@@ -37,14 +38,20 @@ class Config:
     unit      ``mma`` multiplies tiles on the matrix unit, ``fma`` element by element
     a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
               element, ``box`` has the copy engine move rectangular pieces
+    pack      ``a.c`` copies A before and C after by kernels of their own: the main kernel sees them
+              with channels innermost (see packing.py)
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
     split_k   so many programs share one sum; ``reduce`` says how they meet: ``partials`` stores
-              f32 tiles and adds them in a second kernel (same bits every run), ``atomic`` adds in place
+              f32 tiles and adds them in a second kernel (same bits every run), ``atomic`` adds in place,
+              ``stream`` deals the steps of all tiles out to ``programs`` evenly, and tiles that several
+              worked at meet as ``partials`` do
     programs  0 starts one program per tile; otherwise so many programs work through the tiles
     unroll    1 writes the steps of the sum out instead of looping
     stages    loop iterations whose loads are in flight; warps   warps per program
+    via       ``tl`` leaves shared memory and waits to Triton; ``gluon`` has them written out, one more
+              warp fetches boxes while the others multiply straight from shared memory
     """
 
     blocks: tuple[Block, ...] = ()
@@ -52,6 +59,7 @@ class Config:
     a: str = "gather"
     b: str = "gather"
     c: str = "gather"
+    pack: str = ""
     swap: int = 0
     order: str = ""
     group_m: int = 8
@@ -61,6 +69,7 @@ class Config:
     unroll: int = 0
     stages: int = 3
     warps: int = 4
+    via: str = "tl"
 
     def __str__(self) -> str:
         words = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -89,12 +98,17 @@ class Config:
                                   f"mma or fma, nor one of {', '.join(sorted(_DEFAULTS))}=...")
         return Config(tuple(blocks), **words)  # type: ignore[arg-type]
 
+    @property
+    def unpacks(self) -> bool:
+        """Whether a last kernel copies the result to where it belongs."""
+        return "c" in letters(self.pack) and self.split_k == 1
+
     def block_of(self, axis: str) -> Block | None:
         return next((b for b in self.blocks if axis in b.axes), None)
 
 
 CHOICES = {"unit": ("mma", "fma"), "a": ("gather", "box"), "b": ("gather", "box"),
-           "c": ("gather", "box"), "reduce": ("partials", "atomic")}
+           "c": ("gather", "box"), "reduce": ("partials", "atomic", "stream"), "via": ("tl", "gluon")}
 _DEFAULTS = {f.name: f.default for f in fields(Config)}
 
 
@@ -104,6 +118,11 @@ def _word(name: str, value: str, text: str) -> object:
             raise ConfigError(f"config '{text}': {name}={value}, expected {' or '.join(CHOICES[name])}")
         return value
     if name == "order":
+        return value
+    if name == "pack":
+        named = value.split(".")
+        if value and (sorted(set(named)) != named or not set(named) <= set("abc")):
+            raise ConfigError(f"config '{text}': pack={value}, expected some of a.b.c, in this order")
         return value
     if not value.isdigit():
         raise ConfigError(f"config '{text}': {name}={value}, expected a whole number")
@@ -115,9 +134,32 @@ Rule = Callable[[Config, Algorithm, Target], "str | None"]
 
 def why_not(config: Config, algorithm: Algorithm, target: Target) -> str | None:
     """None if the config is legal for the algorithm on the target, else the reason in a sentence."""
+    if config.pack:
+        if reason := _packs(config, algorithm):
+            return reason
+        algorithm = over_copies(algorithm, config.pack)
     for rule in RULES:
         if reason := rule(config, algorithm, target):
             return reason
+    return None
+
+
+def _packs(c: Config, alg: Algorithm) -> str | None:
+    """About the tensors as they are; the rules below see the algorithm over the copies."""
+    for letter in letters(c.pack):
+        view = view_of(alg, letter)
+        if view is None:
+            return f"pack={letter}, but {alg.name} has no second operand"
+        if rows_of_channels(view.tensor):
+            return (f"pack={letter}: {view.tensor.name} already has its channels innermost and rows "
+                    "that begin at multiples of 16 bytes")
+        if 0 in view.tensor.shape:
+            return f"pack={letter}: {view.tensor.name} is empty"
+    if "c" in letters(c.pack):
+        if c.split_k > 1 and c.reduce == "atomic":
+            return "pack=c: atomic sums meet in the result itself"
+        if c.split_k == 1 and "res" in alg.epilogue.ops:
+            return "pack=c: the epilogue reads a residual that lies as the result does"
     return None
 
 
@@ -202,6 +244,8 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
 def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
     if c.split_k < 1:
         return f"split_k={c.split_k}: at least one program works on a sum"
+    if c.reduce == "stream":
+        return _stream(c, alg)
     if c.split_k == 1:
         return None
     if c.reduce == "atomic":
@@ -215,6 +259,17 @@ def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
+def _stream(c: Config, alg: Algorithm) -> str | None:
+    if c.via != "gluon":
+        return "reduce=stream: only an explicit kernel (via=gluon) has sums of different lengths"
+    if c.split_k > 1 or c.group_m != 1 or c.pack:
+        return "reduce=stream numbers the tiles one by one and deals them out itself: split_k=1 " \
+               "group_m=1 and no pack"
+    if c.programs < 1:
+        return "reduce=stream deals the steps out to programs: say how many (programs=132)"
+    return None
+
+
 def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
     words = (("a", c.a, alg.a), ("b", c.b, alg.b), ("c", c.c, alg.c))
     if all(word == "gather" for _, word, _ in words):
@@ -223,7 +278,7 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
         return "boxes feed the matrix unit, element by element there is nothing to gain"
-    if c.split_k > 1 and k_steps(c, alg) % c.split_k:
+    if c.split_k > 1 and k_steps(c, alg) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, alg)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
         return "parts of a sum are stored element by element (c=gather)"
@@ -232,9 +287,35 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             found = box_of(view, c, alg, stored=name == "c")
             if isinstance(found, str):
                 return f"{name}=box: {found}"
-            if name == ("b" if c.swap else "a") and sum(e > 1 for e in found.extents) > 2:
+            if c.via == "tl" and name == ("b" if c.swap else "a") and sum(e > 1 for e in found.extents) > 2:
                 return (f"{name}=box: a left operand of more than two dimensions goes through "
                         "registers, where Triton 3.6 gets some sums wrong")
+    return None
+
+
+def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.via == "tl":
+        return None
+    if not {"box", "wgmma"} <= target.features and target.backend != "interpreter":
+        return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
+    if c.unit != "mma" or c.a != "box" or c.b != "box":
+        return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
+    if alg.a.tensor.dtype.bits != 16:
+        return f"via=gluon: the matrix unit takes {alg.a.tensor.dtype} only along K, boxes are not so"
+    if c.unroll:
+        return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
+    left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
+    if c.warps not in (4, 8):
+        return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
+    if left % 64 or right < 16:
+        return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
+    if tile(c, alg, "K") % 16:
+        return "via=gluon: a product takes 16 steps of the sum at a time"
+    steps = k_steps(c, alg)
+    if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
+        return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
+    if c.stages < 2:
+        return "via=gluon: one slot cannot be filled while it is read, stages is at least 2"
     return None
 
 
@@ -247,4 +328,5 @@ def k_steps(c: Config, alg: Algorithm) -> int:
     return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
 
 
-RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _boxes)
+RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _explicit,
+                           _boxes)

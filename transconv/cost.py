@@ -20,6 +20,7 @@ from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, tile
 from transconv.ir import Const, Expr, View
 from transconv.ir.visit import substitute
+from transconv.packing import copies, over_copies, share
 from transconv.simplify import simplify
 from transconv.target import Target
 
@@ -44,6 +45,7 @@ class Constants:
     launch_us: float = 4.1
     # Not fitted: the sweeps hold too little about these.
     latency_ns: float = 900.0  # from asking for a tile until it can be multiplied
+    copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
 
@@ -51,6 +53,7 @@ SM90 = Constants()
 CORES_PER_NS = 128 * 1.7  # multiply-adds of a multiprocessor's cores
 SECTOR = 32  # bytes: the least that a load or store moves
 LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
+ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
 ACCESS = 16  # bytes: the most that one lane loads or stores at once
 
 
@@ -61,6 +64,7 @@ class Fetch:
     bytes: float
     accesses: float
     row: float  # bytes that follow one another in memory
+    ahead: bool = True  # whether it can be under way while earlier ones are multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,22 @@ def estimate(config: Config, alg: Algorithm, target: Target, constants: Constant
     """Estimated microseconds on a target (in units of a step on the interpreter)."""
     if target.backend == "interpreter":
         return _interpreted(config, alg)
-    return microseconds(count(config, alg, target), config, target, constants)
+    main = microseconds(count(config, alg, target), config, target, constants)
+    if not config.pack:
+        return main
+    return main + _beside(alg, config.pack, config.split_k > 1, target, constants)
+
+
+@lru_cache(maxsize=512)
+def _beside(alg: Algorithm, pack: str, split: bool, target: Target, constants: Constants) -> float:
+    """What the copies take that an algorithm asks for."""
+    return share(alg) * sum(copying(c, target, constants) for c in copies(alg, pack, 1 + split))
+
+
+def copying(copy: Algorithm, target: Target, constants: Constants = SM90) -> float:
+    """Microseconds of a copy into another order: bytes read and written, and its launch."""
+    moved = sum(_touched(v, copy) for v in (copy.a, copy.c))
+    return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
 
 
 def _interpreted(config: Config, alg: Algorithm) -> float:
@@ -113,7 +132,8 @@ def programs(config: Config, alg: Algorithm) -> int:
 
 
 def count(config: Config, alg: Algorithm, target: Target) -> Work:
-    """Everything about a config that can be counted."""
+    """Everything about a config that can be counted, of the main kernel."""
+    alg = over_copies(alg, config.pack) if config.pack else alg
     m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
     views = [v for v in (alg.a, alg.b) if v is not None]
     words = (config.a, config.b)
@@ -129,8 +149,15 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         fetched=fetched, stored=_fetch(alg.c, config, alg, config.c),
         resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
         traffic=sum(_touched(v, alg) for v in (*views, alg.c)),
-        partial=2 * results * alg.acc.bytes * config.split_k if config.split_k > 1 else 0,
+        partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
         bits=alg.a.tensor.dtype.bits)
+
+
+def _partials(config: Config, alg: Algorithm, results: int, tile_of_c: int) -> int:
+    """Elements of the partial sums."""
+    if config.reduce == "stream":  # a program begins and ends within tiles
+        return tile_of_c * min(2 * config.programs, programs(config, alg) + config.programs)
+    return results * config.split_k if config.split_k > 1 else 0
 
 
 def _role(block: Block, alg: Algorithm) -> str:
@@ -197,8 +224,9 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
-    accesses = elements / _vector(strides, found, alg, widest)
-    return Fetch(elements * max(size, found.each), accesses, found.bytes)
+    vector = _vector(strides, found, alg, widest)
+    return Fetch(elements * max(size, found.each), elements / vector, found.bytes,
+                 vector * size >= ASYNC)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -243,8 +271,10 @@ def _vector(strides: dict[str, int], row: _Row, alg: Algorithm, widest: int) -> 
 def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float:
     """The counts and the rates put together."""
     slots = config.programs or target.sms
-    rounds = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
-    together = min(w.resident, rounds)
+    rounds: float = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
+    if config.reduce == "stream":
+        rounds = w.tiles / slots
+    together = min(w.resident, max(1.0, rounds))
     step = _step_ns(w, config, target, c, together)
     store = w.stored.bytes / c.store_gbs * (c.box_store if config.c == "box" else 1.0)
     if config.programs:
@@ -273,7 +303,8 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
     fetch /= c.fetch_gbs
     fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
-    in_flight = max(1, w.steps if config.unroll else config.stages - 1)
+    ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
+    in_flight = max(1, w.steps if config.unroll else config.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
     if config.unit == "fma":  # the cores that multiply also compute addresses, and then they wait

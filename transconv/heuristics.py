@@ -12,15 +12,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.algorithm import Algorithm, Axis
+from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, why_not
-from transconv.cost import axis_strides, estimate, programs
+from transconv.cost import estimate, programs
 from transconv.errors import ConfigError
+from transconv.explicit import explicit
+from transconv.packing import is_copy, over_copies, rows_of_channels
 from transconv.target import Target
+from transconv.tiling import extents, fusable, rows_of_pixels, run_of, tilings
 
-__all__ = ["candidates", "default", "estimate", "fusable", "programs", "tilings"]
+__all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
 MOST = 200  # candidates that are worth checking and tuning
+FEW_CHANNELS = 16
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
@@ -30,7 +34,7 @@ def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
     if any(x.size == 0 for x in algorithm.axes_of("K")):  # a sum over nothing has no steps
         algorithm = replace(algorithm, axes=tuple(
             replace(x, size=1) if algorithm.kind(x.name) == "K" else x for x in algorithm.axes))
-    proposed = dict.fromkeys(_proposals(algorithm, target))
+    proposed = dict.fromkeys(proposals(algorithm, target))
     interpreted = target.backend == "interpreter"
     ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),
                                              str(c) if interpreted else ""))
@@ -46,7 +50,11 @@ def default(algorithm: Algorithm, target: Target) -> Config:
     return candidates(algorithm, target)[0]
 
 
-def _proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
+def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Configs worth asking about, legal or not; some come twice."""
+    if is_copy(alg):
+        yield from _copies(alg, target)
+        return
     batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
     matrix = (alg.b is not None and alg.acc.name != "f64" and "mma" in target.features
               and rows and columns and summed and _worth_the_matrix_unit(alg))
@@ -54,6 +62,8 @@ def _proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
         yield from _matrix(alg, target)
         if "box" in target.features and alg.a.tensor.dtype.bits == 16:
             yield from _boxes(alg, target)
+            yield from explicit(alg, target)
+            yield from _packed(alg, target)
     else:
         yield from _elementwise(alg, target)
 
@@ -62,37 +72,6 @@ def _worth_the_matrix_unit(alg: Algorithm) -> bool:
     """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile."""
     rows, columns, summed = (prod(x.size for x in alg.axes_of(kind)) for kind in "MNK")
     return not alg.axes_of("B") or min(rows, columns, summed) > 2
-
-
-def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
-    """Ways to fuse the axes of one kind: pixels all together; taps and channels all together where
-    they are one run of memory (a filter as large as its input); else channels alone, or with taps
-    before them when there are fewer than 16."""
-    axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
-    pixels = tuple(x.name for x in axes if x.role == "pixel")
-    if pixels and len(pixels) == len(axes):
-        return [pixels]
-    if len(axes) > 1 and _one_run(axes, alg):
-        return [tuple(x.name for x in axes)]
-    ways: list[tuple[str, ...]] = []
-    for start in range(len(axes) - 1, -1, -1):
-        ways.append(tuple(x.name for x in axes[start:]))
-        if prod(x.size for x in axes[start:]) >= 16:
-            break
-    return ways[-1:]
-
-
-def _one_run(axes: tuple[Axis, ...], alg: Algorithm) -> bool:
-    """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
-    for view in (alg.a, alg.b, alg.c):
-        if view is None:
-            continue
-        strides = axis_strides(view, alg)
-        if any(strides[x.name] for x in axes) and any(
-                strides[outer.name] != strides[inner.name] * inner.size
-                for outer, inner in itertools.pairwise(axes)):
-            return False
-    return True
 
 
 def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
@@ -139,57 +118,28 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
                 yield replace(config, split_k=split)
 
 
-def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3) -> list[tuple[Block, ...]]:
-    """Boxes of ``volume`` positions over some axes, least overhang first: 14x14 images of 128 are
-    tiled without loss by 32 images x 2 rows x 2 columns."""
-    steps = range(volume.bit_length())
-    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
-              if prod(e) == volume and all(n <= 256 for n in e)]
-
-    def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
-        over = prod(-(-x.size // e) * e / x.size for x, e in zip(axes, extents, strict=True))
-        return over, -prod(min(e, 8) for e in extents[1:])
-
-    shapes.sort(key=overhang)
-    return [tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
-            for extents in shapes[:few]]
-
-
 def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Pixels as boxes on the right side of the product, the other operand as its left side."""
     wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
             for kind in "MNK"}
     pixels = {kind: all(x.role == "pixel" for x in wide[kind]) for kind in "MNK"}
-    runs = {kind: _run(wide[kind], alg) for kind in "MNK"}
+    runs = {kind: run_of(wide[kind], alg) for kind in "MNK"}
     if pixels["M"]:
         whole = tuple(x.name for x in wide["M"])
-        for m, n, k in itertools.product((64, 128, 256), _fitting(runs["N"]),
-                                         _fitting(runs["K"], 64)):
-            for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3)]:
-                blocks = (*tiling, Block(runs["N"][0], n), Block(runs["K"][0], k))
-                yield from _box_words(blocks, m, n, alg, target)
+        innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
+        for summed in dict.fromkeys((runs["K"], innermost)):
+            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
+                                             extents(summed, 64)):
+                for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
+                               *rows_of_pixels(wide["M"], m, alg)]:
+                    blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
+                    yield from _box_words(blocks, m, n, alg, target)
     elif pixels["K"]:
         whole = tuple(x.name for x in wide["K"])
-        for m, n, k in itertools.product(_fitting(runs["M"]), _fitting(runs["N"]), (64,)):
+        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (64,)):
             for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2)]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, alg, target)
-
-
-Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
-
-
-def _run(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
-    """All the axes where they are one run of memory, else the innermost one."""
-    run = axes if _one_run(axes, alg) else axes[-1:]
-    return tuple(x.name for x in run), prod(x.size for x in run)
-
-
-def _fitting(run: Run, most: int = 256) -> tuple[int, ...]:
-    """Extents along channels that are not mostly empty."""
-    least = 32 if most == 64 else 64
-    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
-                 and (e == least or e < 2 * run[1]))
 
 
 def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
@@ -215,6 +165,34 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
 
 def _sums_pixels(alg: Algorithm) -> bool:
     return any(x.role == "pixel" for x in alg.axes_of("K"))
+
+
+def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """The same over copies with channels innermost, where the tensors do not lie so."""
+    views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
+    apart = [letter for letter, view in views if view is not None
+             and not rows_of_channels(view.tensor) and 0 not in view.tensor.shape]
+    if any(view is not None and view.tensor.shape[1] < FEW_CHANNELS for _, view in views):
+        return  # a box of them is mostly empty
+    before = ".".join(x for x in apart if x != "c")
+    for pack in filter(None, dict.fromkeys([before, ".".join(apart)])):
+        packed = over_copies(alg, pack)
+        for config in itertools.chain(_boxes(packed, target), explicit(packed, target)):
+            yield replace(config, pack=pack)
+    if before and _sums_pixels(alg):  # many of their boxes are refused as left operands
+        for config in _matrix(over_copies(alg, ".".join(apart)), target):
+            yield replace(config, pack=".".join(apart))
+
+
+def _copies(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Square tiles of pixels and channels: rows of 128 bytes on either side."""
+    pixels = tuple(x.name for x in alg.axes if x.role == "pixel")
+    channels = next(x.name for x in alg.axes if x.role == "channel")
+    big = target.backend == "interpreter"
+    for m, n in itertools.product((128, 256) if big else (32, 64, 128), repeat=2):
+        for axes in dict.fromkeys((pixels, pixels[-1:])):
+            blocks = (Block(axes, m), Block((channels,), n))
+            yield Config(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 
 
 def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:

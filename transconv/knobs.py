@@ -73,6 +73,12 @@ def _cache_folder(text: str) -> Path:
     return _folder(text if text else f"{home or '~/.cache'}/transconv")
 
 
+def _switch_or_file(text: str) -> str:
+    if text not in ("0", "1") and not Path(text).is_file():
+        raise ValueError(text)
+    return text
+
+
 def _switches(text: str) -> tuple[tuple[str, bool], ...]:
     words = [word.strip() for word in text.split(",")] if text else []
     if not all(re.fullmatch(r"[+-][a-z][a-z0-9_]*", word) for word in words):
@@ -102,16 +108,24 @@ trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
              "and verdicts are kept; always: once in every process, and interpreted kernels too; "
              "never: no kernel is compared, and no verdict is read",
              _one_of("check", "always", "never"))
+tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
+             "1: configs that tuning found, in the user's cache or in the package, are preferred; "
+             "a file: its rows before those; 0: the estimate alone chooses", _switch_or_file)
 interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, config, fallback, passes, trust, interpret)  # type: ignore[assignment]
+    debug, dump, cache, verify, config, fallback, passes, trust, tuned, interpret)  # type: ignore[assignment]
 
 
 def use_interpreter() -> None:
     """Have Triton interpret kernels on CPU tensors. Only works before triton is imported."""
     os.environ[interpret.name] = "1"
+
+
+def adopt(environment: Mapping[str, str]) -> None:
+    """Take variables into this process's environment, as a worker does that was handed them."""
+    os.environ.update(environment)
 
 
 def child_environment(changes: Mapping[str, str | None], python_path: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """transconv.nn: torch.nn's convolution modules, computed by transconv."""
 
-from transconv.torch_ops.fused import FusedConv1d, FusedConv2d, FusedConv3d
+from transconv.torch_ops.fused_modules import FusedConv1d, FusedConv2d, FusedConv3d
 from transconv.torch_ops.modules import (
     Conv1d,
     Conv2d,

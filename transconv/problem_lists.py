@@ -11,12 +11,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transconv.descriptor import parse_descriptor
 from transconv.errors import ProblemError
 from transconv.problem import ConvProblem, Prop
 
+T = TypeVar("T")
 Source = str | Path | Iterable[str]
 
 DIRECTIONS: dict[str, Prop | None] = {
@@ -81,7 +82,8 @@ class State:
 def iter_problems(source: Source) -> Iterator[tuple[ConvProblem, Prop | None]]:
     """Yield (problem, direction) for a batch file or for its lines; the direction is None where no
     ``--dir`` was given. Raises ProblemError naming file and line, OSError for a missing file."""
-    yield from _run(source, State.initial(), 0)
+    state = State.initial()
+    return walk(source, state.set, lambda text, where: state.problems(text))
 
 
 def read_problems(source: Source, *, prop: Prop | None = None) -> list[ConvProblem]:
@@ -90,22 +92,33 @@ def read_problems(source: Source, *, prop: Prop | None = None) -> list[ConvProbl
     return [p for p, way in iter_problems(source) if prop in (None, way) or way is None]
 
 
-def _run(source: Source, state: State, depth: int) -> Iterator[tuple[ConvProblem, Prop | None]]:
+def walk(source: Source, option: Callable[[str, str], None],
+         descriptor: Callable[[str, str], Iterable[T]], depth: int = 0) -> Iterator[T]:
+    """Run through a batch file, or through lines, and the files that they name: ``option(name,
+    value)`` for each option, what ``descriptor(text, where)`` yields for each problem. Raises
+    ProblemError naming file and line."""
     path, lines = (None, source) if not isinstance(source, (str, Path)) else _open(source)
-    if depth > MAX_NESTING:
-        raise ProblemError(f"{path}: batch files are nested {depth} deep; expected no cycle")
     for number, token in _tokens(lines):
-        option, _, value = token.removeprefix("--").partition("=")
-        if option == "batch" and token.startswith("--"):
-            yield from _run(path.parent / value if path else value, state, depth + 1)
-            continue
-        try:
-            if token.startswith("--"):
-                state.set(option, value)
-            else:
-                yield from state.problems(token)
-        except ProblemError as error:
-            raise ProblemError(f"{path or 'list'}:{number}: {error}") from error
+        yield from take(token, option, descriptor, path, f"{path or 'list'}:{number}", depth)
+
+
+def take(token: str, option: Callable[[str, str], None],
+         descriptor: Callable[[str, str], Iterable[T]], path: Path | None, where: str,
+         depth: int = 0) -> Iterator[T]:
+    """One token of a batch, read in the file ``path`` at ``where``. See ``walk``."""
+    name, _, value = token.removeprefix("--").partition("=")
+    if name == "batch" and token.startswith("--"):
+        if depth >= MAX_NESTING:
+            raise ProblemError(f"{path}: batch files are nested {depth + 1} deep; expected no cycle")
+        yield from walk(path.parent / value if path else Path(value), option, descriptor, depth + 1)
+        return
+    try:
+        if token.startswith("--"):
+            option(name, value)
+        else:
+            yield from descriptor(token, where)
+    except ProblemError as error:
+        raise ProblemError(f"{where}: {error}") from error
 
 
 def _open(source: str | Path) -> tuple[Path, list[str]]:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 from transconv import compiler, knobs, verdicts
 from transconv.compiler import MOST_REJECTED, Compiled, Step
 from transconv.errors import Unsupported
+from transconv.packing import is_copy
+from transconv.plans import torch_type
 from transconv.problem import Prop
 from transconv.spotcheck import RESULT, examine, spot_check
 
@@ -98,7 +100,7 @@ def _try(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], boo
         # Triton gave up: the kernel takes more than the machine has, or trips over its compiler.
         if type(error).__module__.partition(".")[0] != "triton":
             raise
-        return f"{type(error).__name__}: {error}", compiled.steps, False
+        return f"{type(error).__name__}: {error}", _suspects(compiled, tensors), False
     return reason, blamed, True
 
 
@@ -108,7 +110,9 @@ def _launch_and_look(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequenc
     result.fill_(float("nan"))  # what is not written must show
     compiled.launch(**tensors)
     found = examine(compiled.problem, compiled.prop, compiled.epilogue, tensors, result)
-    return found.reason, _blamed(compiled, found.wrong), found.weak
+    if not found.reason:
+        return "", (), found.weak
+    return found.reason, _blamed(compiled, found.wrong, tensors), found.weak
 
 
 def _out_of_memory() -> type[Exception]:
@@ -134,17 +138,48 @@ def _telling(prop: Prop, tensors: Tensors) -> Tensors:
     return made
 
 
-def _blamed(compiled: Compiled, wrong: Sequence[tuple[int, ...]]) -> Sequence[Step]:
-    """The steps that may have made wrong elements: of kernels that own one stride phase each, those
-    whose phase is wrong; else all."""
+def _suspects(compiled: Compiled, tensors: Tensors) -> Sequence[Step]:
+    """Copies that are wrong by themselves; if none is, everything but the copies."""
+    copies = [step for step in compiled.steps if is_copy(step.algorithm)]
+    wrong = [step for step in copies if not _copies_well(step, tensors["src"].device)]
+    return wrong or [step for step in compiled.steps if step not in copies]
+
+
+def _copies_well(step: Step, device: torch.device) -> bool:
+    """Whether a copy moves small whole numbers to where they belong."""
+    import torch
+
+    a, c = step.algorithm.a.tensor, step.algorithm.c.tensor
+    strides = a.layout.strides(), c.layout.strides()
+    if strides[0] is None or strides[1] is None:
+        return True  # blocked: no view of torch tells
+    given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
+    made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
+    try:
+        step.launcher([given, made])
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "triton":
+            raise
+        return False
+    return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
+                       made.as_strided(c.shape, strides[1], c.layout.offset))
+
+
+def _blamed(compiled: Compiled, wrong: Sequence[tuple[int, ...]],
+            tensors: Tensors) -> Sequence[Step]:
+    """The steps that may have made wrong elements: copies that are wrong, of kernels that own one
+    stride phase each those whose phase is wrong; else all but the copies."""
+    suspects = _suspects(compiled, tensors)
+    if any(is_copy(step.algorithm) for step in suspects):
+        return suspects
     strides = compiled.problem.stride
     phases = {"".join(f"_{x % s}" for x, s in zip(at[2:], strides, strict=True)) for at in wrong}
     one_phase = re.compile(rf"{compiled.prop}((?:_\d+){{{len(strides)}}})(_sum)?")
-    owned = [one_phase.fullmatch(step.algorithm.name) for step in compiled.steps]
+    owned = [one_phase.fullmatch(step.algorithm.name) for step in suspects]
     if not wrong or compiled.prop is not Prop.BWD_D or not all(owned):
-        return compiled.steps
-    return [step for step, name in zip(compiled.steps, owned, strict=True)
-            if name and name[1] in phases] or compiled.steps
+        return suspects
+    return [step for step, name in zip(suspects, owned, strict=True)
+            if name and name[1] in phases] or suspects
 
 
 def _record(compiled: Compiled, steps: Sequence[Step], verdict: str, aligned: bool,

@@ -1,22 +1,21 @@
 """Beside the compiler. What is known of generated kernels, right or wrong, by their text.
 
-A verdict lives in memory and in a small JSON file in the cache, in a folder that only the user can
-write to. A file that cannot be read, or speaks of something else, counts as no verdict.
+A verdict lives in memory, and among the choices kept in the cache (see ``keep.py``). What cannot be
+read there, or speaks of something else, counts as no verdict; a kernel once found wrong stays so.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from importlib.metadata import PackageNotFoundError, version
 
 from transconv import knobs
-from transconv.backend_triton.module import cache_directory, replace_text
+from transconv.keep import Content, Drawer
 
-SCHEMA = 1
+SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"
-LONGEST = 1 << 16  # characters of a file that can be ours
+DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
 
 _known: dict[str, str] = {}  # by digest; "": nothing on disk either
 _proved: set[str] = set()  # found right by this process itself
@@ -68,32 +67,20 @@ def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
     _known[name] = verdict
     if verdict == RIGHT:
         _proved.add(name)
-    folder = cache_directory("verdicts") if keep else None
-    if folder is None:
-        return
-    content = {"schema": SCHEMA, "kernel": name, "verdict": verdict, "triton": triton_version(),
-               **about}
-    try:
-        replace_text(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
-    except OSError:
-        pass  # a full or read-only disk: the next process checks again
+    if keep:
+        news = {**about, "verdict": verdict, "triton": triton_version()}
+        DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news)
 
 
 def _read(name: str) -> str:
-    folder = cache_directory("verdicts")
-    if folder is None:
+    found = DRAWER.get(name)
+    return _verdict(found) if found else ""
+
+
+def _verdict(content: Content) -> str:
+    if content.get("triton") != triton_version():
         return ""
-    path = folder / f"{name}.json"
-    try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > LONGEST:
-            return ""
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    expected = {"schema": SCHEMA, "kernel": name, "triton": triton_version()}
-    if not isinstance(found, dict) or any(found.get(k) != v for k, v in expected.items()):
-        return ""
-    return next((word for word in (RIGHT, WRONG) if found.get("verdict") == word), "")
+    return next((word for word in (RIGHT, WRONG) if content.get("verdict") == word), "")
 
 
 def forget() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from transconv import compiler
 from transconv.algorithm import algorithms
-from transconv.backend_triton.emit_tl import emit, grid_size
+from transconv.backend_triton.emit import emit, grid_size
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.problem import ConvProblem, Prop

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from transconv.backend_triton.offline import CompileFailure, Job, Resources, compile_offline
-from transconv.cli.compile import jobs_of
+from transconv.matrix.jobs import jobs_of
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 

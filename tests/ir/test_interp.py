@@ -98,7 +98,7 @@ def matmul(m: int, n: int, k: int, dtype: ir.DType, acc_type: ir.DType,
             ir.Let(kk, (J * split + P // (grid_m * grid_n)) * 4 + lk),
             ir.Let(left, ir.Load(a, row * k + kk, (row < m) & (kk < k))),
             ir.Let(right, ir.Load(b, kk * n + col, (kk < k) & (col < n))),
-            ir.FuncCall(ir.BARRIER, ()),
+            ir.FuncCall(ir.FENCE, ()),
             ir.FuncCall(ir.dot("ieee"), (acc, left, right)))),
         write)
     grid = ir.For(P, grid_m * grid_n * split, body, "grid")

@@ -43,7 +43,7 @@ def test_a_kernel() -> None:
             ir.Let(x, ir.Load(T, A * 4 + B, A < 2)),
             ir.Update(acc, acc + x),
             ir.FuncCall(ir.dot("tf32"), (acc, x, x + 1))), stages=2),
-        ir.If(A < 1, ir.Store(T, A, acc, A < 1), ir.FuncCall(ir.BARRIER, ())),
+        ir.If(A < 1, ir.Store(T, A, acc, A < 1), ir.FuncCall(ir.FENCE, ())),
         ir.If(A < 1, ir.FuncCall(ir.ATOMIC_ADD, (T, A, acc, ir.TRUE))),
     ), "grid"), ("one note",))
     lines = str(kernel).splitlines()
@@ -63,7 +63,7 @@ def test_a_kernel() -> None:
         if a < 1:
             store(t, a, acc, mask=a < 1)
         else:
-            barrier()
+            fence()
         if a < 1:
             atomic_add(t, a, acc, True)"""
 

@@ -75,7 +75,7 @@ BREACHES = {
     ],
     "known-function": [
         kernel(ir.FuncCall(ir.Func("sneeze"), ())),
-        kernel(ir.FuncCall(ir.BARRIER, (ir.ONE,))),
+        kernel(ir.FuncCall(ir.FENCE, (ir.ONE,))),
         kernel(ir.Alloc(ACC), ir.FuncCall(DOT, (ACC, ZERO))),
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (ZERO, ir.ZERO, ZERO, ir.TRUE))),
         kernel(ir.FuncCall(DOT, (T, ZERO, ZERO))),

@@ -26,6 +26,7 @@ from transconv.ir import (
     DType,
     Eq,
     Expr,
+    Fetch,
     FloorDiv,
     For,
     FuncCall,
@@ -45,8 +46,11 @@ from transconv.ir import (
     Node,
     Not,
     Or,
+    Piece,
+    Put,
     Reduce,
     Select,
+    Send,
     Seq,
     Shl,
     Shr,
@@ -61,7 +65,6 @@ from transconv.ir import (
     f32,
     find,
     lanes_of,
-    walk,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -71,14 +74,17 @@ SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl:
         Add: "+", Sub: "-", Mul: "*", Div: "/", FloorDiv: "//", Mod: "%"}
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
-CALLS = {"exp": "tl.exp", "log": "tl.log", "sqrt": "tl.sqrt", "abs": "tl.abs", "erf": "tl.math.erf",
-         "sigmoid": "tl.sigmoid", "fma": "tl.fma", "floor": "tl.floor"}
+CALLS = {"exp": "exp", "log": "log", "sqrt": "sqrt", "abs": "abs", "erf": "math.erf",
+         "sigmoid": "sigmoid", "fma": "fma", "floor": "floor"}
 
 WIDTH = 100
 
 
 class TlEmitter:
-    """Spells one kernel. ``scope`` holds the lanes of every variable in sight."""
+    """Spells one kernel. ``scope`` holds the lanes of every variable in sight; ``space`` is the name
+    that Triton's functions are found under."""
+
+    space = "tl"
 
     def __init__(self) -> None:
         self.scope: dict[Var, tuple[Lane, ...]] = {}
@@ -118,6 +124,9 @@ class TlEmitter:
         negative = not isinstance(e.value, bool) and e.value < 0
         return repr(e.value), PREFIX if negative else ATOM
 
+    def type(self, t: DType) -> str:
+        return f"{self.space}.{t.triton}"
+
     def spell_Var(self, e: Var) -> tuple[str, int]:
         return e.name, ATOM
 
@@ -131,10 +140,10 @@ class TlEmitter:
         return f"~{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def spell_Min(self, e: Min) -> tuple[str, int]:
-        return self.extremum("tl.minimum", e)
+        return self.extremum("minimum", e)
 
     def spell_Max(self, e: Max) -> tuple[str, int]:
-        return self.extremum("tl.maximum", e)
+        return self.extremum("maximum", e)
 
     def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
         """A NaN operand makes the result NaN, as in torch; Triton wants that asked for."""
@@ -144,35 +153,35 @@ class TlEmitter:
         return text, level
 
     def spell_Select(self, e: Select) -> tuple[str, int]:
-        return self.function("tl.where", (e.cond, e.yes, e.no), e)
+        return self.function("where", (e.cond, e.yes, e.no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
         if isinstance(e.x, Const):
-            return f"tl.full((), {e.x.value!r}, {triton_type(e.type)})", ATOM
-        return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({triton_type(e.type)})", POSTFIX
+            return f"{self.space}.full((), {e.x.value!r}, {self.type(e.type)})", ATOM
+        return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
 
     def spell_Reduce(self, e: Reduce) -> tuple[str, int]:
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
-        return f"tl.{e.op}({self.text(e.x)}, axis={lanes.index(e.lane)})", POSTFIX
+        return f"{self.space}.{e.op}({self.text(e.x)}, axis={lanes.index(e.lane)})", POSTFIX
 
     def spell_Spread(self, e: Spread) -> tuple[str, int]:
         if self.lanes(e.x) == e.lanes:
             return self.spell(e.x)
         shape = ", ".join(str(x.extent) for x in e.lanes)
-        return f"tl.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
+        return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
         lanes = self.lanes(e)
         address = self.address(e.tensor, e.offset, lanes)
         if e.mask is TRUE:
-            return f"tl.load({address})", POSTFIX
+            return f"{self.space}.load({address})", POSTFIX
         other = "0.0" if e.dtype.kind == "float" else "0"
-        return f"tl.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
+        return f"{self.space}.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
 
     def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
         """The descriptor gives the box in the order of memory; its lanes are put in their order."""
@@ -190,7 +199,7 @@ class TlEmitter:
 
     def function(self, name: str, args: tuple[Expr, ...], e: Expr) -> tuple[str, int]:
         lanes = self.lanes(e)
-        return f"{name}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
+        return f"{self.space}.{name}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
 
     def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
         """``tensor + offset``, with every lane of ``lanes`` even if the offset does not vary along it."""
@@ -224,7 +233,7 @@ class TlEmitter:
             dealt = f"tl.program_id(0), {s.stop}, {s.programs}, flatten=True"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
-            return [f"{s.var.name} = tl.program_id(0)", *self.lines(s.body)]
+            return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
         stages = f", num_stages={s.stages}" if s.stages else ""
         return [f"for {s.var.name} in tl.range(0, {s.stop}{stages}):", *self.block(s.body)]
 
@@ -236,13 +245,13 @@ class TlEmitter:
         self.scope[s.var] = s.lanes
         shape = "".join(f"{x.extent}, " for x in s.lanes).rstrip()
         shape = shape.removesuffix(",") if len(s.lanes) > 1 else shape
-        return [f"{s.var.name} = tl.full(({shape}), {self.text(s.init)}, {triton_type(s.var.type)})"]
+        return [f"{s.var.name} = tl.full(({shape}), {self.text(s.init)}, {self.type(s.var.type)})"]
 
     def lines_Update(self, s: Update) -> list[str]:
         return [f"{s.var.name} = {self.fit(s.value, self.scope[s.var])}"]
 
     def lines_Store(self, s: Store) -> list[str]:
-        return [f"tl.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]
+        return [f"{self.space}.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]
 
     def write(self, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> str:
         lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
@@ -271,23 +280,19 @@ class TlEmitter:
         tensor, offset, value, mask = s.args
         assert isinstance(tensor, Tensor) and isinstance(offset, Expr)
         assert isinstance(value, Expr) and isinstance(mask, Expr)
-        return [f'tl.atomic_add({self.write(tensor, offset, value, mask)}, sem="relaxed")']
+        return [f'{self.space}.atomic_add({self.write(tensor, offset, value, mask)}, sem="relaxed")']
 
     def call_assume(self, s: FuncCall) -> list[str]:
         assert isinstance(s.args[0], Expr)
-        return [f"tl.assume({self.text(s.args[0])})"]
+        return [f"{self.space}.assume({self.text(s.args[0])})"]
 
     def lines_Comment(self, s: Comment) -> list[str]:
         return [f"# {line}" for line in s.text.splitlines()]
 
 
-def triton_type(t: DType) -> str:
-    return f"tl.{t.triton}"
-
-
 def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@triton.jit`` function named like the kernel."""
-    lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel)]
+    lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
     boxed = boxes(kernel)
     params = ", ".join(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params)
@@ -296,11 +301,11 @@ def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
                for p in kernel.params]
     lines = [*about, "", "import triton", "import triton.language as tl", "", "",
              "@triton.jit", f"def {kernel.name}({params}):", *tensors, "",
-             *_folded(body)]
+             *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _folded(lines: list[str]) -> list[str]:
+def folded(lines: list[str]) -> list[str]:
     """Break a long call before its keyword arguments, aligned with its first argument."""
     out: list[str] = []
     for line in lines:
@@ -313,17 +318,19 @@ def _folded(lines: list[str]) -> list[str]:
     return out
 
 
-def spelled_lanes(kernel: Kernel) -> list[Lane]:
+def spelled_lanes(root: Stmt) -> list[Lane]:
     """The lanes that the text mentions, in the order of a tile's dimensions; what lies within a box
     is not spelled."""
     found: set[Lane] = set()
-    stack: list[Node] = [kernel.body]
+    stack: list[Node] = [root]
     while stack:
         at = stack.pop()
         if isinstance(at, Lane):
             found.add(at)
-        elif isinstance(at, (BoxLoad, BoxStore)):
+        elif isinstance(at, (BoxLoad, BoxStore, Fetch, Send)):
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
+        elif isinstance(at, (Piece, Put)):
+            stack += [at.value] if isinstance(at, Put) else []
         elif isinstance(at, (Alloc, Spread, Reduce)):  # their lanes are shapes
             stack += [at.init if isinstance(at, Alloc) else at.x]
         else:
@@ -335,8 +342,3 @@ def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
     """The tensors that are moved in boxes, and the extents of the box of each."""
     found: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
     return {x.tensor.name: x.extents for x in found}
-
-
-def grid_size(kernel: Kernel) -> int:
-    """The number of programs that the kernel is launched with."""
-    return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transconv.backend_triton.interpreter import mend_interpreter
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
 Boxed = tuple[Tensor, tuple[int, ...]]
 Start = Callable[[Sequence[int], Sequence[Any], Any], None]
+DIRECT = "3.6."  # the release of Triton whose launch function is called without its wrapper
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
 
@@ -24,10 +26,11 @@ class Launcher:
     """Runs one kernel. ``boxes`` says which arguments are passed as descriptors of boxes."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
-                 boxes: tuple[Boxed | None, ...] = ()) -> None:
+                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False) -> None:
         self.source, self.function, self.path = source, function, path
         self.grid, self.warps, self.stages = grid, warps, stages
         self.boxes = boxes if any(b is not None for b in boxes) else ()
+        self.describe = describe_explicit if explicit else describe
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], Start] = {}
         self.lock = threading.Lock()
@@ -38,6 +41,7 @@ class Launcher:
             return
         device = tensors[0].device
         if device.type == "cpu":
+            mend_interpreter()
             self._dispatch(tensors, True)
             return
         pointers = [t.data_ptr() for t in tensors]
@@ -71,50 +75,103 @@ class Launcher:
             function = triton.jit(function.fn, do_not_specialize_on_alignment=names)
         args = tensors
         if self.boxes:
-            args = [t if b is None else describe(t, *b)
+            args = [t if b is None else self.describe(t, *b)
                     for t, b in zip(tensors, self.boxes, strict=True)]
-        return function[(self.grid,)](*args, num_warps=self.warps, num_stages=self.stages)
+        # Fused multiply-adds are asked for: newer releases of Triton have another default.
+        return function[(self.grid,)](*args, num_warps=self.warps, num_stages=self.stages,
+                                      enable_fp_fusion=True)
 
     def _starter(self, kernel: Any) -> Start:
         """How to start a compiled kernel with the least work per call."""
         entry = _entry(kernel, bool(self.boxes))
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
-        run = kernel.run
+        run, describe = kernel.run, self.describe
 
         def through_triton(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
             args = tensors if not boxes else [t if b is None else describe(t, *b)
                                               for t, b in zip(tensors, boxes, strict=True)]
-            run(grid, 1, 1, stream, function, packed, None, None, None, *args)
+            # Newer releases of Triton unload a kernel's code when its object goes: ours stays here.
+            run(grid, 1, 1, stream, kernel.function, packed, None, None, None, *args)
 
         if entry is None:
             return through_triton
         raw, encode = entry
         if not boxes:
-            def direct(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
-                raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
-                    *pointers)
-            return direct
+            return Direct(raw, grid, function, packed)
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
+        calls: dict[tuple[int, ...], list[Any]] = {}
 
         def encoded(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
+            at = tuple(pointers)
+            args = calls.get(at)
+            if args is None:
+                args = encode_all(at, tensors)
+            raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
+                *args)
+
+        def encode_all(at: tuple[int, ...], tensors: Sequence[Any]) -> list[Any]:
             args: list[Any] = []
             place = 0
-            for i, box in enumerate(boxes):
-                pointer = pointers[i]
+            for pointer, tensor, box, known in zip(at, tensors, boxes, maps, strict=True):
                 if box is None:
                     args.append(pointer)
                     continue
-                known = maps[i]
                 found = known.get(pointer)
                 if found is None:
                     if len(known) >= MAPS_KEPT:
                         known.clear()
-                    found = known[pointer] = encode(place, describe(tensors[i], *box))
+                    found = known[pointer] = encode(place, describe(tensor, *box))
                 place += 1
                 args += found
-            raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
-                *args)
+            if len(calls) >= MAPS_KEPT:
+                calls.clear()
+            calls[at] = args
+            return args
         return encoded
+
+    def starter(self, device: int, aligned: bool,
+                order: tuple[int, ...]) -> Callable[..., None] | None:
+        """A function of tensors that starts the kernel with nothing left to decide; ``order`` says
+        which of them are the kernel's arguments.
+
+        None before the first launch on the device with tensors so ``aligned``. The caller sees to it
+        that the device is the current one.
+        """
+        start = self.kept.get((device, aligned))
+        if start is None:
+            return None
+        stream = _torch()._C._cuda_getCurrentRawStream
+        if isinstance(start, Direct) and len(order) == 3:
+            return start.bound(order, device, stream)
+
+        def run(*given: Any) -> None:
+            tensors = [given[i] for i in order]
+            start([t.data_ptr() for t in tensors], tensors, stream(device))
+
+        return run
+
+
+class Direct:
+    """Starts a kernel whose arguments are addresses alone."""
+
+    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any) -> None:
+        self.raw, self.grid, self.function, self.packed = raw, grid, function, packed
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
+        self.raw(self.grid, 1, 1, stream, self.function, False, False, None, None, self.packed, None,
+                 None, None, *pointers)
+
+    def bound(self, order: tuple[int, ...], device: int,
+              stream: Callable[[int], Any]) -> Callable[..., None]:
+        """The same for the three of the given tensors that ``order`` names, in one call less."""
+        raw, grid, function, packed = self.raw, self.grid, self.function, self.packed
+        first, second, third = order
+
+        def run(*given: Any) -> None:
+            raw(grid, 1, 1, stream(device), function, False, False, None, None, packed, None, None,
+                None, given[first].data_ptr(), given[second].data_ptr(), given[third].data_ptr())
+
+        return run
 
 
 def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
@@ -123,9 +180,14 @@ def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
 
     Encoding a descriptor takes as long as a launch, and depends only on the address; Triton does it
     at every launch. None where this version of Triton keeps them elsewhere, or the kernel needs
-    scratch memory: then its own entry is used.
+    scratch memory: then its own entry is used. The function is C code that trusts its arguments,
+    and these differ from release to release (3.9 has others), so only a known one is called.
     """
     try:
+        import triton
+
+        if not triton.__version__.startswith(DIRECT):
+            return None
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
         launcher = kernel.run
@@ -148,6 +210,17 @@ def _torch() -> Any:
     import torch
 
     return torch
+
+
+def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
+    """The same for an explicit kernel, which also knows how the box lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    strides = box.layout.strides()
+    assert strides is not None
+    layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
+    return TensorDescriptor(tensor, list(box.shape), list(strides), list(extents), layout)
 
 
 def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:

@@ -2,7 +2,8 @@
 
 Read from the machine code alone, so no GPU is asked. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
-registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit.
+registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit. A word
+ending in ``.128`` counts those that move 16 bytes per lane.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from typing import Any
 
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
               "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
-              "LDSM", "STSM", "LDS", "STS", "FFMA", "DFMA", "USETMAXREG", "LDL", "STL")
-AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_dot", "buffer_load", "buffer_store", "global_load",
-             "global_store", "global_atomic", "buffer_atomic", "ds_read", "ds_load", "ds_write",
-             "ds_store", "v_fma", "scratch_load", "scratch_store")
+              "LDSM", "STSM", "LDS", "STS", "FFMA", "FFMA2", "HFMA2", "DFMA", "USETMAXREG", "LDL",
+              "STL")
+SASS_WIDE = ("LDGSTS", "LDG", "STG")
+AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_swmmac", "v_dot", "buffer_load", "buffer_store",
+             "global_load", "global_load_lds", "global_store", "global_atomic", "buffer_atomic",
+             "ds_read", "ds_load", "ds_write", "ds_store", "v_fma", "v_pk_fma", "v_dual_fma",
+             "scratch_load", "scratch_store")
+AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 
 # What ptxas says when it cannot let matrix instructions overlap.
 SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
@@ -36,11 +41,13 @@ def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
     usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout + told.stderr))
     if "REG" not in usage:
         raise RuntimeError(f"cuobjdump told no registers: {told.stderr.strip()[-200:]}")
-    opcodes = Counter(re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)",
-                                 kernel.asm["sass"], re.MULTILINE))
+    found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
+                       kernel.asm["sass"], re.MULTILINE)
+    opcodes = Counter(name for name, _ in found)
+    opcodes.update(f"{name}.128" for name, how in found if ".128" in how and name in SASS_WIDE)
     return {"registers": int(usage["REG"]),
             "spill_bytes": int(usage["STACK"]) + int(usage.get("LOCAL", 0)),
-            "words": {w: opcodes[w] for w in SASS_WORDS if opcodes[w]},
+            "words": {w: opcodes[w] for w in _with_wide(SASS_WORDS, SASS_WIDE) if opcodes[w]},
             "serialised": bool(SERIALISED.search(log))}
 
 
@@ -54,10 +61,20 @@ def of_hip(kernel: Any, log: str) -> dict[str, Any]:
 
     opcodes = Counter(re.findall(r"^\s+([a-z][a-z0-9_]*)", text, re.MULTILINE))
     words = {w: sum(n for op, n in opcodes.items() if op.startswith(w)) for w in AMD_WORDS}
-    return {"registers": number("vgpr_count") + number("agpr_count"),
-            "spill_bytes": 4 * (number("vgpr_spill_count") + number("sgpr_spill_count")),
-            "words": {w: n for w, n in words.items() if n},
+    for w in AMD_WIDE:
+        words[f"{w}.128"] = sum(n for op, n in opcodes.items()
+                                if op.startswith(w) and op.endswith(("dwordx4", "b128")))
+    # The count of vector registers includes those for accumulation. What is spilt to them, or from
+    # scalar to vector registers, costs no memory; the private segment is what does.
+    return {"registers": number("vgpr_count"),
+            "spill_bytes": number("private_segment_fixed_size"),
+            "words": {w: words[w] for w in _with_wide(AMD_WORDS, AMD_WIDE) if words[w]},
             "serialised": False}
+
+
+def _with_wide(words: tuple[str, ...], wide: tuple[str, ...]) -> list[str]:
+    """The words in their order, each followed by its 16-byte kind."""
+    return [name for w in words for name in ((w, f"{w}.128") if w in wide else (w,))]
 
 
 def warnings(log: str) -> tuple[str, ...]:

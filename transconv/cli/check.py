@@ -1,158 +1,215 @@
-"""One direction of one problem, executed and compared with torch.
+"""``check``: problems in benchdnn's words, each compared with the exact answer; docs/checking.md.
 
-The data are small whole numbers: products and sums are exact, so the only difference that a right
-kernel may show is the last rounding of its result. Memory that no element maps to, and the result
-before the run, hold NaN: what is read or left out by mistake shows.
+On a GPU every problem runs in a worker process with a time limit, elsewhere in Triton's interpreter
+in this process (with ``--workers`` in others).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING
-
-from transconv import compiler, knobs
-from transconv.config import Config
-from transconv.ir import Layout
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
+    from transconv.proving.driver import Request
+    from transconv.proving.driver_job import Job
+    from transconv.proving.report import Report, Result
 
-TORCH_NAMES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-# The spacing of numbers relative to their size. Triton's interpreter cuts off instead of rounding.
-ULP = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
-RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
-WIDE_REFERENCE = 1 << 30  # elements up to which a GPU computes the reference in f64
+ABOUT = """\
+Runs problems in the words of oneDNN's benchdnn, its batch files as they are, and compares every
+result with the answer: with small whole numbers bit by bit, with random data within a bound.
+Options hold for the problems after them; a comma separates alternatives, all combinations run.
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a run. ``max_error``: largest difference to torch, relative to the largest
-    element; ``milliseconds``: on a GPU; ``problem``: what went wrong, empty if nothing did."""
-
-    compiled: compiler.Compiled
-    max_error: float
-    milliseconds: float | None
-    problem: str
-
-    @property
-    def right(self) -> bool:
-        return not self.problem
-
-
-def device() -> str:
-    """Where kernels run. Without a GPU, Triton's interpreter is switched on: call this before
-    anything imports triton."""
-    import torch
-
-    if torch.cuda.is_available() and not knobs.interpret():
-        return "cuda"
-    knobs.use_interpreter()
-    return "cpu"
+options of problems (defaults after =):
+  --dir=FWD_B       FWD_B (with bias) FWD_D FWD_I BWD_D BWD_W
+  --dt=f32          f16 bf16 f32 f64, three as src:wei:dst, or tf32
+  --tag=any         layout of the three tensors: abx (nchw), axb (nhwc); or --stag --wtag --dtag
+  --strides=        SRC:WEI:DST, numbers joined by x
+  --mb=0            another batch size
+  --bia-dt=f32  --attr-post-ops=relu+sum  --attr-fpmath=strict  --attr-deterministic=false
+  --batch=FILE  --reset  --match=REGEX  --mode=C (List Init Run Correctness Bitwise)
+  --engine=auto (gpu, cpu: Triton's interpreter)  --start=0
+and ours:
+  --data=exact      exact, float, or exact+float
+  --misalign=0      elements that tensors are off a multiple of 16 bytes
+  --strided=        rows (cut out of larger tensors), steps (every second element), expanded
+  --epilogue=       such as bias+res+silu, also for BWD_D
+  --target=         make kernels for this chip, and interpret them (where there is no GPU)
+  --config=         one config for all kernels of a problem, or one for each, joined by ' ;; '
+  --seed=0          of the data
+"""
 
 
-def check(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
-          time: bool = True) -> Outcome:
-    """Generate, execute, compare. Raises what the compiler raises (ConfigError, Unsupported)."""
-    import torch
+def add_to(verbs: Any) -> None:
+    # All words come through as they are: the order of benchdnn's options matters.
+    made = verbs.add_parser("check", help="compare problems in benchdnn's words with the answer",
+                            add_help=False, prefix_chars="\0")
+    made.add_argument("words", nargs="*")
+    made.set_defaults(action=run)
 
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the whole run; other words are the driver's."""
+    made = argparse.ArgumentParser(
+        prog="python -m transconv check", description=ABOUT, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m transconv check [options] PROBLEM...",
+        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in (
+            "check mb2ic8ih14oc16oh14kh3ph1",
+            "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
+            "check --configs=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1")))
+    add = made.add_argument
+    add("--configs", default="best", metavar="best|N|all",
+        help="check the plan that a user gets, the N best, or all that heuristics may choose")
+    add("--json", metavar="FILE", help="write everything as JSON")
+    add("--strict", action="store_true", help="exit with 1 also for what was not checked")
+    add("--quiet", action="store_true", help="do not print what passed")
+    add("--workers", type=int, default=-1, metavar="N",
+        help="processes (default: 8 on a GPU, none in the interpreter)")
+    add("--limit", type=float, default=120, metavar="S", help="seconds for one problem in a worker")
+    add("--time-budget", type=float, default=float("inf"), metavar="S",
+        help="seconds for all; problems that are not reached are SKIPPED")
+    add("--memory", type=float, default=60, metavar="GB", help="of the GPU, for all workers")
+    add("--shard", default="0/1", metavar="I/N", help="every N-th problem, from the I-th (from 0)")
+    return made
+
+
+def run(words: argparse.Namespace) -> int:
+    from transconv.proving.driver import Driver
+
+    own, rest = parser().parse_known_args(words.words)
+    if own.configs not in ("best", "all") and not own.configs.isdecimal():
+        raise ValueError(f"--configs={own.configs}; expected best, all or a number")
+    driver = Driver()
+    requests = list(_shard(list(driver.requests(rest)), own.shard))
+    if not requests:
+        raise ValueError("no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, "
+                         "or --batch=FILE")
+    report = check(requests, own, driver.remarks)
+    print("\n".join(report.summary()), flush=True)
+    if own.json:
+        report.write(Path(own.json), shlex.join(["python", "-m", "transconv", "check",
+                                                 *words.words]))
+    return report.code(own.strict)
+
+
+def _shard(requests: Sequence[Request], text: str) -> Sequence[Request]:
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise ValueError(f"--shard={text}; expected I/N with I from 0 to N-1")
+    return requests[int(first)::int(step)]
+
+
+def check(requests: Sequence[Request], own: argparse.Namespace,
+          remarks: dict[str, str] | None = None) -> Report:
+    """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
+    from tqdm import tqdm
+
+    from transconv.proving.driver_attr import Refused
+    from transconv.proving.driver_job import job_of
+    from transconv.proving.report import Report, Result
+
+    report = Report(remarks or {})
+    todo: list[tuple[int, Request, Job]] = []
+    with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
+              file=sys.stderr) as bar:
+        def ended(result: Result) -> None:
+            report.results.append(result)
+            if not (own.quiet and result.status in ("PASSED", "LISTED")):
+                with bar.external_write_mode(file=sys.stdout):
+                    print("\n".join(result.lines()), flush=True)
+            bar.update()
+
+        for place, request in enumerate(requests):
+            try:
+                job = job_of(request, own.configs)
+            except Refused as refused:
+                ended(Result(place, request, refused.status, refused.reason))
+                continue
+            if request.mode == "L":
+                ended(Result(place, request, "LISTED"))
+            else:
+                todo.append((place, request, job))
+        for place, request, row in _rows(todo, own):
+            ended(Result(place, request, row["status"], row["reason"], row))
+    return report
+
+
+def _rows(todo: Sequence[tuple[int, Request, Job]],
+          own: argparse.Namespace) -> Iterator[tuple[int, Request, dict[str, Any]]]:
+    """The rows of all jobs, as they end: from workers, or from this process."""
+    if not todo:
+        return
+    where = _where({request.engine for _, request, _ in todo})
+    workers = own.workers if own.workers >= 0 else 8 if where == "cuda" else 0
+    if workers == 0:
+        yield from _here(todo, own.time_budget)
+        return
+    from transconv import knobs
+    from transconv.problem import ConvProblem
+    from transconv.proving.case import weight
+    from transconv.proving.pool import Group, Pool, Task
+
+    environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
+    environment["OMP_NUM_THREADS"] = "1"
+    pool = Pool({"check": Group("transconv.proving.driver_run:work", workers, environment)},
+                capacity=own.memory * 1e9)
+    tasks = {id(task): (task, place, request) for task, place, request in (
+        (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
+         request) for place, request, job in todo)}
+    for task, row in pool.run([t for t, _, _ in tasks.values()], own.time_budget):
+        _, place, request = tasks.pop(id(task))
+        yield place, request, answer(row)
+    for _, place, request in tasks.values():
+        yield place, request, answer({"error": "out of budget"})
+
+
+def answer(row: dict[str, Any]) -> dict[str, Any]:
+    """A worker's row with a status, whatever happened to the worker."""
+    error = row.get("error")
+    if error is None:
+        return row
+    if error == "out of budget":
+        return row | {"status": "SKIPPED", "reason": "the time budget was spent"}
+    words = {"timeout": "the time limit was reached (--limit)", "crash": "the process died"}
+    return row | {"status": "FAILED", "reason": words.get(error, " ".join(error.split())[:500])}
+
+
+def _here(todo: Sequence[tuple[int, Request, Job]],
+          budget: float) -> Iterator[tuple[int, Request, dict[str, Any]]]:
+    import time
+
+    from transconv.proving.driver_run import work
+
+    end = time.monotonic() + budget
+    for place, request, job in todo:
+        if time.monotonic() > end:
+            yield place, request, answer({"error": "out of budget"})
+            continue
+        try:
+            row = work(**asdict(job))
+        except Exception as error:  # one problem must not hide the others
+            row = {"error": f"{type(error).__name__}: {error}"}
+        yield place, request, answer(row)
+
+
+def _where(engines: set[str]) -> str:
+    """``cuda`` or ``cpu``. Raises ValueError for an engine that is not there."""
+    from transconv import knobs
+    from transconv.proving.case import device
+
+    if len(engines) > 1:
+        raise ValueError("two engines in one run; expected one --engine for all problems")
+    engine = engines.pop()
+    if engine == "cpu":
+        knobs.use_interpreter()
     where = device()
-    compiled = compiler.plan(problem, prop, target, config)
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{problem.shape_text} {prop}".encode()))
-    logical, memory = {}, {}
-    for name, spec in problem.specs.items():
-        shape = problem.shapes[name]
-        made = torch.randint(-2, 3, shape, generator=generator, dtype=torch.int8).to(where)
-        logical[name] = made
-        memory[name] = torch.full((max(1, spec.layout.span),), float("nan"), device=where,
-                                  dtype=getattr(torch, TORCH_NAMES[spec.dtype.name]))
-        if name != RESULT[prop]:
-            write(memory[name], spec.layout, made)
-    compiled.launch(**memory)
-    result = problem.specs[RESULT[prop]]
-    got = read(memory[RESULT[prop]], result.layout, problem.shapes[RESULT[prop]])
-    error, wrong = compare(got, reference(problem, prop, logical), ULP[result.dtype.name])
-    spent = None
-    if where == "cuda" and time:
-        from triton.testing import do_bench
-
-        spent = float(do_bench(lambda: compiled.launch(**memory)))
-    return Outcome(compiled, error, spent, wrong)
+    if engine == "gpu" and where != "cuda":
+        raise ValueError("--engine=gpu: there is no GPU here")
+    return where
 
 
-def compare(got: torch.Tensor, want: torch.Tensor, ulp: float) -> tuple[float, str]:
-    """The largest difference relative to the largest element, and what is wrong, in words."""
-    if not want.numel():
-        return 0.0, ""
-    got, want = got.to(want.dtype), want
-    if missing := int(got.isnan().sum()):
-        return float("nan"), f"{missing} of {got.numel()} elements are NaN"
-    gap = (got - want).abs()
-    wrong = int((gap > ulp * want.abs()).sum())
-    error = float(gap.max() / want.abs().max().clamp(min=1.0))
-    return error, f"{wrong} of {got.numel()} elements are wrong" if wrong else ""
-
-
-def reference(p: ConvProblem, prop: Prop, values: dict[str, torch.Tensor]) -> torch.Tensor:
-    """torch's answer from whole numbers: in f64, or in f32 where that would take too much memory
-    (sums stay below 2^24, so it is exact too)."""
-    import torch
-
-    wide = sum(v.numel() for v in values.values()) < WIDE_REFERENCE
-    dtype = torch.float64 if wide else torch.float32
-    src, wei, dst = (values[n].to(dtype) for n in ("src", "wei", "dst"))
-    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d,
-                torch.nn.functional.conv3d)[p.ndims - 1]
-    sides: list[int] = []
-    for low, high in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True))):
-        sides += [low, high]
-
-    def forward() -> torch.Tensor:
-        padded = torch.nn.functional.pad(src, sides)
-        made: torch.Tensor = convolve(padded, wei, None, p.stride, 0, p.dilation, p.g)
-        return made
-
-    # Reduced-precision modes of the library must not reach the reference.
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        if prop is Prop.FWD:
-            return forward()
-        asked = src if prop is Prop.BWD_D else wei
-        asked.requires_grad_()
-        return torch.autograd.grad(forward(), asked, dst)[0]
-
-
-def _blocks(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A view with one dimension for each block: dimension by dimension, outermost block first."""
-    blocks = [b for d in range(layout.ndims) for b in layout.of_dim(d)]
-    return memory.as_strided([b.size for b in blocks], [b.stride for b in blocks], layout.offset)
-
-
-def write(memory: torch.Tensor, layout: Layout, values: torch.Tensor) -> None:
-    """Lay a logical array out in memory. Padding inside of blocks keeps what is there."""
-    view = _blocks(memory, layout)
-    whole = view.reshape(layout.extents).clone()
-    whole[tuple(slice(n) for n in values.shape)] = values.to(memory.dtype)
-    view.copy_(whole.reshape(view.shape))
-
-
-def read(memory: torch.Tensor, layout: Layout, shape: Sequence[int]) -> torch.Tensor:
-    """The logical array that lies in memory."""
-    if not prod(shape):
-        return memory.new_empty(tuple(shape))
-    whole = _blocks(memory, layout).reshape(layout.extents)
-    return whole[tuple(slice(n) for n in shape)]
-
-
-def executable(target: Target, where: str) -> Target:
-    """The target as it runs here: kernels made for a chip can be interpreted, 16-bit operands then
-    need casts."""
-    from dataclasses import replace
-
-    if where == "cuda" or target.backend == "interpreter":
-        return target
-    return replace(target, name=f"{target.name}-interpreted", upcast16=True,
-                   precisions=TARGETS["interpreter"].precisions)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from transconv import compiler
-from transconv.backend_triton.offline import Answer, CompileFailure, Job, Resources, compile_offline
+from transconv.backend_triton.offline import Answer, CompileFailure, Resources, compile_offline
 from transconv.cli import options
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.problem import ConvProblem, Prop
+from transconv.matrix.jobs import jobs_of
 from transconv.target import Target
 
 
@@ -47,22 +44,6 @@ def run(words: argparse.Namespace) -> int:
             for text in a.texts.values():
                 print(f"\n{a.function} for {a.target}:\n{text}")
     return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
-
-
-def jobs_of(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
-            epilogue: Epilogue | None = None, text: str = "") -> list[Job]:
-    """One job for each launch of a direction."""
-    return [job_of(s, target, text) for s in compiler.build(problem, prop, target, config,
-                                                            epilogue).steps]
-
-
-def job_of(step: compiler.Step, target: Target, text: str = "") -> Job:
-    """What the offline compiler has to know of a launch."""
-    boxes = step.launcher.boxes or (None,) * len(step.kernel.params)
-    params = tuple((p.dtype.name, box[1] if box else ())
-                   for p, box in zip(step.kernel.params, boxes, strict=True))
-    return Job(step.source, step.kernel.name, params, target.name, target.backend, target.arch,
-               target.warp_size, step.config.warps, step.config.stages, (text,) if text else ())
 
 
 def table(answers: Sequence[Answer]) -> str:

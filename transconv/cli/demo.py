@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from transconv.backend_triton.offline import CompileFailure, compile_offline
-from transconv.cli import check, options, run, show
-from transconv.cli import compile as compile_verb
+from transconv.cli import execute, options, run, show
+from transconv.cli.compile import table
+from transconv.matrix.jobs import jobs_of
 from transconv.problem import ConvProblem, Prop
 from transconv.problem_lists import read_problems
 from transconv.target import TARGETS, detect
@@ -23,7 +24,7 @@ def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "demo", "a network's convolutions, checked; one problem from text to machine code",
         "Runs ResNet-50's convolutions in all three directions through generated kernels and\n"
-        "compares each with torch; then shows one problem stage by stage and compiles it.",
+        "compares each with the answer; then shows one problem stage by stage and compiles it.",
         ("demo",), demo)
     made.add_argument("--network", default=str(NETWORK), metavar="FILE",
                       help="another list of problems (default: bench/problems/resnet50.txt)")
@@ -31,7 +32,7 @@ def add_to(verbs: object) -> None:
 
 def demo(words: argparse.Namespace) -> int:
     started = time.perf_counter()
-    where = check.device()
+    where = execute.device()
     problems = read_problems(words.network)
     if where == "cpu":
         problems = [one_image(p) for p in problems]
@@ -45,7 +46,7 @@ def demo(words: argparse.Namespace) -> int:
     failed |= chips()
     right = sum(r.right for r in rows)
     print(f"\n{'=' * 100}\n{'FAILED' if failed else 'PASSED'}: {right} of {len(rows)} kernels of "
-          f"{Path(words.network).stem} equal torch, in {time.perf_counter() - started:.0f} s")
+          f"{Path(words.network).stem} are right, in {time.perf_counter() - started:.0f} s")
     return failed
 
 
@@ -76,10 +77,10 @@ def chips() -> int:
     """Compile the problem for two chips; 1 when one fails."""
     problem = ConvProblem.parse(SHOWN)
     jobs = [j for name in CHIPS for p in Prop
-            for j in compile_verb.jobs_of(problem, p, TARGETS[name])]
+            for j in jobs_of(problem, p, TARGETS[name])]
     print(f"\n{'=' * 100}\nCompiled offline, {problem}\n")
     answers = compile_offline(jobs)
-    print(compile_verb.table(answers))
+    print(table(answers))
     return int(any(isinstance(a, CompileFailure) for a in answers))
 
 

@@ -1,4 +1,4 @@
-"""``run``: generate, execute and compare with torch; a row for each problem and direction."""
+"""``run``: generate, execute and compare with the answer; a row for each problem and direction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transconv.cli import options
-from transconv.cli.check import Outcome, check, device, executable
+from transconv.cli.execute import Outcome, device, executable, execute
 from transconv.config import Config
 from transconv.errors import TransconvError
 from transconv.problem import ConvProblem, Prop
@@ -19,9 +19,9 @@ LONG = 4  # rows from which a progress bar is worth its line
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "run", "generate, execute and compare with torch",
+        verbs, "run", "generate, execute and compare with the answer",
         "Executes the generated kernels on the GPU, or in Triton's interpreter where there is\n"
-        "none, on whole numbers, and compares with torch. The exit code is 1 if anything is wrong.",
+        "none, on whole numbers, and compares with the answer. The exit code is 1 if any is wrong.",
         ("run mb2ic8ih14oc16oh14kh3ph1",
          "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
          "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90"), run)
@@ -81,7 +81,7 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Conf
 
 def _row(problem: ConvProblem, prop: Prop, target: Target, config: Config | None) -> Row:
     try:
-        return Row(problem, prop, check(problem, prop, target, config))
+        return Row(problem, prop, execute(problem, prop, target, config))
     except TransconvError as error:
         return Row(problem, prop, None, str(error))
     except Exception as error:  # one bad kernel must not hide the others
@@ -114,7 +114,7 @@ def report(rows: Sequence[Row]) -> int:
     if folder:
         print(f"\nkernel files are in {folder}")
     wrong = sum(r.verdict == "WRONG" for r in bad)
-    print(f"\n{len(rows) - len(bad)} of {len(rows)} right, each compared with torch" + (
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} right, each compared with the answer" + (
         f"; {wrong} wrong, {len(bad) - wrong} with errors" if bad else ""))
     for r in bad:
         print(f"  {r.verdict} {r.problem} {r.prop}: {r.error or (r.outcome and r.outcome.problem)}")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from transconv import heuristics
 from transconv.algorithm import Algorithm
-from transconv.backend_triton.emit_tl import emit
+from transconv.backend_triton.emit import emit
 from transconv.cli import options
 from transconv.compiler import PIPELINE, STAGES, header, kernel_name, lower, plan_steps
 from transconv.config import Block, Config, why_not
+from transconv.database import choice, telling
 from transconv.errors import ConfigError
 from transconv.ir import Kernel
 from transconv.ir.reading import readable
@@ -62,7 +63,7 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
     yield f"problem    {problem}\n           {prop} on {target}, {_sizes(problem)}"
     if shown == "problem":
         return
-    works = [Work(problem, a, c, target) for a, c in steps]
+    works = [Work(problem, prop, a, c, target) for a, c in steps]
     for w in works:
         if reason := why_not(w.config, w.algorithm, target):
             raise ConfigError(f"{w.config}: {reason}")
@@ -84,7 +85,7 @@ def _configs(works: list[Work]) -> Iterator[str]:
         first = next(w for w in works if w.config == config)
         users = [w.algorithm.name for w in works if w.config == config]
         of = f"  (of {', '.join(users)})" if len(works) > 1 else ""
-        yield "\n".join([f"\nconfig     {config}{of}", *neighbours(first)])
+        yield "\n".join([f"\nconfig     {config}{of}", *why(first), *neighbours(first)])
 
 
 def _sizes(p: ConvProblem) -> str:
@@ -96,6 +97,7 @@ class Work:
     """One launch, lowered when somebody asks."""
 
     problem: ConvProblem
+    prop: Prop
     algorithm: Algorithm
     config: Config
     target: Target
@@ -141,6 +143,16 @@ class Work:
             before = after
         if wanted in (None, "emit", "all"):
             yield f"{self.title('emit'):-<101}\n{self.source}"
+
+
+def why(work: Work) -> list[str]:
+    """What spoke for the config, what its time is made of, and what was refused."""
+    algorithm, target = work.algorithm, work.target
+    choices = choice.ranked(algorithm, target, work.problem, work.prop)
+    if work.config != choices[0].config:
+        return telling.given(work.config, choices, algorithm, target)
+    return [*telling.reasons(choices[0], choices, algorithm, target),
+            *telling.refusals(algorithm, target)]
 
 
 def neighbours(work: Work, most: int = 9) -> list[str]:

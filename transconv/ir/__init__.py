@@ -14,6 +14,7 @@ from transconv.ir.dtype import (
     index,
     promote,
 )
+from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
 from transconv.ir.expr import (
     FALSE,
     ONE,
@@ -67,7 +68,20 @@ from transconv.ir.expr import (
     select,
     sum_of,
 )
-from transconv.ir.func import ASSUME, ATOMIC_ADD, BARRIER, FENCE, FUNCS, Func, dot
+from transconv.ir.func import (
+    ARRIVE,
+    ASSUME,
+    ATOMIC_ADD,
+    DOT_ASYNC,
+    DOT_WAIT,
+    EXPECT,
+    FENCE,
+    FUNCS,
+    SEND_WAIT,
+    WAIT,
+    Func,
+    dot,
+)
 from transconv.ir.interp import run
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.memory import InterpError, Memory
@@ -105,7 +119,9 @@ from transconv.ir.visit import (
 )
 
 __all__ = [
-    "ASSUME", "ATOMIC_ADD", "BARRIER", "DTYPES", "FALSE", "FENCE", "FUNCS", "ONE", "TRUE",
+    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXPECT", "FALSE", "FENCE",
+    "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role",
+    "Roles", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",

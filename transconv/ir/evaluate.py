@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir.dtype import DType, bf16, boolean, promote
 from transconv.ir.memory import Array, Memory
@@ -111,6 +112,8 @@ class Evaluator:
         self.rank = rank
         self.env: dict[ex.Var, Array] = {}
         self.active: Array = np.ones((1,) * rank, np.bool_)
+        self.piece: Callable[[xp.Piece], Array] | None = None  # reads shared memory, in a role
+        self.busy: set[ex.Var] = set()  # sums that products are still being added to
         self._known: dict[ex.Expr, Array] = {}
         self._types: dict[ex.Expr, DType] = {}
         self._fixed: dict[ex.Expr, Array] = {}
@@ -168,6 +171,8 @@ class Evaluator:
         found = self.env.get(e)
         if found is None:
             raise Fault(f"the variable {e.name} is not bound")
+        if e in self.busy:
+            raise Fault(f"{e.name} is read while products are still being added to it")
         return found
 
     def _Lane(self, e: ex.Lane) -> Array:
@@ -182,6 +187,11 @@ class Evaluator:
         for lane in e.lanes:
             shape[self.axes[lane]] = lane.extent
         return np.broadcast_to(value, shape)
+
+    def _Piece(self, e: xp.Piece) -> Array:
+        if self.piece is None:
+            raise Fault("shared memory is read outside of a role")
+        return self.piece(e)
 
     def _BoxLoad(self, e: ex.BoxLoad) -> Array:
         return self.value(e.as_load())

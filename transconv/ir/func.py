@@ -43,8 +43,19 @@ FUNCS = {
     "assume": FuncSpec(
         ("condition",), "the condition holds; it may be relied on, and is checked when interpreted",
     ),
-    "barrier": FuncSpec((), "all threads of the program arrive before any goes on"),
-    "fence": FuncSpec((), "writes before are visible to the program's reads after"),
+    "wait": FuncSpec(
+        ("barrier", "slot", "phase"), "go on once the barrier's phase of that parity has completed",
+    ),
+    "expect": FuncSpec(
+        ("barrier", "slot", "bytes"), "announce that so many bytes will land, and arrive",
+    ),
+    "arrive": FuncSpec(("barrier", "slot", "when"), "arrive at the barrier where the condition holds"),
+    "dot_async": FuncSpec(
+        ("acc", "a", "b"), "start acc += a * b; acc and the pieces a and b stay in use until a dot_wait",
+    ),
+    "dot_wait": FuncSpec(("pending",), "go on when at most so many products are still running"),
+    "fence": FuncSpec((), "what was put into shared memory is visible to the copy engine"),
+    "send_wait": FuncSpec(("pending",), "go on when at most so many sends still read shared memory"),
 }
 
 
@@ -55,5 +66,6 @@ def dot(precision: str) -> Func:
 
 ATOMIC_ADD = Func("atomic_add")
 ASSUME = Func("assume")
-BARRIER = Func("barrier")
-FENCE = Func("fence")
+WAIT, EXPECT, ARRIVE = Func("wait"), Func("expect"), Func("arrive")
+DOT_ASYNC, DOT_WAIT = Func("dot_async"), Func("dot_wait")
+FENCE, SEND_WAIT = Func("fence"), Func("send_wait")

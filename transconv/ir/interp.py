@@ -7,6 +7,7 @@ sizes: problems with dimensions of 5 to 8 are what it is for.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.evaluate import Evaluator, Fault, contract, convert, position
-from transconv.ir.expr import Expr, Lane, Var
+from transconv.ir.expr import BoxLoad, Expr, Lane, Var, box_address
 from transconv.ir.memory import Array, InterpError, Memory
 from transconv.ir.node import Node
+from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 from transconv.ir.tensor import Tensor
 
@@ -27,21 +30,22 @@ _VOLUME = 1 << 20
 
 
 def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
-        outputs: Collection[str] = ()) -> Memory:
+        outputs: Collection[str] = (), seed: int = 0) -> Memory:
     """Execute a kernel in place on flat arrays by tensor name, or on a memory that other kernels
     have run on. Returns the memory.
 
     Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
     and added to), an unbound variable, an integer division by zero, an assumption that does not
     hold, and when an element within the logical shape of a tensor named in ``outputs`` has not been
-    written by the end.
+    written by the end. Roles take turns as ``seed`` draws them; see ``roles.py`` for what they can
+    do wrong.
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
         if reason := memory.why_not(tensor):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
-        _Run(kernel, memory).execute(kernel.body)
+        _Run(kernel, memory, seed).execute(kernel.body)
     for tensor in kernel.params:
         if tensor.name in outputs:
             try:
@@ -58,6 +62,7 @@ class _Shape:
     depth: int = 0  # independent loops on top of each other
     volume: int = 1  # their iterations, multiplied
     updates: set[Var] = field(default_factory=set)  # of variables that it does not allocate
+    apart: bool = False  # whether programs must run one by one
 
 
 class _Scan:
@@ -87,10 +92,10 @@ class _Scan:
         return found
 
     def _shape(self, s: Stmt) -> _Shape:
-        out = _Shape()
+        out = _Shape(apart=isinstance(s, xp.Roles) or isinstance(s, For) and s.until is not None)
         if isinstance(s, Update):
             out.updates.add(s.var)
-        elif isinstance(s, st.FuncCall) and s.func.name == "dot":
+        elif isinstance(s, st.FuncCall) and s.func.name in ("dot", "dot_async"):
             out.updates |= {a for a in s.args[:1] if isinstance(a, Var)}
         for child in s.children():
             if isinstance(child, Stmt):
@@ -98,6 +103,7 @@ class _Scan:
                 out.depth = max(out.depth, part.depth)
                 out.volume = max(out.volume, part.volume)
                 out.updates |= part.updates
+                out.apart = out.apart or part.apart
         if isinstance(s, st.Seq):
             out.updates -= {part.var for part in s.stmts if isinstance(part, Alloc)}
         if isinstance(s, For) and self.is_axis(s):
@@ -109,7 +115,7 @@ class _Scan:
         """Whether the iterations of a loop are executed at once."""
         if loop.kind == "tile":
             return not self.shape(loop.body).updates
-        return loop.kind in ("grid", "parallel")
+        return loop.kind in ("grid", "parallel") and not self.shape(loop.body).apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +130,9 @@ class _Frame:
 class _Run:
     """One execution of one kernel."""
 
-    def __init__(self, kernel: Kernel, memory: Memory) -> None:
+    def __init__(self, kernel: Kernel, memory: Memory, seed: int) -> None:
         self.kernel = kernel
+        self.seed = seed
         self.memory = memory
         self.scan = _Scan(kernel)
         depth = self.scan.whole.depth
@@ -136,6 +143,10 @@ class _Run:
         self.extents = [1] * self.eval.rank  # of the loops around, by axis
         self.allocated: dict[Var, tuple[int, ...]] = {}
         self.bound: list[Var] = []
+        self.shared = SharedMemory()
+        self.turns: Turns | None = None
+        self.running: list[list[Cell]] = []  # what products in flight read, oldest first
+        self.sending: list[list[Cell]] = []
 
     def execute(self, s: Stmt) -> None:
         method: Callable[[Stmt], None] | None = getattr(self, f"_{type(s).__name__}", None)
@@ -156,7 +167,7 @@ class _Run:
     def _For(self, s: For) -> None:
         body = self.scan.shape(s.body)
         if not self.scan.is_axis(s):
-            for i in range(s.stop):
+            for i in self._numbers(s):
                 self._iterate(s, np.array([i]), None)
             return
         if body.updates:
@@ -167,6 +178,20 @@ class _Run:
         piece = max(1, _VOLUME // (body.volume * self.lane_volume))
         for start in range(0, s.stop, piece):
             self._iterate(s, np.arange(start, min(start + piece, s.stop)), axis)
+
+    def _numbers(self, s: For) -> range:
+        """The iterations of a loop that runs in order."""
+        if s.until is not None:
+            with self._blame(s):
+                until = self.eval.compute(s.until)
+                if until.min() != until.max() or until.max() > s.stop:
+                    raise Fault(f"the loop should end at one place of at most {s.stop}, not at "
+                                f"{until.min()}..{until.max()}")
+                return range(int(until.max()))
+        if s.kind != "dealt":
+            return range(s.stop)
+        with self._blame(s):
+            return range(int(self.eval.compute(s.start).item()), s.stop, s.programs)
 
     def _iterate(self, s: For, values: Array, axis: int | None) -> None:
         """Run the body of a loop for some of its iterations."""
@@ -287,8 +312,23 @@ class _Run:
         name, args = s.func.name, s.args
         with self._blame(s):
             match name, args:
-                case ("barrier" | "fence"), ():
-                    pass
+                case _, (xp.Barrier() as barrier, Expr() as slot, Expr() as x):
+                    self._meet(name, barrier, slot, x)
+                case "dot_async", (Var() as acc, xp.Piece() as a, xp.Piece() as b):
+                    self._pause()
+                    self._dot(acc, a, b)
+                    cells = [c for p in (a, b) for c in self._cells(p)]
+                    self._hold(self.running, cells)
+                    self.eval.busy.add(acc)
+                case "dot_wait", (Expr() as pending,):
+                    self._retire(self.running, int(self.eval.compute(pending).item()))
+                    if not self.running:
+                        self.eval.busy.clear()
+                case "send_wait", (Expr() as pending,):
+                    self._retire(self.sending, int(self.eval.compute(pending).item()))
+                case "fence", ():
+                    for cell in (c for ring in self.shared.cells.values() for x in ring for c in x):
+                        cell.state = "ready" if cell.state == "put" else cell.state
                 case "atomic_add", (Tensor() as tensor, Expr() as at, Expr() as x, Expr() as mask):
                     self._write(s, tensor, at, x, mask)
                 case "assume", (Expr() as condition,):
@@ -303,10 +343,107 @@ class _Run:
         if acc not in self.allocated:
             raise Fault(f"{acc.name} is updated but not allocated")
         x, y = self.eval.compute_all(a, b)
-        old = self.eval.env[acc]
+        old = self.eval.env[acc]  # products in flight are added in order
         loops = {f.axis for f in self.frames if f.axis is not None}
         summed = [i for i in range(self.eval.rank) if old.shape[i] == 1 and i not in loops]
         self._assign(acc, old + contract(x, y, summed, old.dtype))
+
+    # ---- shared memory and roles ----
+
+    def _Shared(self, s: xp.Shared) -> None:
+        self.shared.reserve(s.what)
+
+    def _Roles(self, s: xp.Roles) -> None:
+        """Run the roles of one program side by side, each with variables of its own."""
+        turns = Turns(self.seed)
+        with self._blame(s):
+            turns.run([(role.name, self._player(role, turns)) for role in s.roles])
+
+    def _player(self, role: xp.Role, turns: Turns) -> Callable[[], None]:
+        run = copy.copy(self)
+        run.eval = Evaluator(self.memory, self.axes, self.eval.rank)
+        run.eval.env, run.eval.active = dict(self.eval.env), self.eval.active
+        run.eval.piece = run._read
+        run.frames, run.extents = list(self.frames), list(self.extents)
+        run.allocated, run.bound, run.turns = {}, [], turns
+        run.running, run.sending = [], []
+
+        def act() -> None:
+            run.execute(role.body)
+            if run.sending:
+                raise run._error(role, Fault("the role ends while shared memory is being sent"))
+
+        return act
+
+    def _pause(self, condition: Callable[[], bool] | None = None, waits_for: str = "") -> None:
+        if self.turns is None:
+            raise Fault("this happens inside of roles only")
+        self.turns.pause(condition, waits_for)
+
+    def _meet(self, name: str, barrier: xp.Barrier, slot: Expr, x: Expr) -> None:
+        """Wait at a barrier for a phase, arrive, or announce bytes."""
+        at, value = (int(v.item()) for v in self.eval.compute_all(slot, x))
+        gate = self.shared.gate(barrier, at)
+        where = f"{barrier.name}[{at}]"
+        if name == "wait":
+            self._pause(lambda: gate.passes(value), f"phase {value} of {where}")
+            return
+        self._pause()
+        if name == "expect":
+            gate.announced += value
+        if name == "expect" or value:
+            gate.arrived += 1
+            gate.settle(where)
+
+    def _cells(self, piece: xp.Piece) -> list[Cell]:
+        return self.shared.slot(piece, int(self.eval.compute(piece.slot).item()))
+
+    def _read(self, piece: xp.Piece) -> Array:
+        value = self.eval.value
+        cells = self.shared.slot(piece, int(value(piece.slot).item()))
+        return value_of(cells, value(piece.member), tuple(value(w) for w in piece.within))
+
+    def _hold(self, groups: list[list[Cell]], cells: list[Cell]) -> None:
+        for cell in cells:
+            cell.readers += 1
+        groups.append(cells)
+
+    def _retire(self, groups: list[list[Cell]], pending: int) -> None:
+        self._pause()
+        while len(groups) > pending:
+            for cell in groups.pop(0):
+                cell.readers -= 1
+
+    def _Fetch(self, s: xp.Fetch) -> None:
+        with self._blame(s):
+            self._pause()
+            member, slot = (int(v.item()) for v in self.eval.compute_all(s.piece.member, s.slot))
+            cell, gate = self._cells(s.piece)[member], self.shared.gate(s.barrier, slot)
+            cell.claim()
+            box = BoxLoad(s.tensor, s.corner, s.piece.within, s.piece.buffer.extents)
+            values, *within = self.eval.compute_all(box, *s.piece.within)
+            cell.data[...], cell.state = np.nan, "landing"
+            gate.landing.append((cell, scatter(cell, tuple(within), values)))
+            gate.landed += s.piece.buffer.box_bytes
+            gate.settle(f"{s.barrier.name}[{slot}]")
+
+    def _Put(self, s: xp.Put) -> None:
+        with self._blame(s):
+            cell = self._cells(s.piece)[0]
+            cell.claim()
+            value, *within = self.eval.compute_all(s.value, *s.piece.within)
+            cell.data[...] = scatter(cell, tuple(within), convert(value, s.piece.dtype))
+            cell.state = "put"
+
+    def _Send(self, s: xp.Send) -> None:
+        with self._blame(s):
+            self._pause()
+            cells = self._cells(s.piece)
+            if cells[0].state != "ready":
+                raise Fault(f"{cells[0].name} is sent before it is filled and fenced")
+            offset, inside = box_address(s.tensor, s.corner, s.piece.within)
+            self._write(s, s.tensor, offset, s.piece, inside)
+            self._hold(self.sending, cells)
 
     # ---- errors ----
 

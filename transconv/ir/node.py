@@ -12,12 +12,19 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeVar, dataclass_transform
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 _interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
 _hashes: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+@cache
+def field_names(cls: type) -> tuple[str, ...]:
+    """The fields of a node class, in order: asked for at every step of every walk."""
+    return tuple(f.name for f in fields(cls))
 
 
 def _key(value: object) -> object:
@@ -34,7 +41,7 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
-        key = (cls, *(_key(getattr(made, f.name)) for f in fields(made)))
+        key = (cls, *[_key(getattr(made, name)) for name in field_names(cls)])
         with _lock:
             return _interned.setdefault(key, made)
 
@@ -61,8 +68,8 @@ class Node(metaclass=_Interning):
 
     def children(self) -> Iterator[Node]:
         """Every node that a field holds, in field order."""
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Node):
                 yield value
             elif isinstance(value, tuple):

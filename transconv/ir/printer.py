@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.node import Node
@@ -67,6 +68,9 @@ class ExprPrinter:
         corner = ", ".join(_bare(self.text(c)) for c in e.corner)
         return f"at=[{corner}], extents=[{', '.join(map(str, e.extents))}]"
 
+    def text_Piece(self, e: xp.Piece) -> str:
+        return f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
+
     def text_Spread(self, e: ex.Spread) -> str:
         return self.text(e.x)
 
@@ -105,7 +109,9 @@ class Printer(ExprPrinter):
         stages = f" stages={s.stages}" if s.stages else ""
         kind = "" if s.kind == "serial" else f" {s.kind}"
         kind += f" programs={s.programs}" if s.programs else ""
-        return [f"for {s.var.name} in 0..{s.stop}{kind}{stages}:", *self.block(s.body, 1)]
+        start = _bare(self.text(s.start))
+        until = "" if s.until is None else f" until {_bare(self.text(s.until))}"
+        return [f"for {s.var.name} in {start}..{s.stop}{until}{kind}{stages}:", *self.block(s.body, 1)]
 
     def lines_If(self, s: st.If) -> list[str]:
         out = [f"if {_bare(self.text(s.cond))}:", *self.block(s.then, 1)]
@@ -129,6 +135,33 @@ class Printer(ExprPrinter):
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         return [f"{s.func}({', '.join(self.argument(a) for a in s.args)})"]
+
+    def lines_Shared(self, s: xp.Shared) -> list[str]:
+        if isinstance(s.what, xp.Barrier):
+            return [f"barrier {s.what.name}[{s.what.slots}]"]
+        shape = ", ".join(map(str, s.what.extents))
+        members = f"{s.what.members} x " if s.what.members > 1 else ""
+        return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
+
+    def lines_Fetch(self, s: xp.Fetch) -> list[str]:
+        corner = ", ".join(_bare(self.text(c)) for c in s.corner)
+        member = f".{self.text(s.piece.member)}" if s.piece.buffer.members > 1 else ""
+        lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
+        return [f"fetch {s.tensor.name} at=[{corner}] -> {self.text(s.piece)}{member}, then {lands}"]
+
+    def lines_Put(self, s: xp.Put) -> list[str]:
+        return [f"put {self.text(s.piece)} = {_bare(self.text(s.value))}"]
+
+    def lines_Send(self, s: xp.Send) -> list[str]:
+        corner = ", ".join(_bare(self.text(c)) for c in s.corner)
+        return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{corner}]"]
+
+    def lines_Roles(self, s: xp.Roles) -> list[str]:
+        return [line for role in s.roles for line in self.lines(role)]
+
+    def lines_Role(self, s: xp.Role) -> list[str]:
+        registers = f" registers={s.registers}" if s.registers else ""
+        return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body, 1)]
 
     def argument(self, a: Any) -> str:
         return _bare(self.text(a)) if isinstance(a, ex.Expr) else str(a.name)

@@ -43,6 +43,8 @@ class For(Stmt):
     ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out.
     ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
     ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
+    kind ``dealt`` says the same inside a program: ``start``, ``start + programs``, ... in order.
+    ``until``, at most ``stop``, ends a serial loop earlier where it is less.
     """
 
     var: Var
@@ -51,6 +53,8 @@ class For(Stmt):
     kind: str = "serial"
     stages: int = 0
     programs: int = 0
+    start: Expr = ZERO
+    until: Expr | None = None
 
 
 @node

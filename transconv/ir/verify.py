@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.dtype import boolean
@@ -20,7 +21,7 @@ from transconv.ir.node import Node
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import lanes_of
 
-KINDS = ("parallel", "grid", "tile", "serial", "unroll")
+KINDS = ("parallel", "grid", "tile", "serial", "unroll", "dealt")
 
 
 class VerifyError(RuntimeError):
@@ -49,7 +50,7 @@ class Site:
 
     stmt: st.Stmt
     params: frozenset[Tensor] | None  # None outside of a kernel
-    scope: dict[ex.Var, st.Stmt]  # what binds each variable
+    scope: dict[Node, st.Stmt]  # what binds each variable, and reserves each ring of shared memory
     lanes: dict[ex.Var, tuple[ex.Lane, ...]]  # of the variables in scope
     around: tuple[st.Stmt, ...]  # the loops and branches around it
 
@@ -66,8 +67,16 @@ class Site:
                 return (offset, value, mask)
             case st.BoxStore(_, corner, within, _, value):
                 return (*corner, *within, value)
+            case st.For(start=start, until=until):
+                return (start,) if until is None else (start, until)
+            case xp.Fetch(_, corner, piece, _, slot):
+                return (*corner, piece, slot)
+            case xp.Put(piece, value):
+                return (piece, value)
+            case xp.Send(_, corner, piece):
+                return (*corner, piece)
             case st.FuncCall(func, args):
-                read = args[1:] if func.name == "dot" else args
+                read = args[1:] if func.name in ("dot", "dot_async") else args
                 return tuple(a for a in read if isinstance(a, ex.Expr))
         return ()
 
@@ -94,6 +103,8 @@ class Site:
                 yield "the store", box.tensor, *ex.box_address(box.tensor, box.corner, box.within)
             case st.Store(tensor, offset, _, mask):
                 yield "the store", tensor, offset, mask
+            case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+                yield "the copy", tensor, *ex.box_address(tensor, corner, piece.within)
             case st.FuncCall(func, (tensor, ex.Expr() as offset, _, ex.Expr() as mask)):
                 if func.name == "atomic_add":
                     yield "the addition", tensor, offset, mask
@@ -125,15 +136,22 @@ def _sites(site: Site) -> Iterator[Site]:
             site.scope[var] = s
         case st.Kernel(body=body):
             yield from _sites(replace(site, stmt=body))
+        case xp.Shared(what):
+            site.scope[what] = s
         case st.For(var, _, body):
             yield from _block(site, body, {**site.scope, var: s})
+        case xp.Roles(roles):
+            for role in roles:
+                yield from _sites(replace(site, stmt=role))
+        case xp.Role(body=body):
+            yield from _block(site, body, dict(site.scope))
         case st.If(_, then, other):
             for branch in (then, other):
                 if branch is not None:
                     yield from _block(site, branch, dict(site.scope))
 
 
-def _block(site: Site, body: st.Stmt, scope: dict[ex.Var, st.Stmt]) -> Iterator[Site]:
+def _block(site: Site, body: st.Stmt, scope: dict[Node, st.Stmt]) -> Iterator[Site]:
     around = (*site.around, site.stmt)
     return _sites(replace(site, stmt=body, scope=scope, lanes=dict(site.lanes), around=around))
 
@@ -151,7 +169,7 @@ def expression_holds_no_statement(site: Site) -> Iterator[str]:
 def var_bound_before_use(site: Site) -> Iterator[str]:
     for e in site.nodes():
         if isinstance(e, ex.Var) and e not in site.scope:
-            twin = next((v for v in site.scope if v.name == e.name), None)
+            twin = next((v for v in site.scope if isinstance(v, ex.Var) and v.name == e.name), None)
             yield (f"{e.name} is not bound here" if twin is None else
                    f"{e.name} is used as {e.type} and bound as {twin.type}")
 
@@ -161,7 +179,7 @@ def var_bound_once(site: Site) -> Iterator[str]:
     if isinstance(site.stmt, (st.Let, st.Alloc, st.For)):
         name = site.stmt.var.name
         for var, by in site.scope.items():
-            if var.name == name:
+            if isinstance(var, ex.Var) and var.name == name:
                 yield f"{name} is already bound by `{_title(by)}`"
 
 
@@ -169,7 +187,7 @@ def update_only_allocated(site: Site) -> Iterator[str]:
     match site.stmt:
         case st.Update(var, _):
             pass
-        case st.FuncCall(func, (ex.Var() as var, *_)) if func.name == "dot":
+        case st.FuncCall(func, (ex.Var() as var, *_)) if func.name in ("dot", "dot_async"):
             pass
         case _:
             return
@@ -252,7 +270,7 @@ def known_function(site: Site) -> Iterator[str]:
         yield f"{name} takes {len(FUNCS[name].params)} arguments, not {len(args)}"
     else:
         for param, arg in zip(FUNCS[name].params, args, strict=True):
-            kind = {"tensor": Tensor, "acc": ex.Var}.get(param, ex.Expr)
+            kind = {"tensor": Tensor, "acc": ex.Var, "barrier": xp.Barrier}.get(param, ex.Expr)
             if not isinstance(arg, kind):
                 yield f"{param} of {name} is a {type(arg).__name__}, not a {kind.__name__}"
 
@@ -276,7 +294,7 @@ def lanes_agree(site: Site) -> Iterator[str]:
                 yield from beyond("the value", value, "the offset", site.lanes_of(offset))
                 yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
         case st.FuncCall(func, (ex.Var() as acc, ex.Expr() as a, ex.Expr() as b)):
-            if func.name == "dot":
+            if func.name in ("dot", "dot_async"):
                 has, left, right = map(site.lanes_of, (acc, a, b))
                 if not (left & right) - has:
                     yield "a and b share no lane to sum over"
@@ -299,6 +317,8 @@ def loop_is_simple(site: Site) -> Iterator[str]:
     loop = site.stmt
     if type(loop.stop) is not int or loop.stop < 0:
         yield f"the end {loop.stop!r} is not a count"
+    if loop.until is not None and loop.kind != "serial":
+        yield f"a {loop.kind} loop cannot end earlier than it says"
     if loop.kind not in KINDS:
         yield f"the kind {loop.kind!r} is none of {', '.join(KINDS)}"
     if loop.var.type.kind != "int":
@@ -332,6 +352,33 @@ def names_are_identifiers(site: Site) -> Iterator[str]:
             yield f"{name!r} is not a name of at most 64 letters, digits and underscores"
 
 
+def ring_is_reserved(site: Site) -> Iterator[str]:
+    """Rings of shared memory and of barriers are reserved before they are used, outside of roles."""
+    used: list[Node] = [e.buffer for e in site.nodes() if isinstance(e, xp.Piece)]
+    match site.stmt:
+        case xp.Fetch(barrier=barrier):
+            used.append(barrier)
+        case st.FuncCall(_, args):
+            used += [a for a in args if isinstance(a, xp.Barrier)]
+        case xp.Shared(what) if any(isinstance(s, xp.Role) for s in site.around):
+            yield f"{what.name} is reserved inside of a role"
+    for what in dict.fromkeys(used):
+        if what not in site.scope:
+            assert isinstance(what, (xp.Barrier, xp.Buffer))
+            yield f"{what.name} is not reserved here"
+
+
+def piece_fits_its_box(site: Site) -> Iterator[str]:
+    """A piece and a corner have one expression per dimension of the box."""
+    for e in site.nodes():
+        if isinstance(e, xp.Piece) and len(e.within) != len(e.buffer.extents):
+            yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
+    match site.stmt:
+        case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+            if not len(corner) == len(tensor.shape) == len(piece.within):
+                yield f"the corner has {len(corner)} dimensions, {tensor.name} {len(tensor.shape)}"
+
+
 def _names(lanes: set[ex.Lane]) -> str:
     return ", ".join(sorted(lane.name for lane in lanes))
 
@@ -341,7 +388,7 @@ Rule = Callable[[Site], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     var_bound_before_use, var_bound_once, update_only_allocated, mask_is_boolean,
     offset_is_integer, tensor_is_parameter, known_function, lanes_agree, lane_is_power_of_two,
-    loop_is_simple, one_grid, names_are_identifiers,
+    loop_is_simple, one_grid, names_are_identifiers, ring_is_reserved, piece_fits_its_box,
 )
 
 

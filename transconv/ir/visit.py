@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from transconv.ir.expr import Expr, Lane, Reduce, Spread, Var
-from transconv.ir.node import Node
+from transconv.ir.node import Node, field_names
 from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
 
 T = TypeVar("T", bound=Node)
@@ -64,8 +64,8 @@ class Mutator:
             unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
             return at if unchanged else seq(*parts)
         changes: dict[str, Any] = {}
-        for f in fields(at):  # type: ignore[arg-type]
-            old = getattr(at, f.name)
+        for name in field_names(type(at)):
+            old = getattr(at, name)
             if isinstance(old, Node):
                 new = self.mutate(old)
                 if new is None and isinstance(old, Stmt):
@@ -76,7 +76,7 @@ class Mutator:
             else:
                 continue
             if new is not old:
-                changes[f.name] = new
+                changes[name] = new
         return replace(at, **changes) if changes else at  # type: ignore[type-var]
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.boxes import Box, box_of
+from transconv.boxes import Box, box_of, pile
 from transconv.config import Config
 from transconv.ir import (
     ATOMIC_ADD,
@@ -52,9 +52,11 @@ from transconv.ir import (
     all_of,
     find,
     free_vars,
+    minimum,
     seq,
     substitute,
 )
+from transconv.passes import stream
 
 STEP, PART = Var("step"), Var("part")
 
@@ -67,6 +69,19 @@ def workspace(algorithm: Algorithm, split: int) -> Tensor:
     shape = (split, *c.shape)
     layout = Layout.dense(algorithm.acc, shape, [0, *(d + 1 for d in order)])
     return Tensor("partials", ("part", *c.dims), shape, layout)
+
+
+def meeting(config: Config, algorithm: Algorithm) -> int:
+    """How many partial sums of an element may meet in a second kernel; 0 if there is none."""
+    if config.reduce == "stream":
+        return stream.deal(config, algorithm).parts
+    return config.split_k if config.split_k > 1 and config.reduce == "partials" else 0
+
+
+def second(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The algorithm of the kernel that adds the parts of a config's sums."""
+    made = combine(algorithm, meeting(config, algorithm))
+    return stream.meeting(algorithm, config, made) if config.reduce == "stream" else made
 
 
 def combine(algorithm: Algorithm, split: int) -> Algorithm:
@@ -94,7 +109,7 @@ def _stride(c: View, axis: Axis) -> int:
 
 def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
     """Choose the path of every operand, and split the sum, as the config says."""
-    return share(boxes(kernel, config, algorithm), config, algorithm)
+    return boxes(share(kernel, config, algorithm), config, algorithm)
 
 
 def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
@@ -107,7 +122,10 @@ def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
             found[view.tensor] = box
     if not found:
         return kernel
-    made: Kernel = _Boxes(found, _positions(kernel)).mutate(kernel)
+    positions = _positions(kernel)
+    for view in (algorithm.a, algorithm.b):
+        positions |= _piled(view, config, algorithm, positions) if view is not None else {}
+    made: Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
     return Kernel(kernel.name, params, made.body, kernel.notes)
 
@@ -119,6 +137,18 @@ def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
         match let.value:
             case Add(Mul(_, Const()) as first, within):
                 found[let.var] = (first, within)
+    return found
+
+
+def _piled(view: View, config: Config, algorithm: Algorithm,
+           positions: dict[Var, tuple[Expr, Expr]]) -> dict[Var, tuple[Expr, Expr]]:
+    """The same for the channels of a block that is a pile of boxes: where the lane's box begins."""
+    found = {}
+    for block in config.blocks:
+        if wide := pile(block, view, config, algorithm):
+            first, within = positions[Var("_".join(block.axes))]
+            begin = (first + within // wide * wide) % algorithm.size(block.axes[-1])
+            found[Var(block.axes[-1])] = (begin, within % wide)
     return found
 
 
@@ -150,10 +180,12 @@ class _Boxes(Mutator):
 
 def share(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
     """Split the sum as the config says; a kernel whose sums stay whole is returned as it is."""
+    if config.reduce == "stream":
+        return stream.stream(kernel, config, algorithm, workspace(algorithm, meeting(config, algorithm)))
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
     if config.split_k == 1 or loop is None:
         return kernel
-    shared: Kernel = _Share(config.split_k, loop.stop).mutate(kernel)
+    shared: Kernel = _Share(config.split_k, loop.stop, config.via == "gluon").mutate(kernel)
     if config.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
     parts = workspace(algorithm, config.split_k)
@@ -166,7 +198,8 @@ def share(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
 class _Share(Mutator):
     """Give each of ``split`` programs an equal run of the steps."""
 
-    def __init__(self, split: int, steps: int) -> None:
+    def __init__(self, split: int, steps: int, explicit: bool) -> None:
+        self.explicit = explicit  # it fetches boxes, and can end its loop early
         self.split, self.steps, self.chunk = split, steps, -(-steps // split)
 
     def mutate_For(self, loop: For) -> Stmt:
@@ -179,11 +212,14 @@ class _Share(Mutator):
             return self.generic(loop)  # type: ignore[no-any-return]
         turn = Var("turn")
         body = loop.body
-        if self.chunk * self.split != self.steps:
+        until = None
+        if self.explicit and self.chunk * self.split != self.steps:
+            until = minimum(self.steps - PART * self.chunk, self.chunk)
+        elif self.chunk * self.split != self.steps:
             body = substitute(body, {x: Load(x.tensor, x.offset, all_of([x.mask, STEP < self.steps]))
                                      for x in find(body, Load)})
         first = Let(STEP, PART * self.chunk + turn)
-        return replace(loop, var=turn, stop=self.chunk, body=seq(first, body))
+        return replace(loop, var=turn, stop=self.chunk, body=seq(first, body), until=until)
 
 
 class _Atomic(Mutator):

@@ -87,7 +87,10 @@ def parts(kernel: Kernel) -> Nest:
         around.append(at)
         at = at.body
     inner = statements(at)
-    where = next(i for i, s in enumerate(inner) if isinstance(s, Alloc))
+    where = next((i for i, s in enumerate(inner) if isinstance(s, Alloc)), -1)
+    if where < 0:  # a copy: coordinates, one load, one store
+        where = next(i for i, s in enumerate(inner) if isinstance(s, Let) and isinstance(s.value, Load))
+        return Nest(tuple(around), inner[:where], (), inner[where], inner[where + 1:])
     rest = inner[where + 1:]
     end = next((i for i, s in enumerate(rest) if isinstance(s, (For, Update))), -1)
     body: Stmt = seq(*rest[:end + 1])
@@ -100,13 +103,14 @@ def parts(kernel: Kernel) -> Nest:
 
 @dataclass(slots=True)
 class _Side:
-    """One kind of axes: how many blocks there are of each, the lane through a tile, and lets for
+    """One kind of axes: how many blocks there are of each, the lanes through a tile, and lets for
     the positions."""
 
     kind: str
     counts: list[tuple[Var, int]] = field(default_factory=list)
     lets: list[Stmt] = field(default_factory=list)
     extent: int = 1
+    lanes: dict[Block, Var] = field(default_factory=dict)  # where blocks have lanes of their own
     tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
@@ -119,7 +123,11 @@ class _Side:
 
     def wrap(self, body: Stmt) -> Stmt:
         """The tile loop around what happens at each position of the tile."""
-        return For(self.lane, self.extent, body, "tile") if self.extent > 1 else body
+        if not self.lanes:
+            return For(self.lane, self.extent, body, "tile") if self.extent > 1 else body
+        for block, lane in reversed(self.lanes.items()):
+            body = For(lane, block.extent, body, "tile")
+        return body
 
 
 def gridwise(kernel: Kernel, config: Config) -> Kernel:
@@ -127,7 +135,8 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     nest = parts(kernel)
     sizes = {x.var: x.stop for x in (*nest.around, *nest.summed)}
     kinds = {v: nest.kind(v) for v in sizes}
-    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, config)
+    product = len(find(nest.body, Load)) != 1
+    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, config, product)
              for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, config)
     step = Var("step")
@@ -140,7 +149,7 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     loop: Stmt | None = For(step, sides["K"].count, seq(*loop_lets, body), kind,
                            config.stages)
     if not nest.summed:
-        loop = None
+        loop = body if statements(nest.body) else None
 
     outer = [sides[kind] for kind in "BMN"]
     positions = [x for side in outer for x in side.lets]
@@ -153,7 +162,10 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
 
 
-def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> _Side:
+def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config,
+          product: bool) -> _Side:
+    """``product``: two operands are multiplied, so that each side of a tile is one dimension. A copy
+    has a dimension per block: it may load along the one and store along the other."""
     side = _Side(kind)
     if kind == "K" and config.order:
         rank = {n: i for i, n in enumerate(config.order.split("."))}
@@ -161,6 +173,8 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> 
     blocks = [b for b in config.blocks if Var(b.axes[0]) in axes and b.extent > 1]
     blocks.sort(key=lambda b: axes.index(Var(b.axes[0])))
     side.extent = prod(b.extent for b in blocks)
+    if not product and len(blocks) > 1:
+        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(blocks)}
     below = side.extent
     for axis in axes:
         block = config.block_of(axis.name)
@@ -176,8 +190,8 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config) -> 
 def _within(side: _Side, block: Block, below: int) -> Expr:
     """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, which
     counts the last block fastest: the positions are unpacked from it."""
-    if block.extent == side.extent:
-        return side.lane
+    if block.extent == side.extent or block in side.lanes:
+        return side.lanes.get(block, side.lane)
     within = Var(f"{block.axes[0]}_in")
     at: Expr = side.lane // below if below > 1 else side.lane
     side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))

@@ -32,6 +32,7 @@ from transconv.ir import (
     store,
     substitute,
 )
+from transconv.packing import is_copy
 
 
 def naive(algorithm: Algorithm, name: str) -> Kernel:
@@ -40,6 +41,8 @@ def naive(algorithm: Algorithm, name: str) -> Kernel:
     around = [x for x in algorithm.axes if x not in summed]
     taken = {x.name for x in algorithm.axes}
 
+    if is_copy(algorithm):
+        return Kernel(name, algorithm.tensors, _copy(algorithm, taken))
     acc = Var("acc", algorithm.acc)
     k_vars = {x.var for x in summed}
     c_lets, c = _name_coordinates(algorithm.c, taken)
@@ -67,6 +70,19 @@ def naive(algorithm: Algorithm, name: str) -> Kernel:
     for x in reversed(around):
         whole = For(x.var, x.size, whole, "parallel")
     return Kernel(name, algorithm.tensors, whole)
+
+
+def _copy(algorithm: Algorithm, taken: set[str]) -> Stmt:
+    """Every element is loaded and stored; no accumulator, so that its bits stay what they are."""
+    a_lets, a = _name_coordinates(algorithm.a, taken)
+    c_lets, c = _name_coordinates(algorithm.c, taken)
+    value = Var("a", a.tensor.dtype)
+    whole: Stmt = seq(*a_lets, *(x for x in c_lets if x not in a_lets),
+                      Let(value, Load(a.tensor, a.offset(), a.mask())),
+                      store(c.tensor, c.offset(), value, c.mask()))
+    for x in reversed(algorithm.axes):
+        whole = For(x.var, x.size, whole, "parallel")
+    return whole
 
 
 def _name_coordinates(view: View, taken: set[str]) -> tuple[list[Stmt], View]:

@@ -72,7 +72,14 @@ class Scope(Mutator):
         self.facts = facts.with_range(loop.var, 0, max(0, loop.stop - 1))
         body = self.mutate(loop.body)
         self.facts, self.defs = facts, defs
-        return loop if body is loop.body else replace(loop, body=body or Seq(()))
+        until = None if loop.until is None else self.bound(loop.until)
+        if body is loop.body and until is loop.until:
+            return loop
+        return replace(loop, body=body or Seq(()), until=until)
+
+    def bound(self, until: Expr) -> Expr:
+        """What becomes of a loop's end."""
+        return self.mutate(until)  # type: ignore[no-any-return]
 
     def learn(self, s: Stmt | None) -> None:
         """Take in what a statement establishes for those after it."""
@@ -129,6 +136,9 @@ class _Simplify(Scope):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
+
+    def bound(self, until: Expr) -> Expr:
+        return simplify(self.affine(until), self.facts)
 
     def index(self, e: Expr) -> Expr:
         """The address over loop variables and lanes where all divisions cancel (a gapless tile is

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any
 
@@ -32,6 +35,23 @@ from transconv.simplify.rules import RULES
 MAX_STEPS = 100
 MAX_REMEMBERED = 100_000
 
+# Is shown the name of a rule, what the rule was given, what it made of it, and the facts.
+Witness = Callable[[str, Expr, Expr, Facts], None]
+_witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
+
+
+@contextmanager
+def witnessed(by: Witness) -> Iterator[None]:
+    """Within ``with``, show every rewrite of this thread to somebody who may check it, inner nodes
+    first, those that change nothing too. What older facts remember is not rewritten again."""
+    NO_FACTS.forget_if_large(-1)
+    token = _witness.set(by)
+    try:
+        yield
+    finally:
+        _witness.reset(token)
+        NO_FACTS.forget_if_large(-1)
+
 
 def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
     """An equal expression, of the same type, that is shorter to compute and read.
@@ -57,13 +77,29 @@ def _simple(e: Expr, facts: Facts) -> Expr:
     while len(seen) < MAX_STEPS:
         after = facts.simple.get(at)
         if after is None:
-            after = _settled(_step(at, facts), at, facts)
+            made = _step(at, facts)
+            after = _settled(made, at, facts)
+            if (witness := _witness.get()) is not None:
+                witness(rule_name(at), at, made, facts)
+                witness("settle", made, after, facts)
         if after in seen:
             break
         seen[at := after] = None
     for before in seen:
         facts.simple[before] = at
     return at
+
+
+def rule_name(e: Expr) -> str:
+    """The rule that rewrites a node: that of its class, or of sums or of conditions."""
+    if isinstance(e, (Const, Lane, Var)):
+        return "leaf"
+    if is_polynomial(e):
+        return "collect"
+    if isinstance(e, (And, Or)) and e.dtype.kind == "bool":
+        return "logic"
+    rule = RULES.get(type(e))
+    return "children" if rule is None else rule.__name__
 
 
 def _step(e: Expr, facts: Facts) -> Expr:

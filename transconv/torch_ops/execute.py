@@ -105,11 +105,11 @@ def _documented_precision() -> str:
 
 def _precision() -> str:
     # The documented attribute costs 0.7 us to read, as long as half a launch.
-    return _read_precision("cuda", "conv") if _read_precision else _documented_precision()
+    return read_precision("cuda", "conv")
 
 
-_read_precision: Callable[[str, str], str] | None = getattr(
-    torch._C, "_get_fp32_precision_getter", None)
+read_precision: Callable[[str, str], str] = getattr(
+    torch._C, "_get_fp32_precision_getter", None) or (lambda *_: _documented_precision())
 
 
 def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
@@ -198,10 +198,12 @@ def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Pr
             log.warning("building a kernel took %.1f s: %s %s", elapsed, problem, prop)
 
 
-def config_text(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
-                aligned: bool, deterministic: bool) -> str:
-    """The config line of the plan. Unsupported, with a reason, if there is none."""
-    return str(planned(problem, prop, device, epilogue, aligned, deterministic).config)
+def config_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
+                   aligned: bool, deterministic: bool) -> tuple[str, str]:
+    """The config line of the plan, and what spoke for it. Unsupported, with a reason, if there is
+    none."""
+    made = planned(problem, prop, device, epilogue, aligned, deterministic)
+    return str(made.config), made.why
 
 
 def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 from transconv.errors import Unsupported
 from transconv.problem import ConvProblem, Prop
 from transconv.torch_ops import arguments, execute, routes, shapes
+from transconv.torch_ops.dispatch import autocast, check_bias, parse
 from transconv.torch_ops.functional import (
     CONV1D,
     CONV2D,
@@ -17,9 +18,6 @@ from transconv.torch_ops.functional import (
     CONV_TRANSPOSE2D,
     CONV_TRANSPOSE3D,
     Sizes,
-    autocast,
-    check_bias,
-    parse,
 )
 
 Tensor = torch.Tensor
@@ -27,14 +25,15 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor that a call or its backward computes. ``config`` is the text of the plan; if it is
-    empty, ``reasons`` say why torch computes this one."""
+    """One tensor that a call or its backward computes. ``config`` is the text of the plan, ``why``
+    says what spoke for it; if it is empty, ``reasons`` say why torch computes this one."""
 
     computes: str  # "result", "input gradient", "weight gradient"
     direction: Prop
     problem: ConvProblem | None = None
     config: str = ""
     reasons: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def native(self) -> bool:
@@ -44,7 +43,7 @@ class Part:
         head = f"{self.computes} ({self.direction})"
         if self.reasons:
             return f"{head}: torch, because {'; '.join(self.reasons)}"
-        return f"{head}: {self.config}"
+        return f"{head}: {self.config}\n    {self.why}"
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,9 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
             continue
         problem = execute.describe(x.dtype, *tensors, p, flags.math)
         try:
-            config = execute.config_text(problem, direction, x.device, epilogue, aligned,
-                                         flags.deterministic)
-            parts.append(Part(name, direction, problem, config))
+            config, won = execute.config_and_why(problem, direction, x.device, epilogue, aligned,
+                                                 flags.deterministic)
+            parts.append(Part(name, direction, problem, config, why=won))
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
             parts.append(Part(name, direction, problem, reasons=(reason,)))

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from transconv.torch_ops import fused, modules
+from transconv.torch_ops import fused_modules, modules
 
 _FUSED: dict[type, type] = {
-    torch.nn.Conv1d: fused.FusedConv1d, modules.Conv1d: fused.FusedConv1d,
-    torch.nn.Conv2d: fused.FusedConv2d, modules.Conv2d: fused.FusedConv2d,
-    torch.nn.Conv3d: fused.FusedConv3d, modules.Conv3d: fused.FusedConv3d,
+    torch.nn.Conv1d: fused_modules.FusedConv1d, modules.Conv1d: fused_modules.FusedConv1d,
+    torch.nn.Conv2d: fused_modules.FusedConv2d, modules.Conv2d: fused_modules.FusedConv2d,
+    torch.nn.Conv3d: fused_modules.FusedConv3d, modules.Conv3d: fused_modules.FusedConv3d,
 }
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 _MODULES: dict[type, str] = {

@@ -19,8 +19,17 @@ from torch.overrides import has_torch_function
 
 from transconv.errors import Unsupported
 from transconv.problem import Prop
-from transconv.torch_ops import arguments, execute, functional, library, modules, routes, shapes
-from transconv.torch_ops.functional import Function, Sizes
+from transconv.torch_ops import (
+    arguments,
+    dispatch,
+    execute,
+    functional,
+    library,
+    routes,
+    shapes,
+)
+from transconv.torch_ops.dispatch import Function
+from transconv.torch_ops.functional import Sizes
 
 Tensor = torch.Tensor
 
@@ -92,7 +101,7 @@ def _make(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
     except Unsupported:
         plain = routes.make_forward(params, x, w, b, flags, aligned)
         route.rest_by_torch = True
-        for name in ("compiled", "reason", "adds_bias", "copies_bias"):
+        for name in ("compiled", "reason", "adds_bias", "copies_bias", "aligned"):
             setattr(route, name, getattr(plain, name))
     return route
 
@@ -189,7 +198,7 @@ def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., T
     tensors = (input, weight, bias, residual)
     given = [t for t in tensors if t is not None]
     if not torch.compiler.is_compiling() and has_torch_function(given):
-        seen: Tensor = functional.handle(
+        seen: Tensor = dispatch.handle(
             public, given, input, weight, bias, stride, padding, dilation, groups,
             activation=activation, residual=residual)
         return seen
@@ -197,15 +206,15 @@ def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., T
     if activation not in ACTIVATIONS:
         known = ", ".join(filter(None, ACTIVATIONS))
         raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
-    parsed = functional.parse(f, stride, padding, 0, dilation, groups)
+    parsed = dispatch.parse(f, stride, padding, 0, dilation, groups)
     if parsed is None or not _one_operator(f, given, activation):
         y = plain(input, weight, bias, stride, padding, dilation, groups)
         return ACTIVATIONS[activation](y if residual is None else y + residual)
-    input, weight, bias = functional.autocast(input, weight, bias)
+    input, weight, bias = dispatch.autocast(input, weight, bias)
     if residual is not None:
-        residual = functional.cast_like(residual, input)
+        residual = dispatch.cast_like(residual, input)
     stride, padding, output_padding, dilation = parsed
-    functional.check_bias(f, input, bias, padding)
+    dispatch.check_bias(f, input, bias, padding)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     if not is_batched:
         input = input.unsqueeze(0)
@@ -221,7 +230,7 @@ def _one_operator(f: Function, given: list[Any], activation: str) -> bool:
     if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
         return False
     if not torch.compiler.is_compiling() and (
-            forward_ad._current_level >= 0 or not all(functional.is_known(t) for t in given)):
+            forward_ad._current_level >= 0 or not all(dispatch.is_known(t) for t in given)):
         return False
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return not differentiated or activation in _GRAD_FROM_RESULT
@@ -253,57 +262,3 @@ def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
     return _dispatch(functional.CONV3D, functional.conv3d, fused_conv3d, input, weight, bias,
                      stride, padding, dilation, groups, activation, residual)
-
-
-# -- modules ---------------------------------------------------------------------------------------
-
-
-class _Activates:
-    """Mixin: a convolution module with an activation, whose call takes a residual."""
-
-    fused: Any
-    activation: str = ""
-
-    def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
-        addition would."""
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        numbers = (self.stride, padding, self.dilation, self.groups)
-        if residual is not None and not self._fits(input, residual, padding):
-            y = self.convolve(input, self.weight, self.bias, *numbers) + residual
-            return ACTIVATIONS[self.activation](y)
-        return self.fused(  # type: ignore[no-any-return]
-            input, self.weight, self.bias, *numbers, activation=self.activation, residual=residual)
-
-    def _fits(self: Any, input: Tensor, residual: Tensor, padding: Any) -> bool:
-        if input.dim() != self.weight.dim() or residual.dtype != input.dtype:
-            return False
-        p = arguments.resolve(input.shape, self.weight.shape, None, self.stride,
-                              padding if isinstance(padding, (str, tuple)) else (padding,),
-                              self.dilation, False, (0,), self.groups)
-        return tuple(residual.shape) == shapes.output_shape(input.shape, self.weight.shape, p)
-
-    def extra_repr(self: Any) -> str:
-        shown: str = super().extra_repr()  # type: ignore[misc]
-        return f"{shown}, activation={self.activation or None}"
-
-
-class FusedConv1d(_Activates, modules.Conv1d):
-    """Conv1d with ``activation``; ``forward(input, residual=None)``."""
-
-    fused = staticmethod(fused_conv1d)
-
-
-class FusedConv2d(_Activates, modules.Conv2d):
-    """Conv2d with ``activation``; ``forward(input, residual=None)``."""
-
-    fused = staticmethod(fused_conv2d)
-
-
-class FusedConv3d(_Activates, modules.Conv3d):
-    """Conv3d with ``activation``; ``forward(input, residual=None)``."""
-
-    fused = staticmethod(fused_conv3d)

@@ -1,11 +1,10 @@
-"""Torch border, step 5. The registered operators, and the short way past them for eager calls.
+"""Torch border, step 5. The registered operators.
 
     transconv::convolution            one operator for 1d, 2d, 3d, transposed or not
     transconv::convolution_backward   its gradients, any subset
 
 Both have fakes (shapes and strides from shapes.py), derivatives made of the two operators
-themselves, and FLOP formulas. ``ConvolutionFunction`` is the plain autograd function: the same
-launches with half of the host time.
+themselves, and FLOP formulas.
 """
 
 from __future__ import annotations
@@ -159,35 +158,6 @@ torch.library.register_autograd("transconv::convolution", _differentiate, setup_
                                 lib=library)
 torch.library.register_autograd("transconv::convolution_backward", _differentiate_backward,
                                 setup_context=_keep_backward, lib=library)
-
-
-class ConvolutionFunction(torch.autograd.Function):
-    """The plain autograd function, for eager calls: ``apply(input, weight, bias, route)``."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
-                route: routes.Route) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        ctx.params = route.params
-        return route.forward(input, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight = ctx.saved_tensors
-        mask = ctx.needs_input_grad[:3]
-        if (torch.is_grad_enabled() or torch.compiler.is_compiling()
-                or torch._C._len_torch_dispatch_stack()
-                or torch._C._are_functorch_transforms_active()):
-            # Somebody differentiates, compiles or watches the backward: it must be an operator.
-            found = convolution_backward(grad, input, weight, *ctx.params, mask)
-            dx, dw, db = (t if on else None for t, on in zip(found, mask, strict=True))
-        else:
-            dx, dw, db = routes.backward(ctx.params, grad, input, weight, mask)
-        return dx, dw, db, None
-
-
-# Function.apply also looks for functorch transforms, which the callers here have done.
-apply_function: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------

@@ -1,0 +1,251 @@
+"""``python -m bench ablation``: every pass and every word of the config on and off, and what it earns.
+
+For each layer and direction the config that selection chooses is the base. Each variant is checked
+on exact data and timed in turn with the base in one process. A pass that leaves the kernel's text as
+it is earns nothing, and is not timed. Written are ``ablation.csv`` and ``ablation.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bench import environment, layers
+from bench.ablation_table import document
+from bench.check import verdict
+from transconv import knobs
+from transconv.config import Config, why_not
+from transconv.database import choice
+from transconv.epilogue import Epilogue
+from transconv.pipeline import PIPELINE
+from transconv.problem import ConvProblem, Prop
+from transconv.proving.pool import Group, Pool, Task
+from transconv.target import Target, detect
+from transconv.tuning.progress import Progress
+from transconv.tuning.session import Job
+from transconv.tuning.table import Row, Table
+
+COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
+           "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
+           "torch", "triton", "commit")
+KEY = ("problem", "prop", "what", "variant")
+SAME = "same text"
+STRUCTURE = ("swap", "via", "pack", "reduce")  # words that decide which tiles are legal
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is changed: ``what`` is ``pass`` or ``word``; ``refused``: why it cannot be."""
+
+    what: str
+    name: str
+    config: Config
+    passes: str = ""
+    refused: str = ""
+
+
+# -- what to try -----------------------------------------------------------------------------------
+
+def variants(job: Job, base: Config, target: Target) -> list[Variant]:
+    """Passes switched against their default, and words changed one at a time."""
+    found = [Variant("pass", f"{'-' if p.default else '+'}{p.name}", base,
+                     f"{'-' if p.default else '+'}{p.name}") for p in PIPELINE if p.optional]
+    phases = job.phases()
+    ranked = [c.config for c in choice.ranked(phases[0], target)]
+    for name, wanted in _changes(base, target):
+        config = replace(base, **wanted)
+        if config == base:
+            continue
+        reason = next((r for a in phases if (r := why_not(choice.fitted(config, a), a, target))),
+                      "")
+        if "a" in wanted or (reason and any(w in wanted for w in STRUCTURE)):
+            # another tile suits the other word: the first candidate that has it
+            others = (c for c in ranked if all(getattr(c, k) == v for k, v in wanted.items())
+                      and all(why_not(choice.fitted(c, a), a, target) is None for a in phases))
+            other = next(others, None)
+            if other is not None:
+                config, reason = other, ""
+        found.append(Variant("word", name, config, refused=reason))
+    return found
+
+
+def _changes(base: Config, target: Target) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Words to change: every one that is not at its default back to it, the paths of operands
+    together; and those at their default that could be on."""
+    default = Config()
+    if "box" in (base.a, base.b):
+        yield "a=gather b=gather", {"a": "gather", "b": "gather", "c": "gather"}
+    for f in fields(Config):
+        if f.name in ("blocks", "unit", "a", "b", "stages", "warps", "group_m"):
+            continue
+        usual = getattr(default, f.name)
+        if getattr(base, f.name) != usual:
+            yield f"{f.name}={'none' if usual == '' else usual}", {f.name: usual}
+    yield "group_m=1", {"group_m": 1}
+    yield "stages-1", {"stages": max(1, base.stages - 1)}
+    yield "stages+1", {"stages": base.stages + 1}
+    yield "warps", {"warps": 4 if base.warps == 8 else 8}
+    if not base.programs:
+        yield "programs=all", {"programs": target.sms}
+    if base.split_k == 1:
+        yield "split_k=2", {"split_k": 2}
+    if not base.unroll:
+        yield "unroll=1", {"unroll": 1}
+
+
+# -- in the workers --------------------------------------------------------------------------------
+
+def _build(job: Job, config: str, passes: str) -> Any:
+    from transconv import compiler
+
+    before = ",".join(f"{'+' if on else '-'}{name}" for name, on in knobs.passes())
+    knobs.adopt({knobs.passes.name: passes})
+    try:
+        return compiler.build(job.problem, job.prop, detect(), Config.parse(config), job.epilogue)
+    finally:
+        knobs.adopt({knobs.passes.name: before})
+
+
+def _job(problem: str, prop: str) -> Job:
+    return Job(ConvProblem.parse(problem), Prop(prop), Epilogue())
+
+
+def prepare(problem: str, prop: str, base: str, config: str, passes: str,
+            budget_ms: float) -> Row:
+    """Compile a variant; ``same`` if its text is the base's."""
+    from transconv.proving.case import device, warm
+
+    job = _job(problem, prop)
+    made = _build(job, config, passes)
+    plain = _build(job, base, "")
+    if [s.digest for s in made.steps] == [s.digest for s in plain.steps]:
+        return {"same": True}
+    if device() == "cuda":
+        warm(plain)
+        warm(made)
+    return {}
+
+
+def measure(problem: str, prop: str, base: str, config: str, passes: str,
+            budget_ms: float) -> Row:
+    """Check a variant on exact data, time it in turn with the base."""
+    from transconv.errors import ConfigError, Unsupported
+    from transconv.tuning.measure import case_of, our_calls
+    from transconv.tuning.timing import Clock
+
+    case = case_of(problem, prop, "")
+    job = _job(problem, prop)
+    try:
+        plain, made = _build(job, base, ""), _build(job, config, passes)
+    except (ConfigError, Unsupported) as refusal:
+        return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
+    judged = case.same(made)
+    if not judged.right:
+        return {"verdict": "wrong", "reason": judged.reason}
+    times = Clock(case.where, budget_ms).compare(
+        {"base": our_calls(case, plain), "variant": our_calls(case, made)},
+        case.problem.bytes_moved())
+    us, base_us = times["variant"].us, times["base"].us
+    return {"verdict": "right", "us": us, "base_us": base_us, "earns": us / base_us,
+            "spread": times["variant"].spread + times["base"].spread}
+
+
+# -- in the parent ---------------------------------------------------------------------------------
+
+def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]:
+    """Every variant of every layer and direction."""
+    found = [x for source in options.lists for x in layers.read(source)]
+    for layer in layers.select(found, options.match, options.kinds):
+        p = replace(layer.reduced(options.mb).problem(options.dtype, options.layout), name="")
+        for direction in options.props.split(","):
+            prop = layer.prop(direction)
+            job = Job(p, prop, Epilogue())
+            if not job.phases():
+                continue
+            base = choice.default(job.phases()[0], target, p, prop)
+            about = {"layer": layer.name, "kind": layer.kind, "problem": str(p), "base": str(base),
+                     "direction": direction, "prop": prop.value, "dtype": options.dtype,
+                     "layout": options.layout}
+            for v in variants(job, base, target):
+                yield about | {"what": v.what, "variant": v.name, "config": str(v.config)}, v
+
+
+def arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("lists", nargs="*", default=["resnet50"])
+    made.add_argument("--match", default="", help="only layers whose name matches (regex)")
+    made.add_argument("--kinds", default="")
+    made.add_argument("--props", default="fwd,bwd_d,bwd_w")
+    made.add_argument("--dtype", default="bf16")
+    made.add_argument("--layout", default="nhwc")
+    made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
+    made.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    made.add_argument("--limit", type=float, default=60, help="seconds for one variant")
+    made.add_argument("--time-budget", type=float, default=540)
+    made.add_argument("--budget-ms", type=float, default=60, help="timing of one pair")
+    made.add_argument("--cache", default="", help="folder of compiled kernels")
+    made.add_argument("--docs", default="", help="also write the document here")
+
+
+def main(options: Namespace) -> int:
+    """Fill ``ablation.csv``, write the document. Returns 1 if a variant was wrong."""
+    out = Path(options.out)
+    table = Table(out / "ablation.csv", COLUMNS, KEY)
+    versions = environment.versions()
+    if options.lists != ["none"]:
+        run(table, options, versions)
+    text = document(table.rows)
+    for path in filter(None, (out / "ablation.md", options.docs and Path(options.docs))):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(text.split("\n## ")[0])
+    return 1 if any(r["verdict"] == "wrong" for r in table.rows) else 0
+
+
+def run(table: Table, options: Namespace, versions: Row) -> None:
+    """Measure what the table does not have."""
+    variables = environment.worker_environment(options.cache)
+    pool = Pool({"compile": Group("bench.ablation:prepare", options.workers, variables),
+                 "gpu": Group("bench.ablation:measure", 1, variables)})
+    rows: dict[int, Row] = {}
+    kept: list[Task] = []
+    tasks: list[Task] = []
+    for row, variant in rows_of(options, detect()):
+        row = row | versions
+        if table.has(row):
+            continue
+        if variant.refused:
+            table.add(row | {"verdict": "refused", "reason": variant.refused})
+            continue
+        payload = {"problem": row["problem"], "prop": row["prop"], "base": row["base"],
+                   "config": row["config"], "passes": variant.passes,
+                   "budget_ms": options.budget_ms}
+        # What follows is queued here: a variant with the base's text is not measured.
+        task = Task("compile", payload, options.limit)
+        tasks.append(task)
+        rows[id(task)] = row
+    progress = Progress(len(tasks), "variant")
+    for task, found in pool.run(tasks, options.time_budget):
+        row = rows[id(task)]
+        if found.get("error") == "out of budget":
+            continue
+        if task.group == "compile" and not found.get("same") and (
+                found.get("error") not in ("timeout", "crash")):
+            follower = Task("gpu", task.payload, options.limit)
+            rows[id(follower)] = row
+            kept.append(follower)
+            pool.add(follower)
+            continue
+        progress.step()
+        if found.get("same"):
+            found = {"verdict": "right", "earns": 1.0, "reason": SAME}
+        table.add(row | verdict({k: v for k, v in found.items() if k != "trace"}))
+        if table.rows[-1]["verdict"] not in ("right", "refused"):
+            progress.say(f"{table.rows[-1]['verdict']}: {row['layer']} {row['direction']} "
+                         f"{row['variant']}: {table.rows[-1]['reason'][:200]}")
+    progress.close()
+

@@ -1,0 +1,61 @@
+"""Where the microseconds of one warm call go: its parts, each timed alone.
+
+The parts are those of docs/drop_in.md, "What a call costs". A part that only a GPU has is left out
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import transconv
+from transconv.torch_ops import autograd, dispatch, execute, functional, route, routes, warm
+
+Call = Callable[[], object]
+
+
+def parts(device: str) -> dict[str, Call]:
+    """The parts of a float32 conv2d of (1, 16, 8, 8) with (16, 16, 3, 3), padding 1."""
+    x = torch.randn(1, 16, 8, 8, device=device)
+    w = torch.randn(16, 16, 3, 3, device=device)
+    leaf = w.clone().requires_grad_()
+    for _ in range(2 * warm.PATIENCE + 2):
+        transconv.conv2d(x, w, padding=1)
+        transconv.conv2d(x, leaf, padding=1)
+    req = routes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    found: route.Route = routes.forward_route(req, x, w, None)
+    check = warm._guard(x, w)
+    assert check is not None, "this torch has no guard of tensors"
+    made: dict[str, Call] = {
+        "an empty `with torch.no_grad()`": _nothing,
+        "guard: type, dtype, sizes, strides, keys": lambda: check(x, w),
+        "numeric switches": lambda: execute.flags(torch.float32),
+        "two addresses": lambda: x.data_ptr() | w.data_ptr(),
+        "the general key": lambda: routes.forward_key(req, x, w, None),
+    }
+    if found.start is not None and found.compiled is not None:
+        start = found.start
+        y = torch.empty_strided(found.shape, found.strides, device=device)
+        begin = found.compiled.starter(found.device, found.aligned)
+        assert begin is not None
+        made |= {
+            "an empty result": lambda: route._empty(found.shape, found.strides, torch.float32),
+            "a launch": lambda: begin(x, w, y),
+            "a result and a launch": lambda: start(x, w),
+        }
+    apply = autograd.bound_function(found, False)
+    made |= {
+        "a whole call": lambda: transconv.conv2d(x, w, padding=1),
+        "the same without a memory": lambda: dispatch.dispatch(
+            functional.CONV2D, x, w, None, 1, 1, 0, 1, 1),
+        "an autograd function and its launch": lambda: apply(x, leaf),
+        "a whole call with gradients": lambda: transconv.conv2d(x, leaf, padding=1),
+    }
+    return made
+
+
+def _nothing() -> None:
+    with torch.no_grad():
+        pass

@@ -1,0 +1,227 @@
+"""``python -m bench trials``: how good the first trials of the ranking are, and what compiling takes.
+
+Reads logs of ``python -m transconv tune`` (and sweeps: problem, prop, config, us), and measures
+nothing. Shares are those of the best time that the log has for the row: 0.95 means 5% slower. The
+order of trials is that of the estimate now, so that a change of the estimate shows at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bench.report import DIRECTIONS, geometric_mean, markdown
+from transconv.config import Config
+from transconv.cost import estimate
+from transconv.database import choice, nearest, rows
+from transconv.epilogue import Epilogue
+from transconv.errors import TransconvError
+from transconv.layers import from_problems
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS, Target
+from transconv.tuning.session import Job
+from transconv.tuning.table import Row, number, read
+
+COUNTS = (1, 4, 8, 16)
+REFERENCE = "cudnn"  # a sweep's row of another library
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a log has about one direction of one problem: times by config (right ones), and which
+    configs were tried before their time was known to be worth a look: ``ranked`` by the estimate,
+    ``explored`` after them, in the order of the log."""
+
+    job: Job
+    kind: str
+    direction: str
+    times: dict[Config, float]
+    ranked: tuple[Config, ...]
+    explored: tuple[Config, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.times.values())
+
+    def share(self, count: int) -> float:
+        """Best of the first ``count`` trials, as a share of the best of all."""
+        first = (*self.ranked, *self.explored)[:count]
+        return self.best / min(self.times[c] for c in first)
+
+
+def collect(found: Iterable[Row], target: Target) -> list[Tried]:
+    """The rows of logs, by problem and direction. Configs that cannot be read or are no longer
+    legal are left out."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in found:
+        if number(row, "us") and row.get("verdict", "right") == "right" and (
+                row["config"] != REFERENCE):
+            groups.setdefault((row["problem"], row["prop"], row.get("epilogue", "")), []).append(row)
+    made = []
+    for (text, prop, epilogue), mine in groups.items():
+        problem = replace(ConvProblem.parse(text), name="")
+        job = Job(problem, Prop(prop), Epilogue.parse(epilogue))
+        tried = _tried(job, mine, target)
+        if tried is not None:
+            made.append(tried)
+    return made
+
+
+def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
+    phases = job.phases()
+    times: dict[Config, float] = {}
+    guesses: dict[Config, float] = {}
+    explored = []
+    for row in mine:
+        try:
+            config = Config.parse(row["config"])
+            fitted = [choice.fitted(config, a) for a in phases]
+            if not all(choice.believable(c, a, target)
+                       for c, a in zip(fitted, phases, strict=True)):
+                continue
+        except TransconvError:
+            continue
+        times[config] = float(row["us"])
+        guesses[config] = sum(estimate(c, a, target) for c, a in zip(fitted, phases, strict=True))
+        if row.get("origin") == "neighbour":
+            explored.append(config)
+    if not times:
+        return None
+    ranked = sorted((c for c in times if c not in explored), key=lambda c: guesses[c])
+    layer, = from_problems([job.problem], "")
+    return Tried(job, layer.kind, mine[0].get("direction") or job.prop.value, times,
+                 tuple(ranked), tuple(explored))
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+def shares(found: Sequence[Tried]) -> str:
+    """Geometric mean (and the worst) share of the best after so many trials."""
+    lines = []
+    for kind in (*dict.fromkeys(t.kind for t in found), "all"):
+        for direction in DIRECTIONS:
+            mine = [t for t in found if kind in ("all", t.kind) and t.direction == direction]
+            if not mine or (kind == "all" and len({t.kind for t in found}) == 1):
+                continue
+            cells = []
+            for count in COUNTS:
+                values = [t.share(count) for t in mine]
+                cells.append(f"{geometric_mean(values):.3f} ({min(values):.2f})")
+            tried = sum(len(t.times) for t in mine) / len(mine)
+            lines.append([kind, direction, str(len(mine)), f"{tried:.0f}", *cells])
+    return markdown(["layers", "direction", "problems", "configs each",
+                     *(f"after {n}" for n in COUNTS)], lines)
+
+
+def explored(found: Sequence[Tried]) -> str:
+    """What looking around the best found adds to the best of the ranking's trials."""
+    mine = [t for t in found if t.explored and t.ranked]
+    if not mine:
+        return "The logs have no trials around the best found."
+    gains = [min(t.times[c] for c in t.ranked) / t.best for t in mine]
+    better = sum(g > 1.02 for g in gains)
+    return (f"Trials around the best found made it {geometric_mean(gains):.3f} times as fast in "
+            f"geometric mean over {len(mine)} problems, more than 2% faster in {better} of them, "
+            f"at most {max(gains):.2f} times.")
+
+
+def left_out(found: Sequence[Tried], target: Target) -> str:
+    """What a database of all other problems would choose for each, among what was measured."""
+    table = [rows.make(t.job.problem, t.job.prop, t.job.epilogue, target,
+                       str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
+             for t in found]
+    groups = [rows.group(t.job.problem, t.job.prop.value, rows.machine(target)) for t in found]
+    plain, near, used = [], [], 0
+    for i, tried in enumerate(found):
+        others = [r for j, r in enumerate(table) if j != i and groups[j] == groups[i]
+                  and r.key != table[i].key]
+        config = _neighbours_choice(tried, others, target)
+        first = tried.times[(*tried.ranked, *tried.explored)[0]]
+        plain.append(tried.best / first)
+        near.append(tried.best / (tried.times[config] if config else first))
+        used += config is not None
+    return (f"The estimate alone reaches {geometric_mean(plain):.3f} (worst {min(plain):.2f}) of the "
+            f"best found; with the rows of all other problems as a database, which then speak for "
+            f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
+
+
+def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> Config | None:
+    """The config that neighbours put first, if any; only measured ones can be."""
+    algorithm = tried.job.phases()[0]
+    measured = sorted((choice.Choice(c, estimate(c, algorithm, target)) for c in tried.times),
+                      key=lambda c: c.us)
+    kind = rows.epilogue_kind(tried.job.epilogue)
+    for away, row, other in nearest.nearest(tried.job.problem, kind, others):
+        made = choice.of_neighbour(Config.parse(row.config), row, away, other, measured, algorithm,
+                                   target, tried.job.prop)
+        made = [m for m in made if m.config in tried.times]
+        if made:
+            return made[0].config
+    return None
+
+
+def seconds(found: Iterable[Row]) -> str:
+    """Seconds to generate a plan's kernels and to compile them, by how operands are fetched."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for row in found:
+        lower, triton = number(row, "lower_s"), number(row, "triton_s")
+        if lower is not None and triton is not None:
+            groups.setdefault(_path(row["config"]), []).append((lower, triton))
+    lines = []
+    for name, pairs in sorted(groups.items()):
+        cells = [f"{median(v):.2f} / {sorted(v)[int(0.9 * (len(v) - 1))]:.2f} / {max(v):.2f}"
+                 for v in zip(*pairs, strict=True)]
+        lines.append([name, str(len(pairs)), *cells])
+    return markdown(["kernels", "plans", "generated s: median / 90% / most",
+                     "compiled by Triton s: median / 90% / most"], lines)
+
+
+def _path(text: str) -> str:
+    """The words of a config that decide how a kernel is written."""
+    try:
+        config = Config.parse(text)
+    except TransconvError:
+        return "other"
+    words = [config.unit, "box" if "box" in (config.a, config.b) else "gather"]
+    via = getattr(config, "via", "")
+    return " ".join([*words, *([str(via)] if via else []),
+                     *(["split"] if config.split_k > 1 else [])])
+
+
+def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
+    """The whole page, Markdown."""
+    tried = collect(found, target)
+    told = [sorted({r.get(c, "") for r in found} - {""}) for c in ("device", "torch", "triton")]
+    parts = ["# Trials: how good the ranking is, and what compiling takes",
+             "Measured on {}, torch {}, Triton {}; from {}.".format(
+                 *(", ".join(t) for t in told), ", ".join(f"`{s}`" for s in sources)),
+             "Generated by `python -m bench trials`. Share of the best time that the logs have, "
+             "geometric mean (worst), after the first trials in the order of the estimate:",
+             shares(tried), explored(tried), left_out(tried, target)]
+    if any(number(r, "triton_s") for r in found):
+        parts += ["What one plan costs before its first launch, one process, cold caches:",
+                  seconds(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
+    made.add_argument("--docs", default="", help="also write the document here")
+
+
+def main(options: Namespace) -> int:
+    """Print the document. Returns 1 if the logs hold nothing."""
+    found = [row for path in options.logs for row in read(Path(path))]
+    if not found:
+        print("the logs are empty")
+        return 1
+    target = replace(TARGETS["sm_90"], bandwidth_gbs=4800)  # an H200
+    text = document(found, target, [Path(p).name for p in options.logs])
+    if options.docs:
+        Path(options.docs).write_text(text, encoding="utf-8")
+    print(text)
+    return 0

@@ -1,0 +1,130 @@
+"""Kept kernels are started with the right addresses, on the stream of the moment, in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
+from transconv.compiler import plan
+from transconv.plans import Compiled
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+
+@dataclass
+class Started:
+    """In the place of Triton's launch function: keeps what it was given."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    current = {0: 70}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[device],
+                        raising=False)
+    return current
+
+
+def tensors(count: int) -> list[torch.Tensor]:
+    return [torch.zeros(4) for _ in range(count)]
+
+
+def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
+    raw = Started()
+    launcher = Launcher("", "f", None, 12, 4, 2)
+    assert launcher.starter(0, True, (0, 1, 2)) is None  # nothing was launched yet
+    launcher.kept[0, True] = Direct(raw, 12, "function", "packed")
+    assert launcher.starter(0, False, (0, 1, 2)) is None
+    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0)):
+        begin = launcher.starter(0, True, order)
+        assert begin is not None
+        given = tensors(4)
+        stream[0] += 1
+        begin(*given)
+        grid, _, _, used, function, *rest = raw.calls[-1]
+        assert (grid, used, function) == (12, stream[0], "function")
+        assert rest[-len(order):] == [given[i].data_ptr() for i in order]
+        assert rest[4] == "packed" and rest[5:-len(order)] == [None] * 3
+
+
+def compiled(text: str, prop: Prop, config: str | None = None) -> Compiled:
+    return plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], config)
+
+
+def keep(made: Compiled) -> Started:
+    raw = Started()
+    for step in made.steps:
+        step.launcher.kept[0, True] = Direct(raw, step.launcher.grid, step.launcher.function, ())
+    return raw
+
+
+def test_names_say_what_is_what() -> None:
+    made = compiled("mb1ic16ih4oc16oh4kh1", Prop.BWD_D)
+    raw = keep(made)
+    begin = made.starter(0, True, ("wei", "dst", "src"))
+    assert begin is not None
+    wei, dst, src = given = tensors(3)
+    begin(*given)
+    assert len(raw.calls) == 1
+    by_name = {"wei": wei, "dst": dst, "src": src}
+    assert raw.calls[0][-3:] == tuple(by_name[p].data_ptr() for p in made.steps[0].params)
+    assert made.starter(0, False, ("wei", "dst", "src")) is None
+    assert made.starter(0, True, ("wei", "dst", "bia")) is None
+
+
+@pytest.mark.parametrize("reduce, launches", [("partials", 2), ("atomic", 1)])
+def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
+    made = compiled("mb4ic16ih16oc16oh16kh3ph1 dt=f32", Prop.BWD_W,
+                    f"ic:16 oc:16 oh.ow:32 split_k=4 reduce={reduce}")
+    raw = keep(made)
+    begin = made.starter(0, True, ("src", "dst", "wei"))
+    assert begin is not None
+    given = tensors(3)
+    given[2].fill_(7)
+    begin(*given)
+    assert len(raw.calls) == launches == len(made.steps)
+    addresses = {t.data_ptr() for t in given}
+    if reduce == "atomic":
+        assert given[2].eq(0).all()  # cleared before it is added to
+        assert set(raw.calls[0][-3:]) == addresses
+    else:
+        (space,) = set(raw.calls[0][-3:]) - addresses
+        assert set(raw.calls[1][-2:]) == {space, given[2].data_ptr()}
+
+
+def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transconv.backend_triton import launch
+
+    made = compiled("mb2ic64ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc", Prop.FWD)
+    launcher = made.steps[0].launcher
+    assert launcher.boxes
+    raw, encoded = Started(), []
+    monkeypatch.setattr(launch, "_entry", lambda kernel, boxed: (
+        raw, lambda place, box: encoded.append((place, box)) or [f"map{len(encoded)}"]))
+    launcher.describe = lambda tensor, *box: tensor.data_ptr()
+
+    class Kernel:
+        function, packed_metadata, run = "function", "packed", None
+
+    start = launcher._starter(Kernel())
+    boxed = sum(b is not None for b in launcher.boxes)
+    first, second = (tensors(len(launcher.boxes)) for _ in range(2))
+    for given, new in ((first, boxed), (second, boxed), (second, 0), (first, 0)):
+        before = len(encoded)
+        start([t.data_ptr() for t in given], given, 1)
+        assert len(encoded) == before + new
+        for box, passed, tensor in zip(launcher.boxes, raw.calls[-1][-len(given):], given,
+                                       strict=True):
+            assert passed == tensor.data_ptr() if box is None else passed.startswith("map")
+    assert raw.calls[-3] == raw.calls[-2]
+    for at in range(1, 2 * MAPS_KEPT):
+        start([16 * at] * len(first), first, 1)
+    assert len(encoded) > 2 * MAPS_KEPT

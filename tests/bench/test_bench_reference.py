@@ -1,0 +1,70 @@
+"""torch's side of a comparison computes what the definition says, in the layout that was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bench import reference
+from tests.proving.shapes import PROBLEMS, operands
+from tests.reference import convolve
+from transconv.problem import Prop
+from transconv.proving.data import OPERANDS, RESULT
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_torch_computes_the_same(name: str, prop: Prop) -> None:
+    p = PROBLEMS[name]
+    a, b = operands(p, prop)
+    got = reference.call(p, prop, a, b)()
+    assert got.shape == p.shapes[RESULT[prop]]
+    np.testing.assert_allclose(got, convolve(p, prop, a.numpy(), b.numpy()), atol=1e-10)
+
+
+@pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
+@pytest.mark.parametrize("name", ["groups", "asymmetric", "transposed"])
+def test_torch_with_an_epilogue(name: str, prop: Prop) -> None:
+    p = PROBLEMS[name]
+    a, b = operands(p, prop)
+    shape = p.shapes[RESULT[prop]]
+    bias, residual = torch.randn(shape[1]).double(), torch.randn(shape).double()
+    got = reference.call(p, prop, a, b, "bias+res+relu", bias, residual)()
+    plain = torch.from_numpy(convolve(p, prop, a.numpy(), b.numpy()))
+    want = torch.relu(plain + bias.view(-1, *[1] * p.ndims) + residual)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_torch_keeps_the_layout(layout: str) -> None:
+    p = PROBLEMS["groups"].with_layout(layout)
+    for prop in Prop:
+        a, b = (torch.randn(p.shapes[n]).as_strided(p.shapes[n], getattr(p, n).layout.strides())
+                for n in OPERANDS[prop])
+        got = reference.call(p, prop, a, b)()
+        form = reference.memory_format(p.ndims, layout)
+        assert form is not None
+        assert got.is_contiguous(memory_format=form), prop
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_torch_compile_traces_once_for_all_sets_of_tensors(
+        prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inductor itself, which takes long; the tracing is torch's own, with no graph break."""
+    traced = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        traced.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda run, mode, **more: real(
+        run, backend=backend, **more))
+    p = PROBLEMS["groups"]
+    run = reference.inductor(p, prop, "relu")
+    for seed in range(3):
+        a, b = operands(p, prop, seed)
+        want = torch.relu(torch.from_numpy(convolve(p, prop, a.numpy(), b.numpy())))
+        torch.testing.assert_close(run(a, b, None, None), want)
+    assert len(traced) == 1

@@ -1,0 +1,261 @@
+"""The fuzzer: trials are the same everywhere, their lines read back, failures are seen and shrunk,
+workers may hang or die; and a hundred and some trials a day keep the bugs away."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transconv import heuristics
+from transconv.config import CHOICES, Config
+from transconv.errors import ConfigError, ProblemError
+from transconv.problem import ConvProblem, Prop
+from transconv.proving import draw, draw_config, fuzz, fuzz_run
+from transconv.proving.corpus import Entry, corpus, read
+from transconv.proving.fuzz_run import GOOD, work
+from transconv.proving.fuzz_trial import Trial, draw_trial
+from transconv.proving.shrink import shrink, simpler
+
+ROOT = Path(__file__).parents[2]
+DRAWN = [draw_trial("tests", n) for n in range(250)]
+RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
+
+
+@pytest.mark.parametrize("entry", corpus(), ids=lambda e: e.place)
+def test_what_failed_once(entry: Entry) -> None:
+    row = work(line=str(entry.trial))
+    assert row["status"] in GOOD, row["reason"]
+
+
+def test_trials() -> None:
+    """Through the interpreter of the IR; `make check-all` runs two thousand."""
+    bad = [row for n in range(130) if (row := work("ci", n))["status"] not in GOOD]
+    assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{fuzz.repeated(r)}" for r in bad)
+
+
+def test_trials_in_tritons_interpreter() -> None:
+    """The emitted text, in a process of its own: Triton decides at its import what it is."""
+    done = subprocess.run(
+        [sys.executable, "-m", "transconv", "fuzz", "--n", "24", "--seed", "ci2", "--jobs", "1",
+         "--share", "1", "--no-corpus", "--interpreter", "--shrink", "0"],
+        capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "24 trials" in done.stdout
+
+
+def test_a_trial_is_the_same_in_another_process() -> None:
+    code = ("from transconv.proving.fuzz_trial import draw_trial;"
+            "print('\\n'.join(str(draw_trial('tests', n)) for n in range(12)))")
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    assert told.split("\n")[:-1] == [str(t) for t in DRAWN[:12]]
+
+
+def test_lines_read_back() -> None:
+    for trial in DRAWN:
+        line = str(trial)
+        assert Trial.parse(line) == trial and str(Trial.parse(line)) == line
+        assert all(c.isalnum() or c in "-_=+:.,@() " for c in line)
+
+
+def test_what_lines_must_say() -> None:
+    with pytest.raises(ProblemError, match="--speed=3"):
+        Trial.parse("--speed=3 ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ProblemError, match="BWD_WB"):
+        Trial.parse("--dir=BWD_WB ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ProblemError, match="2 shapes"):
+        Trial.parse("ic8ih5oc8oh5kh3ph1 ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ConfigError):
+        Trial.parse("--config=oh.ow:16+fast=1 ic8ih5oc8oh5kh3ph1")
+
+
+def test_everything_is_drawn() -> None:
+    """Every value of every word, every direction, kind of layout, padding, type."""
+    seen: dict[str, Counter[str]] = {}
+    for trial in DRAWN:
+        for name, word in trial.facts.items():
+            seen.setdefault(name, Counter())[word] += 1
+    for name, values in CHOICES.items():
+        assert set(values) - {"gluon"} <= set(seen[name]), name
+    assert {f.name for f in dataclasses.fields(Config)} - {"blocks"} <= set(seen)
+    assert set(seen["direction"]) == {p.value for p in Prop}
+    assert set(seen["axes"]) == {"1D", "2D", "3D"}
+    assert {"f16", "bf16", "f32", "f64"} <= set(seen["dtype"])
+    assert set(seen["groups"]) == {"one", "grouped", "depthwise"}
+    assert set(seen["padding"]) == {"negative", "none", "even", "uneven"}
+    assert set(seen["alignment"]) == {"aligned", "shifted"} and seen["passes"]["switched"] > 20
+    assert set(seen["math"]) == {"ieee", "tf32", "tf32x3"}
+    layouts = {kind for words in seen["layout"] for kind in words.split("+")}
+    assert layouts == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
+    assert any(k > i for t in DRAWN for k, i in zip(t.problem.k, t.problem.i, strict=True))
+    assert any(len(t.algorithms) > 1 for t in DRAWN)
+
+
+def test_drawn_configs_are_legal() -> None:
+    for trial in DRAWN:
+        if trial.config is not None:
+            legal = [a for a in trial.algorithms if all(x.size for x in a.axes)]
+            assert draw_config.is_legal(trial.config, legal, trial.chip), str(trial)
+
+
+def test_a_new_word_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that joins Config, with its values in CHOICES or as a number, is in the next draw."""
+    drawn = set()
+    for seed in range(30):
+        rng = random.Random(seed)
+        drawn.add(draw_config._value(rng, "reduce", DRAWN[0].algorithms[0], []))
+    assert drawn == set(CHOICES["reduce"])
+    monkeypatch.setitem(draw_config.CHOICES, "reduce", ("partials", "atomic", "tree"))
+    assert "tree" in {draw_config._value(random.Random(s), "reduce", DRAWN[0].algorithms[0], [])
+                      for s in range(60)}
+    monkeypatch.delitem(draw_config.VALUES, "stages")
+    assert {draw_config._value(random.Random(s), "stages", DRAWN[0].algorithms[0], [])
+            for s in range(60)} == set(draw_config.NUMBERS)
+    named = [dataclasses.replace(Config(), order="x"), dataclasses.replace(Config(), pack="a.b")]
+    assert {draw_config._value(random.Random(s), "pack", DRAWN[0].algorithms[0], named)
+            for s in range(40)} == {"", "a.b"}
+
+
+@pytest.mark.parametrize(("what", "reason"), [
+    ("value", "1 of 200 elements are wrong"), ("nothing", "elements are wrong"),
+    ("guard", "wrote outside of dst"), ("gap", "wrote outside of dst"), ("operand", "changed src")])
+def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong element, one that is not written, a write before, after, between, or to an operand."""
+    honest = fuzz_run._judged
+
+    def tampered(trial: Trial, compiled: object, tensors: dict[str, object],
+                 cut: bool = False) -> object:
+        dst, src = tensors["dst"], tensors["src"]
+        if what == "value":
+            dst.view[0, 1, 2, 3] += 1  # type: ignore[attr-defined]
+        elif what == "nothing":
+            dst.poison()  # type: ignore[attr-defined]
+        elif what == "operand":
+            src.memory[src.start + 1] += 1  # type: ignore[attr-defined]
+        else:
+            place = dst.start - 1 if what == "guard" else dst.start + 5  # type: ignore[attr-defined]
+            dst.memory[place] = 1.0  # type: ignore[attr-defined]
+        return honest(trial, compiled, tensors, cut)  # type: ignore[arg-type]
+
+    line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
+        "strides(400_48_8_1)" if what == "gap" else "nchw")
+    assert work(line=line)["status"] == "passed"
+    monkeypatch.setattr(fuzz_run, "_judged", tampered)
+    row = work(line=line)
+    assert row["status"] == "failed" and reason in row["reason"]
+
+
+def test_refusals_are_no_failures() -> None:
+    row = work(line="--dir=FWD_D --config=oh.ow:16+oc:8+ic:16+mma mb1ic8ih5oc8oh5kh3ph1")
+    assert row["status"] == "refused" and "matrix unit takes 16" in row["reason"]
+
+
+def test_shrinking_keeps_what_fails() -> None:
+    """The one condition that fails is found: three columns of taps, in whatever else."""
+    trial = next(t for t in DRAWN if t.problem.ndims == 3 and t.problem.k[2] >= 3)
+
+    def fails(trials: object) -> int | None:
+        return next((n for n, t in enumerate(trials) if t.problem.k[-1] >= 3), None)  # type: ignore
+
+    simple, asked = shrink(trial, fails, most=1500)
+    p = simple.problem
+    assert p.k == (3,) and (p.mb, p.ic, p.oc, p.g) == (1, 1, 1, 1) and p.o == (1,)
+    assert not simple.epilogue and not simple.passes and not simple.shift and asked <= 1500 + 16
+    assert Trial.parse(str(simple)) == simple
+
+
+def test_simpler_trials_are_trials() -> None:
+    for trial in DRAWN[:12]:
+        for simple in simpler(trial):
+            assert Trial.parse(str(simple)) == simple != trial
+
+
+def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str],
+                                                 tmp_path: Path) -> None:
+    """Forked workers inherit a planted bug: wherever padding is read, it is not zero."""
+    monkeypatch.setattr(fuzz_run, "work", _planted)
+    plan = fuzz.Plan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
+    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
+    assert fuzz.fuzz(plan, tmp_path / "out.json") == 1
+    told = json.loads((tmp_path / "out.json").read_text())
+    bad = told["not good"]
+    assert told["asked"] == 8 and bad and all("--dir=BWD_W" in r["line"] for r in bad)
+    simple = Trial.parse(bad[0]["shrunk"])
+    assert simple.prop is Prop.BWD_W and simple.problem.ndims == 1 and simple.problem.macs_padded <= 4
+    assert f"--line='{bad[0]['line']}'" in capsys.readouterr().out
+    assert sum(sum(c.values()) for c in told["counts"]["dtype"].values()) == 8
+
+
+def _planted(**asked: object) -> dict[str, object]:
+    """Every weight gradient is wrong."""
+    line = str(asked.get("line") or draw_trial(asked["seed"], asked["number"]))  # type: ignore
+    trial = Trial.parse(line)
+    wrong = trial.prop is Prop.BWD_W
+    return {"line": line, "facts": trial.facts, "way": "numpy", "seconds": 0.0,
+            "status": "failed" if wrong else "passed", "reason": "wrong" if wrong else ""}
+
+
+@pytest.mark.parametrize("how", ["crash", "timeout"])
+def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(**asked: object) -> dict[str, object]:
+        if asked["number"] == 2:
+            if how == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", lost)
+    plan = fuzz.Plan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
+    tally = fuzz.Campaign(plan).run()
+    assert tally.statuses == {"passed": 5, how: 1}
+    assert tally.bad[0]["line"] == str(draw_trial("lost", 2))
+
+
+def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(**asked: object) -> dict[str, object]:
+        time.sleep(0.5)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", slow)
+    tally = fuzz.Campaign(fuzz.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
+    assert 1 <= tally.asked < 20
+
+
+def test_files_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text(f"# why\n\n{RIGHT}  # and more\n{RIGHT} --fast=1\n")
+    entries = read(path)
+    assert next(entries) == Entry("some.txt:3", Trial.parse(RIGHT))
+    with pytest.raises(ProblemError, match=r"some\.txt:4.*--fast=1"):
+        next(entries)
+
+
+def test_strange_strides_are_said() -> None:
+    """Repeats, gaps, an offset, and blocks survive the text."""
+    rng = random.Random(5)
+    p = ConvProblem.parse("mb2ic8ih7oc8oh7kh3ph1")
+    kinds = set()
+    for _ in range(60):
+        layouts = [draw.layout(rng, s.dtype, p.shapes[n], n != "dst") for n, s in p.specs.items()]
+        trial = Trial(p.with_layout(layouts), Prop.FWD)
+        assert Trial.parse(str(trial)) == trial
+        kinds |= {word for word in trial.facts["layout"].split("+")}
+    assert kinds == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
+
+
+def test_the_heuristic_is_drawn_from() -> None:
+    """Some configs are the heuristic's, as it would have them; others are nobody's idea."""
+    own = Counter(t.config in heuristics.candidates(t.algorithms[0], t.chip)
+                  for t in DRAWN[:60] if t.config is not None)
+    assert own[True] > 5 and own[False] > 20

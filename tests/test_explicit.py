@@ -1,0 +1,82 @@
+"""Explicit kernels: roles that wait for one another give the reference's answer, whoever goes first,
+and what would hang or race on a device is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.reference import convolve, integers, pack, unpack
+from tests.test_pipeline import ROLES, SM90, shapes
+from transconv import ir, pipeline
+from transconv.algorithm import algorithms
+from transconv.backend_triton.emit import emit
+from transconv.config import Config, why_not
+from transconv.epilogue import Epilogue
+from transconv.ir.interp import run
+from transconv.ir.memory import InterpError, Memory
+from transconv.ir.verify import verify
+from transconv.compiler import plan_steps
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
+ROLE = "a=box b=box via=gluon"
+STREAM = f"{ROLE} reduce=stream group_m=1"
+CASES = [
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=2 programs=3"),
+    ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"mb:1 oh:4 ow:4 oc:64 ic:16 | {ROLE} c=box swap=1 programs=3"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} split_k=3 programs=2"),
+    ("g2mb2ic32ih7oc48oh7kh3ph2dh1", FWD, f"mb:2 oh:8 ow:4 oc:16 ic:16 | {ROLE}"),
+    ("mb64ic16iw9oc16ow7kw3", FWD, f"mb:64 oc:16 ic:16 | {ROLE} c=box programs=2"),
+    ("mb2ic16ih8oc32oh4kh4sh2ph1", BWD_D, f"mb:2 qh:8 qw:4 oc:16 ic:16 | {ROLE} c=box"),
+    ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:16 oh:4 ow:4 | {ROLE}"),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=2 programs=3"),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=2"),
+    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 programs=2"),
+    ("mb2ic16ih16oc64oh16kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=5"),
+    ("mb4ic16ih4oc64oh4kh1", FWD, f"mb.oh.ow:64 oc:16 ic:16 | {ROLE} programs=3"),
+    ("g2mb2ic96ih8oc32oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:16 oh:4 ow:4 | {ROLE} split_k=3"),
+    ("mb2ic32ih8oc40oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=4 c=box"),
+    ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7"),
+    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1"),
+    ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}"),
+]
+
+
+def kernels(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
+    steps = plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+    return [pipeline.lower(alg, chosen, SM90, "conv", "ieee")[-1][1] for alg, chosen in steps]
+
+
+def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
+           values: dict[str, np.ndarray]) -> np.ndarray:
+    layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
+    c = ROLES[prop][2]
+    buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
+    for t in (t for k in launches for t in k.params if t.name not in buffers):
+        buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
+    buffers[c] = np.full(layouts[c].span, np.nan, layouts[c].dtype.numpy)
+    memory = Memory(buffers)
+    for kernel in launches:
+        memory.new_launch()
+        run(kernel, memory, seed=seed)
+    return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
+
+
+@pytest.mark.parametrize(("text", "prop", "config"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
+                                                                  enumerate(CASES)])
+def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, config: str) -> None:
+    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    rng = np.random.default_rng(0)
+    values = {n: integers(rng, shapes(p)[n], 2) for n in ROLES[prop][:2]}
+    expected = convolve(p, prop, values[ROLES[prop][0]], values[ROLES[prop][1]])
+    launches = kernels(p, prop, config)
+    for kernel in launches:
+        verify(kernel)
+    assert ir.find(launches[0], ir.Roles)
+    for seed in range(3):
+        assert np.array_equal(answer(p, prop, launches, seed, values), expected)

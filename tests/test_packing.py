@@ -1,0 +1,333 @@
+"""Copies in another order: the kernels over them mean the same, and so do the copies themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.reference import convolve, integers, pack, unpack
+from tests.strategies import problems
+from tests.test_pipeline import ROLES, SM90, shapes, small_configs
+from transconv import compiler, cost, heuristics
+from transconv.algorithm import Algorithm, algorithms
+from transconv.config import Config, why_not
+from transconv.epilogue import Epilogue
+from transconv.errors import ConfigError
+from transconv.ir import Kernel, Layout, Tensor, f16, f32
+from transconv.ir.interp import run
+from transconv.ir.memory import Memory
+from transconv.ir.verify import verify
+from transconv.packing import copies, copy_of, is_copy, over_copies, rows_of_channels
+from transconv.problem import ConvProblem, Prop
+
+FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+Launches = list[list[tuple[str, Kernel]]]
+
+
+def launches_of(steps: Sequence[tuple[Algorithm, Config]],
+                switches: dict[str, bool] | None = None) -> Launches:
+    return [compiler.lower(alg, config, SM90, "conv", "ieee", switches) for alg, config in steps]
+
+
+def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:
+    """The stages after which the kernels do not give the reference's answer. Workspaces, and the
+    padding between rows of a copy, hold NaN."""
+    rng = np.random.default_rng(seed)
+    a, b, c = ROLES[prop]
+    values = {n: integers(rng, shapes(p)[n], 2) for n in (a, b)}
+    expected = convolve(p, prop, values[a], values[b])
+    layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
+    names = {t.name for launch in launches for t in launch[-1][1].params}
+    split = "partials" in names
+    wrong = []
+    for stage in range(2 if split else 0, len(compiler.PIPELINE) + 1):
+        buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
+        buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
+        for launch in launches:
+            for t in launch[stage][1].params:
+                if t.name not in ROLES[FWD]:
+                    buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
+        memory = Memory(buffers)
+        for launch in launches:
+            verify(launch[stage][1])
+            memory.new_launch()
+            run(launch[stage][1], memory)
+        got = unpack(memory.buffers[c], layouts[c], shapes(p)[c])
+        if not np.array_equal(got, expected):
+            wrong.append(launches[0][stage][0])
+    return wrong
+
+
+# -- every pass keeps the meaning -----------------------------------------------------------------
+
+BOXED = "a=box b=box swap=1"
+CASES = [
+    ("mb4ic16ih7oc24oh7kh3ph1", FWD, f"mb:2 oh:4 ow:4 oc:16 ic:16 | {BOXED} pack=a.b"),
+    ("mb4ic16ih7oc24oh7kh3ph1", FWD, f"mb:2 oh:4 ow:4 oc:16 ic:16 | {BOXED} c=box pack=a.b.c programs=3"),
+    ("mb3ic19ih6oc21oh6kh3ph1", FWD, f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),  # odd
+    ("mb4ic16ih6oc32oh6kh1", FWD, f"mb.oh.ow:16 oc:16 ic:16 | {BOXED} c=box pack=a.c"),
+    ("mb2ic16ih8oc16oh8kh1", FWD, f"oh.ow:16 oc:16 ic:16 | {BOXED} c=box"),  # as it lies
+    ("mb4ic16ih7oc16oh7kh3ph1", BWD_D, f"mb:2 ih:2 iw:4 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb4ic16ih8oc16oh4kh3sh2ph1", BWD_D, f"mb:2 qh:2 qw:4 oc:16 ic:16 | {BOXED} pack=a.b"),
+    ("mb4ic16ih8oc16oh4kh3sh2ph1", BWD_D, f"mb:2 qh:2 qw:4 oc:16 ic:16 | {BOXED} pack=a.b.c"),
+    ("mb4ic16ih8oc16oh8kh3ph1", BWD_W, "mb:1 oh:4 ow:4 oc:16 ic:16 | a=box pack=a.b.c swap=1"),
+    ("mb4ic16ih6oc16oh6kh3ph1", BWD_W, "mb.oh.ow:16 oc:16 ic:16 | pack=a.b.c split_k=3"),
+    ("mb16ic16ih3oc16oh3kh3ph1", BWD_W, f"mb:16 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("g2mb4ic32ih8oc32oh8kh3ph1", FWD, f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb4ic16ih8oc16oh8kh3ph1", FWD, f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED} pack=a.b.c split_k=3"),
+    ("mb4ic16iw18oc16ow16kw3", FWD, f"mb:1 ow:16 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb2ic16ih9oc16oh3kh3sh3ph0", FWD, f"mb:2 oh:4 ow:2 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb2ic16id4oc16od4kd3pd1", FWD, f"mb:1 od:2 oh:2 ow:4 oc:16 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb2ic16ih9oc16oh9kh3ph2dh1", FWD, f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED} pack=a.b"),
+    ("mb1ic16ih1oc16oh1kh1", FWD, "mb:16 oc:16 ic:16 | mma"),  # one pixel: nothing to copy
+]
+
+
+@pytest.mark.parametrize(("text", "prop", "config"), CASES,
+                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
+def test_boxes_over_copies(text: str, prop: Prop, config: str) -> None:
+    p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
+    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+    assert wrong_stages(p, prop, launches_of(steps)) == []
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
+          report_multiple_bugs=False, phases=PHASES)
+@given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
+def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,
+                                      seed: int) -> None:
+    """Any layout, blocked ones included, seen through copies of any of the tensors."""
+    first = algorithms(p, prop)[0]
+    if not all(x.size for x in first.axes):
+        return
+    config = small_configs(first, data.draw)
+    for letter in data.draw(st.sampled_from(["a.b.c", "a.b", "a", "b", "c", "a.c"])).split("."):
+        more = replace(config, pack=".".join(filter(None, [config.pack, letter])))
+        config = more if why_not(more, first, SM90) is None else config
+    switches = {s.name: data.draw(st.booleans()) for s in compiler.PIPELINE if s.optional}
+    steps = compiler.plan_steps(p, prop, SM90, config, Epilogue())
+    assert wrong_stages(p, prop, launches_of(steps, switches), seed) == []
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@given(st.data(), problems(), st.sampled_from("abc"))
+def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: str) -> None:
+    """Any config of a copy, there and back, after every pass."""
+    tensor = {"a": FWD, "b": FWD, "c": FWD}
+    algorithm = algorithms(p, tensor[letter])[0]
+    copy, = copies(algorithm, letter)
+    config = data.draw(st.sampled_from(heuristics.candidates(copy, SM90)[:12]))
+    small = tuple(replace(b, extent=data.draw(st.sampled_from([1, 2, 4, 16]))) for b in config.blocks)
+    config = replace(config, blocks=small)
+    whole = {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+    assert whole is not None
+    here, there = whole.tensor, copy_of(whole.tensor)
+    values = integers(np.random.default_rng(1), here.shape, 2)
+    source, target = (there, here) if letter == "c" else (here, there)
+    for stage, kernel in compiler.lower(copy, config, SM90, "copy"):
+        buffers = {source.name: pack(values, source.layout),
+                   target.name: np.full(target.layout.span, np.nan, np.float32)}
+        run(kernel, Memory(buffers))
+        assert np.array_equal(unpack(buffers[target.name], target.layout, here.shape), values), stage
+
+
+# -- what a copy looks like -----------------------------------------------------------------------
+
+def tensor(shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
+    names = ("mb", "ic", "ih", "iw")[:len(shape)]
+    layout = (Layout.dense(f16, shape) if strides is None
+              else Layout.from_strides(f16, shape, strides))
+    return Tensor("src", names, tuple(shape), layout)
+
+
+def test_rows_of_a_copy_begin_at_16_bytes() -> None:
+    assert copy_of(tensor((2, 16, 5, 7))).layout.strides() == (560, 1, 112, 16)
+    odd = copy_of(tensor((2, 19, 5, 7)))
+    assert odd.layout.strides() == (24 * 35, 1, 24 * 7, 24) and odd.shape == (2, 19, 5, 7)
+    wide = Tensor("src", ("mb", "ic", "iw"), (2, 3, 4), Layout.dense(f32, (2, 3, 4)))
+    assert copy_of(wide).layout.strides() == (16, 1, 4)
+    assert all(rows_of_channels(t) for t in (copy_of(tensor((2, 16, 5, 7))), odd, copy_of(wide)))
+
+
+@pytest.mark.parametrize(("shape", "strides", "there"), [
+    ((4, 16, 6, 6), None, False),
+    ((4, 16, 1, 1), None, True),  # one pixel
+    ((4, 16, 6, 6), (576, 1, 96, 16), True),
+    ((4, 12, 6, 6), (432, 1, 72, 12), False),  # rows of 24 bytes
+    ((4, 16, 6, 6), (700, 1, 112, 16), False),  # images 1400 bytes apart
+    ((1, 16, 6, 6), (700, 1, 112, 16), True),  # one image
+])
+def test_what_lies_in_rows_of_channels(shape: Sequence[int], strides: Sequence[int] | None,
+                                       there: bool) -> None:
+    assert rows_of_channels(tensor(shape, strides)) == there
+
+
+def test_pixels_without_gaps_are_one_axis() -> None:
+    """Of an image of 5x7 rows; not where rows are apart, nor over channels."""
+    def axes(text: str, src: Layout | None = None) -> list[str]:
+        p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
+        if src is not None:
+            p = replace(p, src=replace(p.src, layout=src))
+        copy, = copies(algorithms(p, FWD)[0], "a")
+        assert is_copy(copy)
+        return [f"{x.name}:{x.size}" for x in copy.axes]
+
+    plain = "mb2ic16ih5iw7oc16oh5ow7kh3kw3ph1pw1"
+    assert axes(plain) == ["mb:2", "ih_iw:35", "ic:16"]
+    padded = Layout.from_strides(f16, (2, 16, 5, 7), (640, 40, 8, 1))
+    assert axes(plain, padded) == ["mb:2", "ih:5", "iw:7", "ic:16"]
+    assert axes("mb2ic16id3ih1iw4oc16od3oh1ow4kd1kh1kw1") == ["mb:2", "id_ih_iw:12", "ic:16"]
+
+
+# -- the config -----------------------------------------------------------------------------------
+
+def test_config_text_round_trip() -> None:
+    text = "mb.oh.ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1 stages=3 warps=4"
+    config = Config.parse(text)
+    assert config.pack == "a.b.c" and config.unpacks
+    assert str(config) == text and Config.parse(str(config)) == config
+    assert not Config.parse(f"{text} split_k=2").unpacks
+    for bad in ("b.a", "a.a", "d", "ab"):
+        with pytest.raises(ConfigError, match="expected some of a.b.c, in this order"):
+            Config.parse(f"pack={bad}")
+
+
+@pytest.mark.parametrize(("text", "prop", "config", "reason"), [
+    ("mb4ic16ih8oc16oh8kh3ph1 tag=axb", FWD, "pack=a",
+     "pack=a: src already has its channels innermost and rows that begin at multiples of 16 bytes"),
+    ("mb4ic16ih8oc16oh8kh3ph1", FWD, "pack=a.b.c split_k=2 reduce=atomic",
+     "pack=c: atomic sums meet in the result itself"),
+    ("mb4ic16ih8oc16oh8kh3ph1", FWD, "a=box b=box pack=b swap=1 mb:1 oh:2 ow:8",
+     "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
+])
+def test_refusals_say_why(text: str, prop: Prop, config: str, reason: str) -> None:
+    algorithm = algorithms(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
+    blocks = "" if "mb:" in config else "mb.oh.ow:16"
+    said = why_not(Config.parse(f"{blocks} oc:16 ic:16 | mma | {config}"), algorithm, SM90)
+    assert said is not None and said.startswith(reason), said
+
+
+def test_residuals_lie_as_the_result() -> None:
+    p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
+    config = Config.parse("mb.oh.ow:16 oc:16 ic:16 | mma | pack=c")
+    for epilogue, refused in (("bias+relu", False), ("bias+res", True)):
+        algorithm = algorithms(p, FWD, Epilogue.parse(epilogue))[0]
+        said = why_not(config, algorithm, SM90)
+        assert (said == "pack=c: the epilogue reads a residual that lies as the result does") == refused
+        assert why_not(replace(config, split_k=2), algorithm, SM90) is None
+
+
+def test_a_copy_has_no_second_operand() -> None:
+    algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
+    copy, = copies(algorithm, "a")
+    assert why_not(Config.parse("ic:16 | fma | pack=b"), copy, SM90) == (
+        "pack=b, but pack_src has no second operand")
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+def test_a_plan_copies_once_for_all_phases() -> None:
+    p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
+    config = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
+    plan = compiler.build(p, BWD_D, SM90, config)
+    names = [s.algorithm.name for s in plan.steps]
+    assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
+                     "unpack_src"]
+    assert set(plan.workspaces) == {"dst_packed", "wei_packed", "src_packed"}
+    assert plan.config == config
+    assert plan.workspaces["src_packed"].layout == copy_of(algorithms(p, BWD_D)[0].c.tensor).layout
+
+
+def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy back is of all elements: no phase may have written them to the result itself."""
+    p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
+    packed = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
+    direct = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma")
+
+    def choose(algorithm: Algorithm, target: object) -> Config:
+        if is_copy(algorithm):
+            return heuristics.default(algorithm, SM90)
+        return direct if algorithm.name.endswith("_1_1") else packed
+
+    steps = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue(), choose)
+    mains = [c for a, c in steps if not is_copy(a)]
+    assert len(mains) == 4 and all(c.unpacks for c in mains)
+    assert wrong_stages(p, BWD_D, launches_of(steps)) == []
+
+
+def test_phases_share_the_longest_partials() -> None:
+    p = ConvProblem.parse("mb1ic16ih8oc64oh4kh3sh2ph1 dt=f16")
+
+    def choose(algorithm: Algorithm, target: object) -> Config:
+        if algorithm.b is None:
+            return heuristics.default(algorithm, SM90)
+        split = 4 if algorithm.name.endswith("_0_0") else 2
+        return Config.parse(f"mb.qh.qw:16 ic:16 oc:16 | mma | split_k={split}")
+
+    plan = compiler.build(p, BWD_D, SM90, None, None, choose)
+    assert plan.workspaces["partials"].shape[0] == 4
+
+
+def test_problems_share_the_copies_of_their_tensors() -> None:
+    p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
+    config = "mb.oh.ow:16 oc:16 ic:16 | mma | pack=a"
+    forward, weights = (compiler.build(p, prop, SM90, Config.parse(config)) for prop in (FWD, BWD_W))
+    assert forward.steps[0].source == weights.steps[0].source
+    assert forward.steps[0].digest == weights.steps[0].digest
+    assert "pack_src of src: " in forward.steps[0].source
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1",
+                                   "ic128id32oc128od32kd3pd1"])
+def test_large_channels_first_problems_pack(shape: str, prop: Prop) -> None:
+    algorithm = algorithms(ConvProblem.parse(f"{shape} dt=bf16 tag=abx"), prop)[0]
+    best = heuristics.default(algorithm, SM90)
+    assert best.pack.startswith("a.b"), str(best)
+    plain = next((c for c in heuristics.candidates(algorithm, SM90) if not c.pack), None)
+    assert plain is None or cost.estimate(plain, algorithm, SM90) > cost.estimate(
+        best, algorithm, SM90)
+
+
+def test_pointwise_layers_take_channels_first_as_they_are() -> None:
+    """Images of 56x56 are whole rows of pixels: boxes of them need no copy."""
+    p = ConvProblem.parse("mb128ic64ih56oc256oh56kh1 dt=bf16 tag=abx")
+    best = heuristics.default(algorithms(p, FWD)[0], SM90)
+    assert (best.pack, best.a, best.b, best.c) == ("", "box", "box", "box")
+    assert best.blocks[0].axes == ("oh", "ow")
+
+
+@pytest.mark.parametrize("text", ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=abx",
+                                  "mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb",
+                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx"])
+def test_others_do_not(text: str) -> None:
+    for prop in Prop:
+        algorithm = algorithms(ConvProblem.parse(text), prop)[0]
+        assert heuristics.default(algorithm, SM90).pack == "", text
+
+
+def test_weights_alone() -> None:
+    """A channels-last input and weights as torch makes them."""
+    p = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb:abx:axb")
+    best = heuristics.default(algorithms(p, FWD)[0], SM90)
+    assert (best.pack, best.a, best.b, best.c) == ("b", "box", "box", "box")
+
+
+def test_the_estimate_adds_the_copies() -> None:
+    algorithm = algorithms(ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16"), FWD)[0]
+    config = Config.parse("mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
+                          "programs=132 stages=3 warps=8")
+    main = replace(config, pack="")
+    over = over_copies(algorithm, config.pack)
+    added = cost.estimate(config, algorithm, SM90) - cost.estimate(main, over, SM90)
+    moved = 4 * 32 * 256 * 56 * 56 * 2 + 2 * 256 * 256 * 9 * 2
+    assert added == pytest.approx(3 * cost.SM90.copy_us + moved / (
+        SM90.bandwidth_gbs * 1e3 * cost.SM90.memory_share))

@@ -1,0 +1,250 @@
+"""Plans of several kernels: what they launch, on which memory, and copies that outlive a call."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.test_pipeline import shapes
+from transconv import compiler, kept, knobs, trust, verdicts
+from transconv.config import Config
+from transconv.epilogue import Epilogue
+from transconv.plans import Compiled
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
+RESULT = {FWD: "dst", BWD_D: "src", BWD_W: "wei"}
+CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+# What a kernel for the chip is in Triton's interpreter: its 16-bit operands need casts.
+CHIP = replace(TARGETS["sm_90"], name="sm_90-interpreted", upcast16=True,
+               precisions=TARGETS["interpreter"].precisions)
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
+    """Contiguous operands of small whole numbers, and a result of NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16
+    made = {n: torch.randint(-2, 3, s, generator=generator).to(dtype)
+            for n, s in shapes(p).items()}
+    made[RESULT[prop]].fill_(float("nan"))
+    return made
+
+
+def answer(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
+    t = {n: torch.zeros_like(x).double() if n == RESULT[prop] else x.double() for n, x in t.items()}
+    if prop is not FWD:
+        t[RESULT[prop]].requires_grad_()
+    y = CONVOLVE[p.ndims - 1](t["src"], t["wei"], None, p.stride, p.pad_lo, p.dilation, p.g)
+    made = y if prop is FWD else torch.autograd.grad(y, t[RESULT[prop]], t["dst"])[0]
+    return made.to(torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16)
+
+
+def plan(text: str, prop: Prop, config: str, epilogue: str = "") -> Compiled:
+    problem = ConvProblem.parse(f"{text}{'' if 'dt=' in text else ' dt=f16'} tag=abx")
+    return compiler.build(problem, prop, CHIP, Config.parse(config), Epilogue.parse(epilogue))
+
+
+BOXED = "mma | a=box b=box | swap=1"
+PACKED = [
+    ("mb2ic32ih8oc32oh8kh3ph1", FWD, f"mb:2 oh:4 ow:8 oc:64 ic:32 | {BOXED} c=box pack=a.b.c programs=2"),
+    ("mb2ic19ih9iw5oc21oh9ow5kh3kw3ph1pw1", FWD, f"oh:4 ow:8 oc:64 ic:32 | {BOXED} pack=a.b"),
+    ("g2mb2ic32ih8oc64oh8kh3ph1", FWD, "mb.oh.ow:32 oc:32 ic:16 | mma | pack=a.b.c"),
+    ("mb2ic32ih9oc32oh5kh3sh2ph1", BWD_D, f"mb:2 qh:4 qw:8 ic:64 oc:32 | {BOXED} pack=a.b.c"),
+    ("mb2ic32ih9oc32oh5kh3sh2ph1", BWD_D, f"mb:2 qh:4 qw:8 ic:64 oc:32 | {BOXED} pack=a.b"),
+    ("mb2ic20ih9oc24oh5kh3sh2ph1", BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | pack=a.b.c split_k=2"),
+    ("mb2ic32iw40oc32ow40kw3pw2dw1", FWD, f"ow:32 oc:64 ic:32 | {BOXED} pack=a.b"),
+    ("mb1ic16id4oc32od4kd3pd1", FWD, f"od:2 oh:4 ow:4 oc:64 ic:16 | {BOXED} c=box pack=a.b.c"),
+    ("mb1ic32ih4oc32oh4kh1 dt=bf16", FWD, "mb.oh.ow:16 oc:32 ic:32 | mma | pack=a.c"),
+    ("mb2ic32ih8oc32oh8kh1", FWD, f"oh.ow:64 oc:64 ic:32 | {BOXED} c=box"),  # as it lies
+]
+
+
+@interpreted
+@pytest.mark.parametrize(("text", "prop", "config"), PACKED,
+                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)])
+def test_emitted_kernels_over_copies(text: str, prop: Prop, config: str) -> None:
+    compiled = plan(text, prop, config)
+    t = tensors_of(compiled.problem, prop)
+    compiled.launch(**t)
+    assert torch.equal(t[RESULT[prop]], answer(compiled.problem, prop, t))
+
+
+@interpreted
+def test_the_epilogue_stays_with_the_sum() -> None:
+    compiled = plan("mb2ic32ih8oc32oh8kh3ph1", FWD,
+                    f"mb:2 oh:4 ow:8 oc:64 ic:32 | {BOXED} c=box pack=a.b.c", "bias+relu")
+    t = tensors_of(compiled.problem, FWD)
+    bias = torch.arange(-16.0, 16.0).half()
+    compiled.launch(**t, bia=bias)
+    bare = answer(compiled.problem, FWD, t).double()
+    assert torch.equal(t["dst"], (bare + bias.double().view(-1, 1, 1)).relu().half())
+
+
+# -- copies that outlive a call -------------------------------------------------------------------
+
+WEIGHTS = ("mb2ic16ih4oc16oh4kh3ph1", FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the kernels that were launched."""
+    from transconv.backend_triton.launch import Launcher
+
+    names: list[str] = []
+    honest = Launcher.__call__
+
+    def call(self: Launcher, tensors: list[Any]) -> None:
+        names.append(re.split("_(?=mb|ic|oc)", self.function)[0])
+        honest(self, tensors)
+
+    monkeypatch.setattr(Launcher, "__call__", call)
+    kept.forget()
+    yield names
+    kept.forget()
+
+
+@interpreted
+def test_weights_are_copied_once_for_each_version(launched: list[str]) -> None:
+    compiled = plan(*WEIGHTS)
+    t = tensors_of(compiled.problem, FWD)
+
+    def run() -> list[str]:
+        launched.clear()
+        t["dst"].fill_(float("nan"))
+        with torch.no_grad():
+            copies = kept.copies_of(t["wei"])
+            assert copies is not None
+            compiled.launch_keeping({"wei": copies}, **t)
+        assert torch.equal(t["dst"], answer(compiled.problem, FWD, t))
+        return list(launched)
+
+    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
+    assert run() == run() == ["pack_src", "conv_fwd"]
+    t["wei"].add_(1)
+    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
+    t["src"].add_(1)
+    assert run() == ["pack_src", "conv_fwd"]
+    t["wei"] = t["wei"].clone()
+    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
+    t["wei"].data = t["wei"].clone() * 2  # the same tensor with other memory
+    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
+
+
+def test_nothing_is_kept_where_changes_go_unseen() -> None:
+    with torch.inference_mode():
+        assert kept.copies_of(torch.zeros(4)) is None
+    assert kept.copies_of(torch.zeros(4)) is None  # gradients are recorded
+    with torch.no_grad():
+        assert kept.copies_of(torch.zeros(4)) == {}
+
+
+def test_copies_go_with_their_weight() -> None:
+    kept.forget()
+    with torch.no_grad():
+        weights = [torch.zeros(4) for _ in range(3)]
+        for w in weights:
+            store = kept.copies_of(w)
+            assert store is not None and kept.copies_of(w) is store
+        assert len(kept._kept) == 3
+        del weights, w
+        gc.collect()
+        assert not kept._kept
+
+
+@interpreted
+def test_two_directions_share_the_copy_of_a_gradient(launched: list[str]) -> None:
+    text = "mb2ic16ih4oc16oh4kh3ph1"
+    data = plan(text, BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | pack=a.b")
+    weight = plan(text, BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | pack=a.b")
+    store: dict[Any, Any] = {}
+    given = tensors_of(data.problem, FWD, 3)
+    given["dst"] = torch.ones_like(given["dst"])
+    for compiled, prop in ((data, BWD_D), (weight, BWD_W)):
+        t = {**given, RESULT[prop]: torch.full_like(given[RESULT[prop]], float("nan"))}
+        compiled.launch_keeping({"dst": store}, **t)
+        assert torch.equal(t[RESULT[prop]], answer(compiled.problem, prop, t))
+    assert launched == ["pack_dst", "pack_wei", "conv_bwd_d", "pack_src", "conv_bwd_w"]
+
+
+def test_a_result_is_never_taken_from_a_store() -> None:
+    """Where the result is a copy itself, the store of that operand is left alone."""
+    compiled = plan("mb2ic16ih4oc16oh4kh3ph1", BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | pack=a.b.c")
+    store: dict[Any, Any] = {}
+    if knobs.interpret():
+        compiled.launch_keeping({"src": store}, **tensors_of(compiled.problem, BWD_D))
+    assert store == {}
+
+
+# -- starting without asking ----------------------------------------------------------------------
+
+def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel gets the tensors that it names, workspaces included, on the current stream."""
+    compiled = plan("mb2ic16ih4oc16oh4kh3ph1", FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c")
+    assert compiled.starter(0, True) is None  # nothing was launched yet
+    calls: list[tuple[str, list[int]]] = []
+    for step in compiled.steps:
+        def start(pointers: Sequence[int], tensors: Sequence[torch.Tensor], stream: int,
+                  name: str = step.algorithm.name) -> None:
+            assert [x.data_ptr() for x in tensors] == list(pointers) and stream == 7
+            calls.append((name, list(pointers)))
+        step.launcher.kept[0, True] = start
+    empty = torch.empty
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))
+    t = tensors_of(compiled.problem, FWD)
+    assert compiled.starter(0, False) is None and compiled.starter(0, True, ("src", "dst")) is None
+    begin = compiled.starter(0, True, ("dst", "src", "wei"))
+    assert begin is not None
+    begin(t["dst"], t["src"], t["wei"])
+    assert [name for name, _ in calls] == ["pack_src", "pack_wei", "fwd", "unpack_dst"]
+    (x, x_copy), (w, w_copy), (a, b, c), (y_copy, y) = (pointers for _, pointers in calls)
+    assert (x, w, y) == tuple(t[n].data_ptr() for n in ("src", "wei", "dst"))
+    assert (a, b, c) == (x_copy, w_copy, y_copy) and len({a, b, c, x, w, y}) == 6
+
+
+# -- who is to blame ------------------------------------------------------------------------------
+
+@interpreted
+@pytest.mark.parametrize("planted", ["pack_src", "unpack_dst", "conv_fwd"])
+def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
+        planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    verdicts.forget()
+    honest = compiler.emit
+
+    def emit(*args: Any) -> str:
+        source: str = honest(*args)
+        return source.replace("tl.load(", "1.0 + tl.load(") if f"def {planted}" in source else source
+
+    monkeypatch.setattr(compiler, "emit", emit)
+    compiled = replace_fixed(plan("mb2ic16ih4oc16oh4kh3ph1", FWD,
+                                  "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c"))
+    asked = []
+    monkeypatch.setattr(compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
+    with pytest.raises(LookupError):
+        trust.run(compiled, tensors_of(compiled.problem, FWD))
+    wrong = [s.launcher.function for s in compiled.steps if verdicts.is_wrong(s.digest)]
+    assert len(wrong) == 1 and wrong[0].startswith(planted)
+    verdicts.forget()
+
+
+def replace_fixed(compiled: Compiled) -> Compiled:
+    """As if the heuristics had chosen it."""
+    compiled.fixed = False
+    return compiled
+
+
+def _raise() -> Compiled:
+    raise LookupError("another plan is asked for")

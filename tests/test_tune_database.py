@@ -1,0 +1,332 @@
+"""What tuning found takes part in choices, and whatever a database says can only cost speed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transconv import compiler, keep, knobs, verdicts
+from transconv.__main__ import main
+from transconv.algorithm import algorithms
+from transconv.config import Config, why_not
+from transconv.database import choice, nearest, rows, store, telling
+from transconv.database.rows import Row
+from transconv.epilogue import Epilogue
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+SM90 = TARGETS["sm_90"]
+DENSE = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+OTHER_BATCH = ConvProblem.parse("mb64ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+LIKE = "mb:4 oh:4 ow:4 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4"
+SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRANSCONV_TUNED", "1")
+    monkeypatch.setattr(store, "_package", list)  # what ships is another test's matter
+    for forget in (store.forget, keep.forget, compiler._plans.clear):
+        forget()
+
+
+def row(problem: ConvProblem = DENSE, config: str = SLOWER, prop: str = "fwd",
+        **changes: object) -> Row:
+    made = Row(rows.problem_text(problem), prop, "", "sm_90x132", config, 12.5, 16,
+               rows.LOWERING, verdicts.triton_version())
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FWD) -> choice.Choice:
+    algorithm = algorithms(problem, prop, Epilogue.parse(epilogue))[0]
+    return choice.ranked(algorithm, SM90, problem, prop)[0]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+def test_rows_are_text_and_back() -> None:
+    found = [row(), row(OTHER_BATCH, epilogue="res", us=0.25), row(prop="bwd_w")]
+    text = rows.write_rows(found)
+    assert set(rows.read_rows(text)) == set(found)
+    assert rows.write_rows(rows.read_rows(text)) == text
+    assert all(rows.of_mapping(rows.mapping(r)) == r for r in found)
+    newer = replace(found[0], us=9.0)
+    assert rows.merged(found, [newer]) == [newer, *found[1:]]
+
+
+@pytest.mark.parametrize("text", [
+    "", "\0", "a,b\n1,2\n", "problem,prop\nx,fwd\n", '"', "\udcff"])
+def test_what_is_no_table_has_no_rows(text: str) -> None:
+    assert rows.read_rows(text) == []
+
+
+@pytest.mark.parametrize("changes", [
+    {"us": "nan"}, {"us": "-1"}, {"us": "inf"}, {"us": "fast"}, {"tried": "1e3"},
+    {"lowering": ""}, {"config": "x" * 2000}, {"tried": "9" * 5000}])
+def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
+    assert rows.of_mapping({**rows.mapping(row()), **changes}) is None
+    assert rows.of_mapping({**rows.mapping(row()), "more": 1}) is None
+    assert rows.of_mapping([1]) is None
+
+
+# -- choices ---------------------------------------------------------------------------------------
+
+def test_a_tuned_config_is_chosen_by_plans_and_explained() -> None:
+    plain = first()
+    assert plain.source == "estimate" and str(plain.config) != SLOWER
+    store.remember([row()])
+    found = first()
+    assert (str(found.config), found.source) == (SLOWER, "tuned")
+    assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
+    plan = compiler.plan(DENSE, Prop.FWD, SM90)
+    assert str(plan.config) == SLOWER and plan.why == found.why
+    lines = telling.reasons(found, choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90, DENSE,
+                                                 Prop.FWD), algorithms(DENSE, Prop.FWD)[0], SM90)
+    text = " ".join(" ".join(lines).split())
+    assert f"the estimate alone would take {plain.config}" in text
+    assert "392 tiles on 132 programs are 2.97 waves, 3% of the last one idle" in text
+
+
+def test_show_tells_where_a_config_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    store.remember([row()])
+    words = ["show", *str(DENSE).split(), "--stage", "config"]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    assert f"config     {SLOWER}" in page and "chosen     tuned for this problem" in page
+    assert main([*words, "--config", LIKE]) == 0
+    assert "chosen     by the caller" in capsys.readouterr().out
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store.remember([row()])
+    monkeypatch.setenv("TRANSCONV_TUNED", "0")
+    assert first().source == "estimate"
+    file = tmp_path / "mine.csv"
+    other = SLOWER.replace("oc:128", "oc:64")
+    store.save(file, [row(config=other)])
+    monkeypatch.setenv("TRANSCONV_TUNED", str(file))
+    assert str(first().config) == other  # before what the cache has
+    monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "nothing.csv"))
+    with pytest.raises(ValueError, match="0, 1 or the file of a tuning database"):
+        knobs.tuned()
+
+
+@pytest.mark.parametrize("changes", [
+    {"lowering": rows.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
+    {"machine": "sm_80x108"}, {"prop": "bwd_w"}])
+def test_rows_of_other_versions_and_machines_do_not_count(changes: dict[str, object]) -> None:
+    store.remember([row(**changes)])
+    assert first().source == "estimate"
+
+
+def test_another_patch_of_triton_is_the_same() -> None:
+    major, minor = verdicts.triton_version().split(".")[:2]
+    store.remember([row(triton=f"{major}.{minor}.99")])
+    assert first().source == "tuned"
+
+
+def test_a_config_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
+    config = "mb.qh.qw:64 ic:64 oc:64 | mma | a=gather b=gather | split_k=3 stages=3 warps=4"
+    store.remember([row(config=config, prop="bwd_d")])
+    for algorithm in algorithms(DENSE, Prop.BWD_D):
+        found = choice.ranked(algorithm, SM90, DENSE, Prop.BWD_D)[0]
+        if found.source == "tuned":
+            assert found.config.split_k <= 3 and why_not(found.config, algorithm, SM90) is None
+    assert any(choice.ranked(a, SM90, DENSE, Prop.BWD_D)[0].source == "tuned"
+               for a in algorithms(DENSE, Prop.BWD_D))
+
+
+def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import transconv
+    from transconv.torch_ops.settings import settings
+
+    monkeypatch.setattr(settings, "cpu", "interpret")
+    x, w = torch.randn(1, 16, 6, 6), torch.randn(16, 16, 3, 3)
+    before = transconv.explain(x, w, padding=1).parts[0]
+    assert before.why == "the heuristics estimate it to be fast" and before.problem is not None
+    config = before.config.replace("stages=4", "stages=2")
+    store.remember([row(before.problem, config, machine="interpreterx1")])
+    compiler._plans.clear()
+    after = transconv.explain(x, w, padding=1)
+    assert after.parts[0].config == config != before.config
+    assert "tuned for this problem on interpreterx1: 12.5 us" in str(after)
+
+
+# -- neighbours ------------------------------------------------------------------------------------
+
+def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
+    def nearby(text: str) -> float | None:
+        found = nearest.nearest(DENSE, "", [row(ConvProblem.parse(text))])
+        return found[0][0] if found else None
+
+    same = "ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
+    assert nearby(f"mb32{same}") == 0
+    assert nearby(f"mb64{same}") == pytest.approx(0.5)
+    assert nearby(f"mb32{same}".replace("bf16", "f16")) == pytest.approx(0.25)
+    assert nearby("mb32ic128ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc") == pytest.approx(1)
+    for unlike in ("mb32ic64ih56oc128oh56kh3ph1 dt=bf16 tag=nhwc",  # stride
+                   "mb32ic64ih56oc128oh28kh1sh2ph0 dt=bf16 tag=nhwc",  # taps
+                   "g2mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+                   "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
+                   "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc"):
+        assert nearby(unlike) is None, unlike
+    found = nearest.nearest(DENSE, "", [row(OTHER_BATCH), row(), row(epilogue="res")])
+    assert [away for away, _, _ in found] == [0, 0.5, 0.5]
+
+
+def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> None:
+    there = algorithms(OTHER_BATCH, Prop.FWD)[0]
+    by_estimate = choice.ranked(there, SM90)
+    store.remember([row(OTHER_BATCH, str(by_estimate[0].config))])
+    assert first().config == choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90)[0].config
+    store.remember([row(OTHER_BATCH, SLOWER)])
+    found = first()
+    assert found.source == "near" and str(found.config) == SLOWER
+    assert "like the config tuned for mb64ic64ih56" in found.why and "distance 0.5" in found.why
+    # A config that nobody would have believed there is not believed here.
+    absurd = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=4"
+    store.remember([row(OTHER_BATCH, absurd)])
+    assert first().source == "estimate"
+
+
+def test_blocks_of_a_neighbour_are_clipped() -> None:
+    small = ConvProblem.parse("mb32ic32ih56oc32oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+    algorithm = algorithms(small, Prop.FWD)[0]
+    choices = choice.ranked(algorithm, SM90)
+    found = choice.relatives(Config.parse(SLOWER), choices, algorithm, SM90)
+    assert found and all(why_not(c, algorithm, SM90) is None for c in found)
+    for config in found:
+        extents = {b.axes: b.extent for b in config.blocks}
+        assert extents["oc",] <= 32 and extents["ic",] <= 32
+
+
+def test_another_epilogue_of_the_same_problem_is_near() -> None:
+    store.remember([row()])
+    assert first(epilogue="bias+relu").away == nearest.OTHER_EPILOGUE
+    store.remember([row(epilogue="point")])
+    assert first(epilogue="bias+relu").source == "tuned"
+
+
+# -- hostile rows ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("config", [
+    "", "rubbish", "oc:3 | mma", "nope:16 | mma", SLOWER.replace("stages=4", "stages=100000"),
+    SLOWER.replace("programs=132", "programs=999999999"), SLOWER + " split_k=4000000",
+    SLOWER + " unroll=1 order=kw.kh", "oc:16 | mma | stages=² warps=4",
+    "| fma | unroll=1 stages=2 warps=4", "mb.oh.ow:1048576 oc:16 ic:16 | mma",
+    "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=32"])
+def test_a_bad_config_is_passed_over(config: str) -> None:
+    plain = first().config
+    store.remember([row(config=config), row(OTHER_BATCH, config)])
+    assert first().config == plain
+    assert compiler.build(DENSE, Prop.FWD, SM90).config == plain
+
+
+@pytest.mark.parametrize("problem", ["", "junk", "mb0ic1ih1oc1oh1kh1", "ic64ih56 oc3", "mb" + "9" * 90])
+def test_a_bad_problem_is_passed_over(problem: str) -> None:
+    name = rows.group(DENSE, "fwd", "sm_90x132")
+    store.DRAWER.put(name, {"rows": [rows.mapping(replace(row(), problem=problem)), rows.mapping(row())]})
+    assert first().source == "tuned"
+
+
+@pytest.mark.parametrize("content", [
+    {"rows": "all"}, {"rows": [1, None, {"problem": 1}]}, {}, {"rows": [[["deep"]]]}])
+def test_a_bad_record_is_no_record(content: dict[str, object]) -> None:
+    store.DRAWER.put(rows.group(DENSE, "fwd", "sm_90x132"), content)
+    assert first().source == "estimate"
+    store.remember([row()])
+    assert first().source == "tuned"
+
+
+def test_a_damaged_file_of_rows_is_told_once_and_not_used(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("these\nare\nno rows\n")
+    monkeypatch.setenv("TRANSCONV_TUNED", str(file))
+    assert first().source == "estimate"
+    first()
+    assert caplog.text.count("holds no row of tuned configs") == 1
+    with pytest.raises(ValueError, match="expected the columns"):
+        store.load(file)
+
+
+def test_a_kernel_that_fails_to_generate_costs_a_warning(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    plain = first().config
+    store.remember([row()])
+    real = compiler._step
+
+    def fails(problem: object, algorithm: object, config: Config, *rest: object) -> object:
+        if str(config) == SLOWER:
+            raise ZeroDivisionError("a bug in a pass")
+        return real(problem, algorithm, config, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiler, "_step", fails)
+    assert compiler.build(DENSE, Prop.FWD, SM90).config == plain
+    assert "a row of the tuning database is passed over" in caplog.text
+
+
+def test_a_tuned_kernel_that_is_known_to_be_wrong_is_passed_over() -> None:
+    store.remember([row()])
+    tuned = compiler.build(DENSE, Prop.FWD, SM90)
+    verdicts.record(verdicts.variant(tuned.steps[0].digest, True), verdicts.WRONG)
+    try:
+        after = compiler.build(DENSE, Prop.FWD, SM90)
+        assert str(after.config) != SLOWER and after.rejected == 1
+    finally:
+        verdicts.forget()
+
+
+# -- many writers ----------------------------------------------------------------------------------
+
+def write(cache: str, start: int) -> None:
+    import os
+
+    os.environ["TRANSCONV_CACHE"] = cache
+    for i in range(10):
+        store.remember([row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i,
+                            epilogue=f"{start}-{i}")])
+
+
+def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write, args=(str(tmp_path / "cache"), n)) for n in range(4)]
+    for w in writers:
+        w.start()
+    for w in writers:
+        w.join(60)
+    store.forget()
+    found = store.rows_of(rows.group(DENSE, "fwd", "sm_90x132"))
+    assert {r.epilogue for r in found} == {f"{n}-{i}" for n in range(4) for i in range(10)}
+
+
+def test_a_truncated_record_counts_as_none() -> None:
+    store.remember([row()])
+    path = store.DRAWER.path(rows.group(DENSE, "fwd", "sm_90x132"))
+    assert path is not None and json.loads(path.read_text())
+    path.write_text(path.read_text()[:-40])
+    store.forget()
+    assert first().source == "estimate"
+
+
+# -- what ships ------------------------------------------------------------------------------------
+
+def test_every_row_that_ships_is_a_legal_config_of_its_problem() -> None:
+    from importlib.resources import files
+
+    text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
+    shipped = rows.read_rows(text)
+    assert len(shipped) == len(text.splitlines()) - 1 and text == rows.write_rows(shipped)
+    for r in shipped:
+        problem = ConvProblem.parse(r.problem)
+        assert r.machine == "sm_90x132" and rows.problem_text(problem) == r.problem
+        config = Config.parse(r.config)
+        for a in algorithms(problem, Prop(r.prop)):
+            assert choice.believable(choice.fitted(config, a), a, SM90), r

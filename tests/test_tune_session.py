@@ -1,0 +1,159 @@
+"""A tuning session: with made-up times in real processes, and once in Triton's interpreter."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tuning_workers import time_of
+from transconv import compiler, keep
+from transconv.__main__ import main
+from transconv.algorithm import algorithms
+from transconv.database import rows, store
+from transconv.epilogue import Epilogue
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+from transconv.tuning import search
+from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, of_log
+from transconv.tuning.table import Table
+
+SM90 = TARGETS["sm_90"]
+DENSE = ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
+SUMMED = ConvProblem.parse("mb32ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRANSCONV_TUNED", "1")
+    monkeypatch.setattr(store, "_package", list)
+    for forget in (store.forget, keep.forget, compiler._plans.clear):
+        forget()
+
+
+def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,
+            **limits: float) -> tuple[Session, Table]:
+    log = Table(tmp_path / "trials.csv", COLUMNS, KEY)
+    bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 2} | limits)  # type: ignore[arg-type]
+    return Session(jobs, SM90, bounds, log, {"device": "made up", "torch": "0"},
+                   say=(said if said is not None else []).append,
+                   workers="tests.tuning_workers"), log
+
+
+def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "") -> Job:
+    return Job(problem, prop, Epilogue.parse(epilogue), {"layer": "a layer"})
+
+
+def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
+    said: list[str] = []
+    made, log = session(tmp_path, job(), job(SUMMED, Prop.BWD_W), job(), said=said)
+    found = made.run()
+    assert [r.prop for r in found] == ["fwd", "bwd_w"]  # a job that comes twice is done once
+    for r in found:
+        tried = [x for x in log.rows if x["prop"] == r.prop]
+        assert len(tried) == 8 == len({x["config"] for x in tried})
+        assert r.config == min((x["config"] for x in tried), key=time_of)
+        assert (r.us, r.tried, r.machine) == (
+            pytest.approx(time_of(r.config), rel=1e-5), 8, "sm_90x132")
+        assert {x["triton_s"] for x in tried} == {"0.5"}
+    assert {(r.key, r.config) for r in of_log(log.rows)} == {(r.key, r.config) for r in found}
+    assert sum("of the first estimate" in line for line in said) == 2
+    assert store.remember(found) == 2
+    plan = compiler.plan(DENSE, Prop.FWD, SM90)
+    assert str(plan.config) == found[0].config and plan.why.startswith("tuned for this problem")
+
+
+def test_wrong_and_crashing_configs_lose_and_only_they(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = [str(c) for c in search.ranking(algorithms(DENSE, Prop.FWD), SM90)[:4]]
+    best, second = sorted(ranked, key=time_of)[:2]
+    monkeypatch.setenv("TUNING_TEST", f"{best}\n{second}")
+    made, log = session(tmp_path, job(), trials=6)  # four of the ranking, two around the best
+    winner, = made.run()
+    verdicts = {x["config"]: x["verdict"] for x in log.rows}
+    assert (verdicts.pop(best), verdicts.pop(second)) == ("crash", "wrong")
+    assert set(verdicts.values()) == {"right"} and winner.config in verdicts and winner.tried == 4
+    assert not any(x["us"] for x in log.rows if x["verdict"] != "right")
+
+
+def test_a_session_goes_on_where_the_log_ends(tmp_path: Path) -> None:
+    first, log = session(tmp_path, job(), trials=4)
+    first.run()
+    known = list(log.rows)
+    again, log = session(tmp_path, job(), trials=7)
+    winner, = again.run()
+    assert log.rows[:4] == known and len(log.rows) == 7
+    assert winner.tried == sum(x["verdict"] == "right" for x in log.rows)
+    third, log = session(tmp_path, job(), trials=7)
+    start = time.monotonic()
+    assert third.run() == [winner] and len(log.rows) == 7
+    assert time.monotonic() - start < 2, "processes were started for nothing"
+
+
+def test_the_budget_is_kept_and_what_was_found_stays(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, log = session(tmp_path, job(), trials=3)
+    done.run()
+    monkeypatch.setenv("TUNING_TEST", "hang")
+    said: list[str] = []
+    late, log = session(tmp_path, job(), job(SUMMED), trials=6, total_s=3, said=said)
+    monkeypatch.setattr("transconv.proving.pool.Pool.run.__defaults__", (float("inf"), 0.5))
+    start = time.monotonic()
+    found = late.run()
+    assert time.monotonic() - start < 15
+    assert [r.problem for r in found] == [str(DENSE)] and len(log.rows) == 3
+    assert any(line.startswith("unfinished: a layer") for line in said)
+
+
+def test_a_trial_that_hangs_loses_only_itself(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNING_TEST", "hang")
+    made, log = session(tmp_path, job(), trials=2, trial_s=0.5)
+    assert made.run() == []
+    assert {x["verdict"] for x in log.rows} == {"timeout"} and len(log.rows) == 2
+
+
+def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
+    empty = ConvProblem.parse("mb0ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
+    said: list[str] = []
+    integer = ConvProblem.parse("mb1ic64ih8oc64oh8kh3ph1 dt=f64")
+    made, log = session(tmp_path, job(empty), said=said)
+    assert made.run() == [] and log.rows == [] and said == []
+    assert rows.make(integer, Prop.FWD, Epilogue(), SM90, "x", 1.0, 1).triton
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+def test_the_command_tunes_in_the_interpreter(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    file = tmp_path / "tuned.csv"
+    words = ["tune", "mb1ic16ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc", "--prop",
+             "fwd", "--trials", "2", "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    assert "2 right" in page and f"1 of 1 are kept in {file}" in page
+    one, = store.load(file)
+    assert (one.machine, one.tried, one.prop) == ("interpreterx1", 2, "fwd")
+    log = Table(tmp_path / "tuned.trials.csv", COLUMNS, KEY).rows
+    assert {r["verdict"] for r in log} == {"right"} and all(float(r["max_err"]) == 0 for r in log)
+    monkeypatch.setenv("TRANSCONV_TUNED", str(file))
+    problem = ConvProblem.parse(one.problem)
+    plan = compiler.plan(problem, Prop.FWD, TARGETS["interpreter"])
+    assert str(plan.config) == one.config and plan.why.startswith("tuned")
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["nothing.json"], "no such file: nothing.json"),
+    (["mb1ic16"], "expected"),
+    (["mb1ic16ih6oc16oh6kh3ph1", "--prop", "up"], "direction 'up' is unknown"),
+    (["mb1ic16ih6oc16oh6kh3ph1", "--db", __file__], "holds no row of tuned configs"),
+])
+def test_what_cannot_be_is_told_in_a_line(words: list[str], told: str,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and len(error.splitlines()) == 1

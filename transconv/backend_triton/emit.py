@@ -1,0 +1,26 @@
+"""Stage 10. In: a kernel. Out: its text, in Gluon if it has roles, else in ``tl``."""
+
+from __future__ import annotations
+
+from transconv.backend_triton import emit_gluon, emit_tl
+from transconv.ir import For, Kernel, Roles, find, walk
+
+
+def is_explicit(kernel: Kernel) -> bool:
+    """Whether a kernel says itself what happens in shared memory."""
+    return bool(find(kernel, Roles))
+
+
+def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
+    """The text of a module with a JIT function named like the kernel."""
+    return (emit_gluon if is_explicit(kernel) else emit_tl).emit(kernel, header)
+
+
+def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
+    """The tensors that are moved in boxes, and the extents of the box of each."""
+    return (emit_gluon if is_explicit(kernel) else emit_tl).boxes(kernel)
+
+
+def grid_size(kernel: Kernel) -> int:
+    """The number of programs that the kernel is launched with."""
+    return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)

@@ -1,0 +1,27 @@
+"""Stage 11b without a GPU: what Triton's own interpreter has to be told before it runs our kernels."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+
+@lru_cache(maxsize=1)
+def mend_interpreter() -> None:
+    """Let a condition without lanes join a mask, once per process.
+
+    The interpreter labels the result of a comparison with the type of what was compared, and
+    spreads a scalar over lanes as what its label says: ``mask & (0 <= i)`` becomes 32-bit integers.
+    Triton 3.6 takes them for a mask, 3.9 refuses them ("mask has unsupported dtype").
+    """
+    from triton.language import int1
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    spread = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, shape: Any, value: Any) -> Any:
+        if value.data.dtype == bool and value.dtype != int1:
+            value = TensorHandle(value.data, int1)
+        return spread(self, shape, value)
+
+    InterpreterBuilder.create_splat = create_splat

@@ -1,0 +1,62 @@
+"""``bisect``: the first stage that changes what a kernel means, and the rule that did it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from transconv.cli import options
+from transconv.proving.bisect import PARTS, blame
+from transconv.proving.bisect_shrink import PRODUCTS
+from transconv.target import TARGETS
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "bisect", "name the stage that makes a kernel wrong",
+        "Runs every stage of a problem's kernel on the same whole numbers and compares with the\n"
+        "answer: the algorithm and the kernel after each pass in the interpreter of the IR, the\n"
+        "emitted text in Triton's interpreter, the compiled kernel on the GPU. Prints the first\n"
+        "stage that is wrong, what it changed, and which rule of the simplifier is unsound, if one\n"
+        "is. The exit code is 1 if anything is wrong.",
+        ("bisect mb2ic8ih14oc16oh14kh3ph1 --prop bwd_d",
+         "bisect mb1ic16ih9oc32oh5kh3sh2ph1 --epilogue bias+relu --target gfx942"), run)
+    options.add_problem(made)
+    options.add_props(made, "all")
+    made.add_argument("--target", default="",
+                      help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
+    made.add_argument("--epilogue", default="", metavar="E",
+                      help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
+    options.add_config(made)
+    made.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
+    made.add_argument("--limit", type=int, default=PRODUCTS, metavar="N",
+                      help="multiplications beyond which a smaller problem is looked at "
+                           f"(default: {PRODUCTS})")
+    made.add_argument("--parts", default=",".join(PARTS), metavar="P",
+                      help=f"what is asked (default: {','.join(PARTS)})")
+    made.add_argument("--here", action="store_true", help="interpret in this process, not another")
+    made.add_argument("--json", action="store_true", help="one JSON object per direction")
+
+
+def run(words: argparse.Namespace) -> int:
+    problem, target = options.problem(words), options.target(words.target or "auto")
+    if target.backend == "interpreter" and not words.target:
+        target = TARGETS["sm_90"]
+    parts = words.parts.split(",")
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise ValueError(f"--parts {words.parts}: unknown {', '.join(unknown)}; "
+                         f"expected some of {', '.join(PARTS)}")
+    bad = 0
+    for prop in options.props(words):
+        found = blame(problem, prop, target, options.config(words), options.epilogue(words),
+                      seed=words.seed, limit=words.limit, parts=parts,
+                      isolated=not words.here)
+        bad += bool(found)
+        if words.json:
+            print(json.dumps(asdict(found)))
+        else:
+            print(found.text)
+            print(f"  {'WRONG in stage ' + found.stage if found else 'all that was asked is right'}"
+                  "\n")
+    return 1 if bad else 0

@@ -1,0 +1,63 @@
+"""One direction of one problem, executed and judged, for ``run`` and ``demo``: see proving/case.py.
+
+The data are small whole numbers: products and sums are exact, so a right kernel gives the same bits
+as the answer in f64 after one rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transconv.config import Config
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+if TYPE_CHECKING:
+    from transconv.compiler import Compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
+    GPU; ``problem``: what went wrong, empty if nothing did."""
+
+    compiled: Compiled
+    max_error: float
+    milliseconds: float | None
+    problem: str
+
+    @property
+    def right(self) -> bool:
+        return not self.problem
+
+
+def device() -> str:
+    """Where kernels run. Without a GPU, Triton's interpreter is switched on: call this before
+    anything imports triton."""
+    from transconv.proving.case import device
+
+    return device()
+
+
+def executable(target: Target, where: str) -> Target:
+    """The target as it runs here, see ``proving.case.executable``."""
+    from transconv.proving.case import executable
+
+    return executable(target, where)
+
+
+def execute(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
+            time: bool = True) -> Outcome:
+    """Generate, execute, compare. Raises what the compiler raises (ConfigError, Unsupported)."""
+    from transconv.proving.case import Case
+
+    case = Case(problem, prop, target=target)
+    compiled = case.plan(config or "")
+    found = case.judge(compiled, "exact")
+    spent = None
+    if case.where == "cuda" and time:
+        from triton.testing import do_bench
+
+        spent = float(do_bench(lambda: case.launch(compiled)))
+    return Outcome(compiled, found.max_err, spent, found.reason)

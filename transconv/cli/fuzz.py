@@ -1,0 +1,80 @@
+"""``fuzz``: drawn problems, layouts, types, configs and epilogues, executed and compared exactly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from transconv.cli import options
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "fuzz", "draw problems and configs at random, execute, compare bit for bit",
+        "Trial i of a seed is the same on every machine. Results of whole numbers are compared bit\n"
+        "for bit; results are poisoned and tensors guarded. What fails is shrunk and printed as a\n"
+        "line (benchdnn's, with --config= and other words) that --line repeats; what failed once\n"
+        "runs before the trials. A trial that hangs or faults costs its worker alone. The exit code\n"
+        "is 1 if anything failed.",
+        ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
+         "fuzz --n 2000 --seed 1 --interpreter",
+         "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --config=mb.qh.qw:16+ic:16+oc:16+mma "
+         "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
+    made.add_argument("--n", type=int, default=None, metavar="N",
+                      help="trials (default: 1000; with --line none)")
+    made.add_argument("--seed", type=int, default=0, metavar="S")
+    made.add_argument("--first", type=int, default=0, metavar="I", help="number of the first trial")
+    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J",
+                      help="worker processes (default: one for each core)")
+    made.add_argument("--time-budget", type=float, default=float("inf"), metavar="SECONDS",
+                      help="no trial starts later")
+    made.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one trial")
+    made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
+    made.add_argument("--interpreter", action="store_true",
+                      help="no GPU: the interpreter of the IR, and Triton's for a share")
+    made.add_argument("--share", type=float, default=0.2, metavar="F",
+                      help="of interpreted trials, those in Triton's interpreter (default: 0.2)")
+    made.add_argument("--shrink", type=int, default=4, metavar="N",
+                      help="kinds of failures that are shrunk (default: 4)")
+    made.add_argument("--no-corpus", action="store_true", help="leave out what failed once")
+    made.add_argument("--line", action="append", default=[], metavar="LINE",
+                      help="run this trial; may be given again")
+    made.add_argument("--file", type=Path, metavar="FILE", help="run the trials in a file of lines")
+    made.add_argument("--json", type=Path, metavar="FILE",
+                      help="counts by dimension and status, failing lines")
+
+
+def run(words: argparse.Namespace) -> int:
+    from transconv.proving.corpus import read
+    from transconv.proving.fuzz import Plan, fuzz
+    from transconv.proving.fuzz_trial import Trial
+    from transconv.target import Target
+
+    Target.parse(words.target)
+    lines = [str(Trial.parse(line)) for line in words.line]
+    if words.file is not None:
+        lines += [str(entry.trial) for entry in read(words.file)]
+    number = words.n if words.n is not None else 0 if lines else 1000
+    if not words.interpreter and not has_gpu():
+        raise ValueError("no GPU is at hand to run kernels on; expected one, or --interpreter, "
+                         "which executes them with NumPy and in Triton's interpreter")
+    return fuzz(Plan(number, words.seed, max(1, words.jobs), words.time_budget, words.target,
+                     words.interpreter, words.share, words.first, words.limit, words.shrink,
+                     not words.no_corpus and not lines, tuple(lines)), words.json)
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU, asked in a child: this process must not touch it before it forks."""
+    import multiprocessing
+
+    child = multiprocessing.get_context("fork").Process(target=_ask)
+    child.start()
+    child.join()
+    return child.exitcode == 0
+
+
+def _ask() -> None:
+    import torch
+
+    raise SystemExit(0 if torch.cuda.is_available() else 1)

@@ -1,0 +1,144 @@
+"""``matrix``: the golden problems compiled for every chip, held to the record of what they take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from transconv.backend_triton.offline import BACKENDS, Answer, compile_offline, triton_version
+from transconv.cli import options
+from transconv.errors import ConfigError
+from transconv.matrix import page, record
+from transconv.matrix.cases import CASES, Case, Planned, planned, share
+from transconv.target import TARGETS, Target
+
+RECORD = Path(__file__).parents[2] / "tests" / "golden" / "resources.csv"
+INSTALLED = "installed"
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "matrix", "compile the golden problems for every chip, and compare with the record",
+        "Compiles the golden problems in child processes, with no GPU, and reads the machine code.\n"
+        "Fails when a kernel does not compile, lacks an instruction that its config asks for, spills\n"
+        "more than recorded or takes clearly more registers.",
+        ("matrix --targets sm_90,gfx942 --problems dense,depthwise",
+         "matrix --triton installed,.newest --share 3/11",
+         "matrix --update --page docs/targets.md"), run)
+    made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
+    made.add_argument("--problems", default="", metavar="N[,N...]",
+                      help=f"golden problems (default: all): {' '.join(CASES)}")
+    made.add_argument("--share", default="0/1", metavar="I/N",
+                      help="only the I-th of N parts of the pairs of problem and chip")
+    made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
+                      help="folders with a Triton each (pip install --target); 'installed': ours")
+    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+                      help="child processes (default: one per core)")
+    made.add_argument("--timeout", type=float, default=180, metavar="S",
+                      help="seconds that one kernel may take (default: 180)")
+    made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
+                      help="the CSV file that kernels are held to (default: the repository's)")
+    made.add_argument("--update", action="store_true", help="write what was found into the record")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write everything found")
+    made.add_argument("--csv", type=Path, metavar="FILE", help="also write the rows found")
+    made.add_argument("--page", type=Path, metavar="FILE",
+                      help="also write the page of the documentation, from the record")
+
+
+def run(words: argparse.Namespace) -> int:
+    targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
+        t for t in TARGETS.values() if t.backend in BACKENDS]
+    folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
+    versions = [triton_version(f) for f in folders]
+    started = time.monotonic()
+    kernels = _planned(share(_names(words.problems), targets, *_part(words.share)), words.jobs)
+    recorded = record.read(words.record)
+    rows: list[record.Row] = []
+    failures: list[str] = []
+    everything: list[dict[str, object]] = []
+    for version, folder in zip(versions, folders, strict=True):
+        answers = _compiled(kernels, version, folder, words)
+        made = record.rows_of(version, kernels, answers)
+        rows += made
+        failures += _failures(version, kernels, answers, made,
+                              None if words.update else recorded)
+        everything += [{"triton": version, **asdict(p), **asdict(a)}
+                       for p, a in zip(kernels, answers, strict=True)]
+    if words.update:
+        recorded |= {r.key: r for r in rows}
+        if words.share == "0/1" and not words.targets and not words.problems:
+            made_now = {r.key for r in rows}  # what the matrix no longer has leaves the record
+            recorded = {k: r for k, r in recorded.items() if k in made_now or k[0] not in versions}
+        record.write(words.record, recorded.values())
+    if words.json:
+        words.json.write_text(json.dumps(everything, indent=1))
+    if words.csv:
+        record.write(words.csv, rows)
+    if words.page:
+        words.page.write_text(page.page(recorded.values()))
+    print(_report(rows, failures, len(kernels) * len(versions), time.monotonic() - started))
+    return 1 if failures else 0
+
+
+def _names(text: str) -> list[str]:
+    names = [n for n in text.split(",") if n] or list(CASES)
+    for n in names:
+        if n not in CASES:
+            raise ConfigError(f"golden problem '{n}' is unknown; expected one of {' '.join(CASES)}")
+    return names
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, slash, parts = text.partition("/")
+    if not slash or not part.isdigit() or not parts.isdigit() or not int(parts):
+        raise ConfigError(f"--share={text}: expected I/N, such as 0/11 for the first of 11 parts")
+    return int(part), int(parts)
+
+
+def _planned(pairs: Sequence[tuple[Case, Target]], workers: int) -> list[Planned]:
+    """The kernels of all pairs; generating them takes as long as a small part of compiling them."""
+    if workers == 1 or len(pairs) < 4:
+        return [p for case, target in pairs for p in planned(case, target)]
+    # Children start afresh: a fork of a process with threads may hang.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        made = pool.map(planned, *zip(*pairs, strict=True))
+        return [p for found in made for p in found]
+
+
+def _compiled(kernels: Sequence[Planned], version: str, folder: Path | None,
+              words: argparse.Namespace) -> list[Answer]:
+    with tqdm(total=len(kernels), desc=f"Triton {version}", unit="kernel", disable=None) as bar:
+        return compile_offline([p.job for p in kernels], words.timeout, words.jobs, folder,
+                               lambda _: bar.update())
+
+
+def _failures(version: str, kernels: Sequence[Planned], answers: Sequence[Answer],
+              rows: Sequence[record.Row], recorded: dict[record.Key, record.Row] | None) -> list[str]:
+    """A sentence for everything that is wrong, with how to repeat it."""
+    found = [(p.target, p.case, text) for p, a in zip(kernels, answers, strict=True)
+             for text in record.flaws(p, a)]
+    if recorded is not None and not any(k[0] == version for k in recorded):
+        return [f"Triton {version} has no rows in the record; --update makes them"]
+    if recorded is not None:
+        found += [(r.target, r.case, text) for r in rows
+                  for text in record.overruns(r, recorded.get(r.key))]
+    return [f"{case} for {target}, Triton {version}: {text}\n    repeat: python -m transconv matrix "
+            f"--targets {target} --problems {case}" for target, case, text in found]
+
+
+def _report(rows: Sequence[record.Row], failures: Sequence[str], kernels: int,
+            seconds: float) -> str:
+    spilt = sum(1 for r in rows if r.spill_bytes)
+    lines = [*failures, f"{kernels} kernels compiled in {seconds:.0f} s for "
+             f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
+             f"recorded; {len(failures)} failures"]
+    return "\n".join(lines)

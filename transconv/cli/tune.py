@@ -1,0 +1,144 @@
+"""``tune``: try configs of problems on this machine, and remember the fastest right ones."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from transconv import knobs
+from transconv.cli import options
+from transconv.database import rows, store
+from transconv.epilogue import Epilogue
+from transconv.errors import ProblemError
+from transconv.layers import DIRECTIONS, Layer, from_problems, read, select
+from transconv.problem import ConvProblem
+from transconv.target import detect
+from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, log_path, of_log
+from transconv.tuning.table import Table
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "tune", "try configs on this machine, remember the fastest",
+        "Compiles and times a bounded number of configs of every problem in child processes, checks\n"
+        "each on exact data, and keeps the fastest where later plans look it up: in the user's\n"
+        "cache, or in a file (--db; TRANSCONV_TUNED=FILE uses it). Nothing is tuned unless this\n"
+        "command is run. What the log of a file has already is not measured again.",
+        ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc",
+         "tune bench/problems/resnet50.txt --prop fwd --trials 8 --time-budget 300",
+         "tune layers.json --db tuned.csv --trials 16 --jobs 14"), tune)
+    made.add_argument("problem", nargs="+", metavar="PROBLEM|FILE",
+                      help="problems in benchdnn's grammar; files of them; layers.json files")
+    made.add_argument("--prop", "--props", default=",".join(DIRECTIONS),
+                      help="directions of the layers: fwd,bwd_d,bwd_w (default: all)")
+    made.add_argument("--dtype", default="", metavar="T",
+                      help="element type; default: the problem's own, bf16 for files")
+    made.add_argument("--layout", default="", metavar="TAG",
+                      help="memory order; default: the problem's own, nhwc for files")
+    made.add_argument("--epilogue", default="", metavar="E",
+                      help="such as bias+relu; layer: each layer's own (not for bwd_w)")
+    made.add_argument("--match", default="", help="only layers whose name matches (regex)")
+    made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
+    made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
+    made.add_argument("--trials", type=int, default=16, metavar="N",
+                      help="configs of each problem and direction (default: 16)")
+    made.add_argument("--explore", choices=("near", "spread"), default="near",
+                      help="the last 40%% of the trials: near the best found so far, or spread over "
+                           "the ranking (to fit the estimate to)")
+    made.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), metavar="J",
+                      help="processes that compile (default: cores - 2)")
+    made.add_argument("--limit", type=float, default=30, metavar="S",
+                      help="seconds for one measurement (default: 30)")
+    made.add_argument("--compile-limit", type=float, default=60, metavar="S",
+                      help="seconds for one compile (default: 60)")
+    made.add_argument("--time-budget", type=float, default=float("inf"), metavar="S",
+                      help="seconds after which nothing new starts; what was found is kept")
+    made.add_argument("--budget-ms", type=float, default=30, metavar="MS",
+                      help="milliseconds of timing for one config (default: 30)")
+    made.add_argument("--db", default="", metavar="FILE",
+                      help="keep rows in this CSV file instead of the user's cache, and every trial "
+                           "in FILE.trials.csv")
+    made.add_argument("--log", default="", metavar="FILE", help="keep every trial in this CSV file")
+
+
+def tune(words: argparse.Namespace) -> int:
+    on_cpu = detect().backend == "interpreter"
+    if on_cpu:
+        knobs.use_interpreter()
+        print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
+    target = detect()
+    database = Path(words.db) if words.db else None
+    before = store.load(database) if database else []
+    jobs = list(jobs_of(words))
+    limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
+                    words.budget_ms, words.jobs)
+    print(f"{len(jobs)} directions of problems, {words.trials} trials each, on "
+          f"{rows.machine(target)}; {words.jobs} processes compile", flush=True)
+    with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
+        path = Path(words.log) if words.log else log_path(database) if database else (
+            Path(folder) / "trials.csv")
+        log = Table(path, COLUMNS, KEY)
+        session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore)
+        try:
+            found = session.run()
+        except KeyboardInterrupt:
+            found = session.winners()
+            print("stopped; what was found is kept")
+        if database:
+            store.save(database, rows.merged(before, rows.merged(of_log(log.rows), found)))
+            kept, where = len(found), str(database)
+        else:
+            kept, where = store.remember(found), "the user's cache"
+    print(f"{kept} of {len(jobs)} are kept in {where}", flush=True)
+    return 0
+
+
+def jobs_of(words: argparse.Namespace) -> list[Job]:
+    """What to tune, each direction of each problem once. Raises ProblemError, ConfigError, and
+    FileNotFoundError for a file that is not there."""
+    found: list[tuple[Layer, ConvProblem]] = []
+    for source in words.problem:
+        if Path(source).exists():
+            layers = [x.reduced(words.mb) for x in read(source)]
+            found += [(x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
+                      for x in select(layers, words.match, words.kinds)]
+    texts = [s for s in words.problem if not Path(s).exists()]
+    if any("/" in t or t.endswith((".json", ".txt")) for t in texts):
+        raise FileNotFoundError(f"no such file: {' '.join(texts)}")
+    if texts:
+        problem = options.dressed(ConvProblem.parse(" ".join(texts)), words)
+        layer, = from_problems([problem], "")
+        found.append((replace(layer, name=problem.name), problem))
+    return [_job(layer, problem, direction, words)
+            for layer, problem in found for direction in _directions(words.prop)]
+
+
+def _directions(text: str) -> list[str]:
+    words = list(DIRECTIONS) if text == "all" else text.split(",")
+    for word in words:
+        if word not in DIRECTIONS:
+            raise ProblemError(f"direction '{word}' is unknown; expected {', '.join(DIRECTIONS)}")
+    return words
+
+
+def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Namespace) -> Job:
+    epilogue = layer.epilogue if words.epilogue == "layer" else words.epilogue
+    prop = layer.prop(direction)
+    about = {"layer": layer.name, "kind": layer.kind, "direction": direction,
+             "dtype": problem.src.dtype.name, "layout": _tag(problem)}
+    return Job(problem, prop, Epilogue.parse("" if direction == "bwd_w" else epilogue), about)
+
+
+def _tag(problem: ConvProblem) -> str:
+    return next((w[4:] for w in str(problem).split() if w.startswith("tag=")), "nchw")
+
+
+def _versions(on_cpu: bool) -> dict[str, str]:
+    import torch
+
+    device = "cpu" if on_cpu else torch.cuda.get_device_name().replace(" ", "_")
+    return {"device": device, "torch": version("torch")}

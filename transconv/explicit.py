@@ -1,0 +1,100 @@
+"""Stage 3, proposals for explicit kernels (``via=gluon``): tiles that fill shared memory, dealt out so
+that no multiprocessor idles.
+
+A product reads both sides straight from shared memory, so tiles are large and deep: as many stages as
+fit. Where whole tiles would leave multiprocessors idle, the sum is split, or the steps of all tiles
+are dealt out evenly.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import Block, Config, k_steps
+from transconv.cost import programs
+from transconv.target import Target
+from transconv.tiling import Run, extents, run_of, tilings
+
+BARRIERS = 1024  # bytes of shared memory that are not tiles
+DEEPEST = 6  # stages; more have never been faster
+FEWEST = 3  # one is read, one is waited for, one is filled
+SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
+
+
+def explicit(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Configs worth asking about, legal or not."""
+    if "wgmma" not in target.features or alg.b is None or alg.a.tensor.dtype.bits != 16:
+        return
+    wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
+            for kind in "MNK"}
+    if all(x.role == "pixel" for x in wide["M"]):
+        yield from _over_pixels(alg, target, wide)
+    elif all(x.role == "pixel" for x in wide["K"]):
+        yield from _summing_pixels(alg, target, wide)
+
+
+def _over_pixels(alg: Algorithm, target: Target,
+                 wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
+    columns, summed = run_of(wide["N"], alg), run_of(wide["K"], alg)
+    whole = tuple(x.name for x in wide["M"])
+    for (m, n), k in itertools.product(SHAPES, extents(summed, 64)):
+        if n not in extents(columns):
+            continue
+        for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3)]:
+            blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
+            for c in ("box", "gather"):
+                yield from _words(blocks, m, n, k, c, alg, target)
+
+
+def _summing_pixels(alg: Algorithm, target: Target,
+                    wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
+    rows, columns = _piles(alg, wide["M"]), run_of(wide["N"], alg)
+    whole = tuple(x.name for x in wide["K"])
+    for (m, n), k in itertools.product(SHAPES, (64, 128)):
+        if n not in extents(columns):
+            continue
+        for left in (r for r in rows if m in extents(r)):
+            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2)]:
+                blocks = (Block(left[0], m), Block(columns[0], n), *tile)
+                yield from _words(blocks, m, n, k, "gather", alg, target)
+
+
+def _piles(alg: Algorithm, axes: tuple[Axis, ...]) -> list[Run]:
+    """Channels alone, and with the taps before them: a pile of boxes (see ``boxes.pile``)."""
+    channels, every = axes[-1:], tuple(x.name for x in axes)
+    found = [((channels[0].name,), channels[0].size)]
+    if len(axes) > 1 and channels[0].role == "channel":
+        found.append((every, prod(x.size for x in axes)))
+    return [*dict.fromkeys([run_of(axes, alg), *found])]
+
+
+def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algorithm,
+           target: Target) -> Iterator[Config]:
+    """The words that go with a tile: its stages, its sides, and who works at it.
+
+    The wider side is the right one, which the matrix unit reads once for 64 rows of the left one; of
+    a sum over pixels the side whose neighbours are neighbours in memory is, for the stores' sake.
+    """
+    a, b = alg.a.tensor.dtype.bytes, alg.a.tensor.dtype.bytes
+    room = target.shared_bytes - BARRIERS - (m * n * alg.c.tensor.dtype.bytes if c == "box" else 0)
+    stages = min(DEEPEST, room // (k * (m * a + n * b)))
+    if stages < FEWEST:
+        return
+    swap = 1 if m >= n or alg.axes_of("K")[-1].role == "pixel" else 0
+    config = Config(blocks, a="box", b="box", c=c, swap=swap, stages=stages,
+                    warps=8 if m * n > 128 * 128 else 4, via="gluon")
+    tiles, steps = programs(config, alg), k_steps(config, alg)
+    waves = tiles / target.sms
+    many = replace(config, programs=target.sms) if waves > 1 else config
+    yield many
+    if waves < 1:  # every tile is then shared, none is written twice
+        yield replace(config, reduce="stream", programs=target.sms, group_m=1)
+    for wanted in (0.5, 1, 2, 3):
+        split = int(wanted * target.sms / tiles)
+        if 1 < split <= steps // 2 and c == "gather":
+            made = replace(config, split_k=split)
+            yield made if tiles * split <= target.sms else replace(made, programs=target.sms)

@@ -1,0 +1,194 @@
+"""The meaning of explicit kernels: shared memory with its hazards, and roles that take turns.
+
+Each role is a coroutine (a thread that runs only when it is given the turn). It gives the turn back
+before every wait, arrival, copy and product; who goes next is drawn by a seed, so that different
+seeds try different interleavings. Reported as errors: roles that all wait (deadlock), memory that is
+used before its copy has landed, copied over before it was read or while it is being read, or sent
+before it was fenced, and sums that are read while products are still being added to them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transconv.ir.evaluate import Fault
+from transconv.ir.explicit import Barrier, Buffer, Piece
+from transconv.ir.memory import Array
+
+
+@dataclass(slots=True)
+class Cell:
+    """One box in shared memory. ``state``: empty, landing, full, put (not yet fenced) or ready to
+    be sent; ``readers``: products and sends that still read it; ``read``: whether any has."""
+
+    name: str
+    data: Array
+    state: str = "empty"
+    readers: int = 0
+    read: bool = False
+
+    def claim(self) -> None:
+        """Before something else is written here."""
+        if self.readers:
+            raise Fault(f"{self.name} is written while it is still being read")
+        if self.state == "landing":
+            raise Fault(f"{self.name} is written while a copy is landing in it")
+        if self.state == "full" and not self.read:
+            raise Fault(f"{self.name} is written before anybody read what is in it")
+        self.read = False
+
+
+@dataclass(slots=True)
+class Gate:
+    """One barrier: phases completed so far, and what has come together for the next."""
+
+    arrivals: int
+    completed: int = 0
+    arrived: int = 0
+    announced: int = 0
+    landed: int = 0
+    landing: list[tuple[Cell, Array]] = field(default_factory=list)
+
+    def passes(self, phase: int) -> bool:
+        return self.completed % 2 != phase
+
+    def settle(self, name: str) -> None:
+        """Complete the phase when everybody has arrived and every announced byte is on its way."""
+        if self.landed > self.announced:
+            raise Fault(f"{name} was told of {self.announced} bytes, {self.landed} are landing")
+        if self.arrived > self.arrivals:
+            raise Fault(f"{name} waits for {self.arrivals} arrivals, {self.arrived} came")
+        if self.arrived == self.arrivals and self.landed == self.announced:
+            for cell, values in self.landing:
+                cell.data[...] = values
+                cell.state, cell.read = "full", False
+            self.completed += 1
+            self.arrived = self.announced = self.landed = 0
+            self.landing = []
+
+
+class SharedMemory:
+    """The rings of one program."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Buffer, list[list[Cell]]] = {}
+        self.gates: dict[Barrier, list[Gate]] = {}
+
+    def reserve(self, what: Buffer | Barrier) -> None:
+        if isinstance(what, Barrier):
+            self.gates[what] = [Gate(what.arrivals) for _ in range(what.slots)]
+            return
+        self.cells[what] = [[Cell(f"{what.name}[{slot}]", np.full(what.extents, np.nan, np.float32))
+                             for _ in range(what.members)] for slot in range(what.slots)]
+
+    def gate(self, barrier: Barrier, slot: int) -> Gate:
+        if not 0 <= slot < barrier.slots:
+            raise Fault(f"{barrier.name} has no slot {slot}")
+        return self.gates[barrier][slot]
+
+    def slot(self, piece: Piece, slot: int) -> list[Cell]:
+        if not 0 <= slot < piece.buffer.slots:
+            raise Fault(f"{piece.buffer.name} has no slot {slot}")
+        return self.cells[piece.buffer][slot]
+
+
+def value_of(cells: list[Cell], member: Array, within: tuple[Array, ...]) -> Array:
+    """The elements of a slot at positions given over lanes."""
+    for cell in cells:
+        if cell.state in ("empty", "landing"):
+            raise Fault(f"{cell.name} is used before its copy has landed"
+                        if cell.state == "landing" else f"{cell.name} is used and nothing is in it")
+        cell.read = True
+    data = np.stack([cell.data for cell in cells])
+    return np.asarray(data[(member, *within)])
+
+
+def scatter(cell: Cell, within: tuple[Array, ...], values: Array) -> Array:
+    """The contents of a box whose elements at ``within`` are ``values``."""
+    made = np.full_like(cell.data, np.nan)
+    shape = np.broadcast_shapes(*(w.shape for w in within), values.shape)
+    made[tuple(np.broadcast_to(w, shape) for w in within)] = np.broadcast_to(values, shape)
+    return made
+
+
+class _Stop(BaseException):
+    """Ends a role whose program has failed elsewhere."""
+
+
+class _Player:
+    """A role's thread, and what it waits for."""
+
+    def __init__(self, name: str, act: Callable[[], None], machine: Turns) -> None:
+        self.name = name
+        self.turn = threading.Semaphore(0)
+        self.condition: Callable[[], bool] | None = None
+        self.waits_for = ""
+        self.done = False
+        self.failed: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(act, machine), daemon=True)
+
+    def _run(self, act: Callable[[], None], machine: Turns) -> None:
+        self.turn.acquire()
+        try:
+            if not machine.stopping:
+                with np.errstate(all="ignore"):
+                    act()
+        except _Stop:
+            pass
+        except BaseException as error:  # handed to whoever asked for the roles to be run
+            self.failed = error
+        self.done = True
+        machine.back.release()
+
+
+class Turns:
+    """Lets roles take turns until all have ended. Raises what a role raises, or Fault when nobody
+    can go on."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.back = threading.Semaphore(0)
+        self.stopping = False
+        self.players: list[_Player] = []
+        self.now: _Player | None = None
+
+    def run(self, roles: list[tuple[str, Callable[[], None]]]) -> None:
+        self.players = [_Player(name, act, self) for name, act in roles]
+        for player in self.players:
+            player.thread.start()
+        try:
+            while waiting := [p for p in self.players if not p.done]:
+                able = [p for p in waiting if p.condition is None or p.condition()]
+                if not able:
+                    stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
+                    raise Fault(f"the roles wait for one another: {stuck}")
+                self._give(self.random.choice(able))
+        finally:
+            self.stopping = True
+            for player in self.players:
+                if not player.done:
+                    self._give(player, last=True)
+                player.thread.join()
+
+    def _give(self, player: _Player, last: bool = False) -> None:
+        self.now = player
+        player.turn.release()
+        self.back.acquire()
+        if player.failed is not None and not last:
+            raise player.failed
+
+    def pause(self, condition: Callable[[], bool] | None = None, waits_for: str = "") -> None:
+        """Called by the role that has the turn: give it back, go on when the condition holds."""
+        player = self.now
+        assert player is not None
+        player.condition, player.waits_for = condition, waits_for
+        self.back.release()
+        player.turn.acquire()
+        player.condition = None
+        if self.stopping:
+            raise _Stop

@@ -1,0 +1,29 @@
+"""From a plan to what the offline compiler has to know of each of its launches."""
+
+from __future__ import annotations
+
+from transconv import compiler
+from transconv.backend_triton.emit import is_explicit
+from transconv.backend_triton.offline import Job
+from transconv.config import Config
+from transconv.epilogue import Epilogue
+from transconv.plans import Step
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+
+def jobs_of(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
+            epilogue: Epilogue | None = None, text: str = "") -> list[Job]:
+    """One job for each launch of a direction. Raises as ``compiler.build``."""
+    return [job_of(s, target, text) for s in compiler.build(problem, prop, target, config,
+                                                            epilogue).steps]
+
+
+def job_of(step: Step, target: Target, text: str = "") -> Job:
+    """One launch; ``text`` names an intermediate text to bring back."""
+    boxes = step.launcher.boxes or (None,) * len(step.kernel.params)
+    params = tuple((p.dtype.name, box[1] if box else ())
+                   for p, box in zip(step.kernel.params, boxes, strict=True))
+    return Job(step.source, step.kernel.name, params, target.name, target.backend, target.arch,
+               target.warp_size, step.config.warps, step.config.stages, (text,) if text else (),
+               is_explicit(step.kernel))

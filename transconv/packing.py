@@ -1,0 +1,160 @@
+"""Stage 3a. In: an algorithm, and which of its tensors to copy. Out: the algorithm over the copies.
+
+A box wants rows of channels. Where a tensor has none, a kernel of its own copies it first, and the
+main kernel looks at the copy through the same view:
+
+    pack=a      src[mb, ic, ih, iw]  -- pack_src -->  src_packed[mb, ih, iw, ic]  -- main -->  dst
+    pack=a.c    ... main -->  dst_packed[mb, oh, ow, oc]  -- unpack_dst -->  dst[mb, oc, oh, ow]
+
+A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
+through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
+channels; what lies between them is never read, because a box knows how long a row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim
+
+ROW_ALIGN = 16  # bytes
+PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """The workspace for a tensor: dimension 1 (channels) innermost, the others in their order, rows
+    padded to 16 bytes. Same dimensions, shape and dtype."""
+    order = [1, *range(len(tensor.shape) - 1, 1, -1), 0]
+    row = max(1, ROW_ALIGN // tensor.dtype.bytes)
+    blocks, step = [], 1
+    for dim in order:
+        blocks.append(LayoutBlock(dim, tensor.shape[dim], step))
+        step *= -(-tensor.shape[dim] // row) * row if dim == 1 else tensor.shape[dim]
+    layout = Layout(tensor.dtype, len(tensor.shape), tuple(reversed(blocks)))
+    return Tensor(f"{tensor.name}{COPY}", tensor.dims, tensor.shape, layout)
+
+
+def operand_of(name: str) -> str:
+    """The tensor that a workspace is a copy of; empty if it is none."""
+    return name.removesuffix(COPY) if name.endswith(COPY) else ""
+
+
+def letters(pack: str) -> list[str]:
+    """``a.c`` -> a, c."""
+    return pack.split(".") if pack else []
+
+
+def with_letter(pack: str, letter: str) -> str:
+    return ".".join(sorted({*letters(pack), letter}))
+
+
+def without(pack: str, letter: str) -> str:
+    return ".".join(x for x in letters(pack) if x != letter)
+
+
+def workspaces(algorithm: Algorithm, pack: str, split: int) -> list[Tensor]:
+    """The tensors that the copies are made in, or the main kernel writes to."""
+    views = [view_of(algorithm, x) for x in letters(pack) if x != "c" or split == 1]
+    return [copy_of(v.tensor) for v in views if v is not None]
+
+
+def view_of(algorithm: Algorithm, letter: str) -> View | None:
+    return {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+
+
+@lru_cache(maxsize=512)
+def over_copies(algorithm: Algorithm, pack: str) -> Algorithm:
+    """The algorithm whose views look at the copies of the tensors that ``pack`` names."""
+    for letter in letters(pack):
+        view = view_of(algorithm, letter)
+        assert view is not None, f"{algorithm.name} has no operand {letter}"
+        over = View(copy_of(view.tensor), view.dims)
+        algorithm = (replace(algorithm, a=over) if letter == "a" else
+                     replace(algorithm, b=over) if letter == "b" else replace(algorithm, c=over))
+    return algorithm
+
+
+def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorithm]:
+    """The kernels that ``pack`` asks for beside the main one, those before it first.
+
+    The parts of a split sum lie as the copy of C would; their sum goes to C itself, no kernel more.
+    """
+    for letter in letters(pack):
+        if letter == "c" and split > 1:
+            continue
+        view = view_of(algorithm, letter)
+        assert view is not None
+        tensor, copied = view.tensor, copy_of(view.tensor)
+        if letter == "c":
+            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, algorithm)
+        else:
+            yield _copy(f"{PACK}{tensor.name}", tensor, copied, algorithm)
+
+
+def _copy(name: str, a: Tensor, c: Tensor, algorithm: Algorithm) -> Algorithm:
+    """``c = a`` for all elements; channels count fastest. Neighbouring dimensions that are one run
+    of memory in both tensors are one axis: an image's rows are."""
+    runs = _runs(a, c)
+    a, c = _merged(a, runs), _merged(c, runs)
+    channels = runs.index((1,))
+    order = [d for d in range(len(runs)) if d != channels] + [channels]
+    axes = tuple(Axis(a.dims[d], a.shape[d], "channel" if d == channels else "pixel") for d in order)
+    dims = tuple(ViewDim(Var(name)) for name in a.dims)
+    return Algorithm(name, axes, View(a, dims), None, View(c, dims), algorithm.acc)
+
+
+def _runs(a: Tensor, c: Tensor) -> list[tuple[int, ...]]:
+    """Which dimensions become one. Those of size 1 join any neighbour but the channels."""
+    runs: list[tuple[int, ...]] = []
+    strides = [t.layout.strides() for t in (a, c)]
+    for dim, size in enumerate(a.shape):
+        before = runs[-1] if runs else (1,)
+        wide = [d for d in before if a.shape[d] != 1]
+        if before != (1,) and dim != 1 and all(strides) and (
+                size == 1 or not wide
+                or all(s is not None and s[wide[-1]] == s[dim] * size for s in strides)):
+            runs[-1] = (*before, dim)
+        else:
+            runs.append((dim,))
+    return runs
+
+
+def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
+    """The same memory with fewer dimensions."""
+    if all(len(run) == 1 for run in runs):
+        return tensor
+    strides = tensor.layout.strides()
+    assert strides is not None
+    shape = tuple(prod(tensor.shape[d] for d in run) for run in runs)
+    inner = [next((d for d in reversed(run) if tensor.shape[d] != 1), run[-1]) for run in runs]
+    layout = Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
+                                 tensor.layout.offset)
+    return Tensor(tensor.name, tuple("_".join(tensor.dims[d] for d in run) for run in runs), shape,
+                  layout)
+
+
+def is_copy(algorithm: Algorithm) -> bool:
+    """Whether an algorithm only moves elements."""
+    return algorithm.b is None and not algorithm.axes_of("K") and not algorithm.epilogue
+
+
+def rows_of_channels(tensor: Tensor) -> bool:
+    """Whether a tensor already lies as a copy would: channels next to one another, everything else
+    at multiples of 16 bytes."""
+    strides = tensor.layout.strides()
+    if strides is None:
+        return False
+    others = [s for d, s in enumerate(strides) if d != 1 and tensor.shape[d] > 1]
+    return (strides[1] == 1 or tensor.shape[1] == 1) and all(
+        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
+
+
+def share(algorithm: Algorithm) -> float:
+    """The part of the copies' cost that an algorithm has to bear: all of it, or, as one of several
+    stride phases, what it owns of the result."""
+    owned = prod(x.size for x in algorithm.axes if algorithm.kind(x.name) != "K")
+    return min(1.0, owned / max(1, prod(algorithm.c.tensor.shape))) if algorithm.phase else 1.0

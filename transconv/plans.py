@@ -1,0 +1,147 @@
+"""What the compiler hands out: the launches that compute one direction of one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transconv.algorithm import Algorithm
+from transconv.backend_triton.launch import Launcher
+from transconv.config import Config
+from transconv.epilogue import Epilogue
+from transconv.ir import Kernel, Tensor
+from transconv.packing import PACK, operand_of
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+Kept = Mapping[str, dict[Tensor, Any]]  # by operand (src, wei, dst): copies of it, by their form
+
+
+def torch_type(tensor: Tensor) -> Any:
+    """torch's name for the elements of a workspace."""
+    import torch
+
+    return {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,
+            "f64": torch.float64}[tensor.dtype.name]
+
+
+@dataclass(slots=True)
+class Step:
+    """One launch of a plan: a kernel, its text, and the config that shaped it."""
+
+    algorithm: Algorithm
+    config: Config
+    kernel: Kernel
+    source: str
+    path: Path | None
+    launcher: Launcher
+    params: tuple[str, ...]
+    digest: str  # under which its verdict is kept
+    zero: Tensor | None = None  # cleared before the launch
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A plan: the launches that compute one direction of one problem. ``fixed``: the caller gave
+    the config; ``rejected``: better configs that were passed over, their kernels being wrong; ``why``:
+    what spoke for the config, in a sentence."""
+
+    problem: ConvProblem
+    prop: Prop
+    target: Target
+    config: Config
+    epilogue: Epilogue
+    steps: tuple[Step, ...]
+    workspaces: dict[str, Tensor] = field(default_factory=dict)
+    fixed: bool = False
+    rejected: int = 0
+    why: str = ""
+    order: tuple[int, ...] = ()  # of src, wei, dst, if the plan is one kernel of these and no more
+
+    def __post_init__(self) -> None:
+        names = ("src", "wei", "dst")
+        if len(self.steps) == 1 and not self.workspaces and self.steps[0].zero is None and (
+                all(p in names for p in self.steps[0].params)):
+            self.order = tuple(names.index(p) for p in self.steps[0].params)
+
+    def starter(self, device: int, aligned: bool,
+                names: tuple[str, ...] = ("src", "wei", "dst")) -> Callable[..., None] | None:
+        """A function of the tensors ``names`` that starts the plan with nothing left to decide.
+
+        None before the first launch on the device with tensors so ``aligned``. The caller sees to it
+        that the device is the current one.
+        """
+        known = (*names, *self.workspaces)
+        steps: list[tuple[Callable[..., None], int | None]] = []
+        for step in self.steps:
+            begin = None
+            if all(p in known for p in step.params):
+                begin = step.launcher.starter(device, aligned,
+                                              tuple(known.index(p) for p in step.params))
+            if begin is None:
+                return None
+            steps.append((begin, known.index(step.zero.name) if step.zero else None))
+        if not steps:
+            return None
+        if len(steps) == 1 and not self.workspaces and steps[0][1] is None:
+            return steps[0][0]
+        import torch
+
+        spaces = [(spec.layout.span, torch.float64 if spec.dtype.bits == 64 else torch.float32)
+                  for spec in self.workspaces.values()]
+
+        def run(*given: Any) -> None:
+            for span, dtype in spaces:
+                given = (*given, torch.empty(span, dtype=dtype, device=given[0].device))
+            for begin, zero in steps:
+                if zero is not None:
+                    given[zero].zero_()
+                begin(*given)
+
+        return run
+
+    @property
+    def source(self) -> str:
+        return "\n\n".join(s.source for s in self.steps)
+
+    def launch(self, src: Any, wei: Any, dst: Any, **extra: Any) -> None:
+        """Run on torch tensors that match the problem; the direction's result is written in place.
+
+        ``bia`` and ``res`` are what the epilogue reads. Launches go to the current stream; a split
+        sum and the copies of packed operands take workspaces from torch's allocator for the time of
+        the call. A plan with boxes needs tensors that begin at multiples of 16 bytes
+        (``plan(..., aligned=True)``).
+        """
+        if self.order and not extra:
+            given = (src, wei, dst)
+            self.steps[0].launcher([given[i] for i in self.order])
+            return
+        self.launch_keeping({}, src, wei, dst, **extra)
+
+    def launch_keeping(self, kept: Kept, src: Any, wei: Any, dst: Any, **extra: Any) -> None:
+        """``launch`` with copies of packed operands that outlive the call.
+
+        ``kept`` holds, by operand, copies that are used instead of making them anew, and takes in
+        those that are made: of a gradient that two directions read, or of weights (see kept.py).
+        The caller answers for it that the operand is still the same, and on the same stream.
+        """
+        tensors = {"src": src, "wei": wei, "dst": dst, **extra}
+        done: set[str] = set()
+        operands = {s.params[-1] for s in self.steps if s.algorithm.name.startswith(PACK)}
+        for name, spec in self.workspaces.items():
+            store = kept.get(operand_of(name)) if name in operands else None
+            if store is not None and spec in store:
+                tensors[name] = store[spec]
+                done.add(name)
+                continue
+            tensors[name] = src.new_empty(spec.layout.span, dtype=torch_type(spec))
+            if store is not None:
+                store[spec] = tensors[name]
+        for step in self.steps:
+            if step.params[-1] in done:
+                continue
+            if step.zero is not None:
+                tensors[step.zero.name].zero_()
+            step.launcher([tensors[name] for name in step.params])

@@ -1,0 +1,1 @@
+"""The proving ground, above the compiler: data, answers, verdicts, and the processes they run in."""

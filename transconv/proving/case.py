@@ -1,0 +1,273 @@
+"""The proving ground. One direction of one problem on this machine: plan, tensors, what is right.
+
+Runs in worker processes or at home; problems travel as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from transconv import compiler, heuristics, knobs, trust
+from transconv.algorithm import Algorithm
+from transconv.compiler import Compiled
+from transconv.config import Config
+from transconv.epilogue import Epilogue
+from transconv.errors import ConfigError
+from transconv.ir import Layout
+from transconv.ir.dtype import DTYPES
+from transconv.problem import ConvProblem, Prop
+from transconv.proving.data import GUARD, OPERANDS, RESULT, Guarded, allocate, fill, torch_dtype
+from transconv.proving.oracle import PIECE, Judgement, after, approximates, judge, pieces
+from transconv.target import TARGETS, Target, detect
+
+
+def device() -> str:
+    """Where kernels run: the GPU; or the CPU under Triton's interpreter, which is switched on here
+    and must be before anything imports triton."""
+    if detect().backend == "interpreter":
+        knobs.use_interpreter()
+        return "cpu"
+    return "cuda"
+
+
+def executable(target: Target, where: str) -> Target:
+    """The target as it runs here: kernels made for a chip can be interpreted, 16-bit operands then
+    need casts."""
+    if where == "cuda" or target.backend == "interpreter":
+        return target
+    return replace(target, name=f"{target.name}-interpreted", upcast16=True,
+                   precisions=TARGETS["interpreter"].precisions)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def weight(p: ConvProblem) -> float:
+    """An upper estimate of the GPU memory that a check needs, in bytes."""
+    image = p.ic * prod(p.i) + p.oc * prod(p.o)
+    piece = min(p.mb * image, max(PIECE, image))
+    # Filling takes several times the tensors, comparing six f64 copies of a piece.
+    return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
+
+
+def epilogue_layouts(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Layout]:
+    """What an epilogue reads: ``bia`` per channel of the result, ``res`` like the result."""
+    spec, shape = getattr(p, RESULT[prop]), p.shapes[RESULT[prop]]
+    made = {}
+    if "bias" in epilogue.ops:
+        made["bia"] = Layout.dense(epilogue.bia or spec.dtype, (shape[1],))
+    if "res" in epilogue.ops:
+        made["res"] = spec.layout
+    return made
+
+
+def epilogue_values(shape: Sequence[int], mode: str, where: str, seed: int = 0) -> torch.Tensor:
+    """For a bias or a residual: integers up to 8 in size, or normally distributed."""
+    generator = torch.Generator(where).manual_seed(seed)
+    if mode == "exact":
+        return torch.randint(-8, 9, tuple(shape), device=where, generator=generator)
+    return torch.randn(tuple(shape), device=where, generator=generator)
+
+
+def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
+                     where: str) -> dict[str, torch.Tensor]:
+    """What an epilogue reads, without guards: for timing."""
+    made = {}
+    for name, layout in epilogue_layouts(p, prop, Epilogue.parse(epilogue)).items():
+        like = torch.empty_strided(layout.extents, layout.strides() or (),
+                                   dtype=torch_dtype(layout.dtype), device=where)
+        made[name] = like.copy_(epilogue_values(like.shape, mode, where))
+    return made
+
+
+@dataclass(slots=True)
+class Case:
+    """A problem with its tensors; plans for other configs share them.
+
+    ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
+    many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads.
+    """
+
+    problem: ConvProblem
+    prop: Prop
+    epilogue: str = ""
+    where: str = field(default_factory=device)
+    tensors: dict[str, Guarded] = field(default_factory=dict)
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    answer: torch.Tensor | None = None  # to the exact data, once `same` has asked for it
+    target: Target = field(default_factory=detect)
+    bia: str = ""
+    shift: int = 0
+    deterministic: bool = False
+    beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
+
+    @property
+    def after(self) -> Epilogue:
+        return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
+
+    def plan(self, config: str | Config = "") -> Compiled:
+        """Raises ConfigError or Unsupported, which are refusals, not failures."""
+        return compiler.plan(self.problem, self.prop, self.target, config or None, self.after,
+                             aligned=not self.shift, deterministic=self.deterministic)
+
+    def plan_of(self, configs: Sequence[str]) -> Compiled:
+        """The plan whose kernels have these configs, in the order that the compiler asks for them
+        (see ``choices``); one config is for all of them. Raises ConfigError or Unsupported."""
+        if len(configs) == 1:
+            return self.plan(configs[0])
+        left = list(configs)
+
+        def choose(algorithm: Algorithm, target: Target) -> Config:
+            if not left:
+                raise ConfigError(f"{len(configs)} configs are too few: {algorithm.name} has none")
+            return Config.parse(left.pop(0))
+
+        made = self._chosen(choose)
+        if left:
+            raise ConfigError(f"{len(configs)} configs for {len(made.steps)} kernels; expected "
+                              "one for all, or one for each")
+        return made
+
+    def choices(self, most: int | None = None) -> Iterator[tuple[str, ...]]:
+        """The configs of every plan that the heuristics may choose, best first, in the order that
+        the compiler asks for them: the n-th plan takes the n-th candidate of every kernel, or its
+        last. ``plan_of`` builds them."""
+        known: dict[str, list[Config]] = {}
+        longest = 1
+        for rank in itertools.count():
+            if rank >= longest or rank == most:
+                return
+
+            asked: list[str] = []
+
+            def choose(algorithm: Algorithm, target: Target, rank: int = rank,
+                       asked: list[str] = asked) -> Config:
+                if str(algorithm) not in known:
+                    known[str(algorithm)] = heuristics.candidates(algorithm, target)
+                found = known[str(algorithm)]
+                asked.append(str(found[min(rank, len(found) - 1)]))
+                return found[min(rank, len(found) - 1)]
+
+            compiler.plan_steps(self.problem, self.prop, self._target, None, self.after, choose)
+            longest = max(map(len, known.values()), default=0)
+            yield tuple(asked)
+
+    @property
+    def _target(self) -> Target:
+        """The target as `plan` sees it: boxes need aligned tensors."""
+        if not self.shift:
+            return self.target
+        return replace(self.target, features=self.target.features - {"box"})
+
+    def _chosen(self, choose: compiler.Choose) -> Compiled:
+        return compiler.build(self.problem, self.prop, self._target, None, self.after, choose)
+
+    def proven(self, config: str = "", seed: int = 9) -> Compiled:
+        """The plan that a user gets: one that gave a right result (see transconv.trust). A given
+        config is taken as it is. Raises ConfigError or Unsupported."""
+        compiled = self.plan(config)
+        if config or trust.is_trusted(compiled, aligned=not self.shift):
+            return compiled
+        self.fill("float", seed)
+        return trust.run(compiled, {n: t.view for n, t in self._all().items()})
+
+    def _all(self) -> dict[str, Guarded]:
+        return self.tensors | self.beside
+
+    def fill(self, mode: str, seed: int = 0) -> None:
+        """New operands (``exact`` or ``float``), and a poisoned result."""
+        if not self.tensors:
+            self.tensors = allocate(self.problem, self.where, self.shift)
+            self.beside = {name: Guarded.make(layout, layout.extents, self.where, self.shift)
+                           for name, layout in
+                           epilogue_layouts(self.problem, self.prop, self.after).items()}
+        fill(self.tensors, self.problem, self.prop, mode, seed)
+        for place, tensor in enumerate(self.beside.values(), start=1 << 20):
+            tensor.put(epilogue_values(tensor.shape, mode, self.where, seed + place))
+            tensor.seal()
+        self.extra = {name: t.view for name, t in self.beside.items()}
+
+    def launch(self, compiled: Compiled) -> None:
+        compiled.launch(**{name: t.argument for name, t in self._all().items()})
+
+    def intact(self) -> bool:
+        """Whether nothing but the result was written."""
+        return all(t.intact() for t in self._all().values())
+
+    def judge(self, compiled: Compiled, mode: str, seed: int = 0) -> Judgement:
+        """Run on fresh data and compare; nothing but the result may be written."""
+        self.fill(mode, seed)
+        self.launch(compiled)
+        synchronize()
+        a, b = (self.tensors[n].view for n in OPERANDS[self.prop])
+        got = self.tensors[RESULT[self.prop]].view
+        found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra)
+        return self._guarded(found)
+
+    def _guarded(self, found: Judgement) -> Judgement:
+        if not self.intact():
+            found.reason = "; ".join(filter(None, [found.reason, "wrote outside the result"]))
+        return found
+
+    def same(self, compiled: Compiled, seed: int = 0) -> Judgement:
+        """``judge`` on exact data for one config of many: data and answer are kept, where equal
+        bits are asked for."""
+        if approximates(self.epilogue) or (self.where == "cpu" and "bf16" in map(
+                str, self.problem.dtypes)):
+            return self.judge(compiled, "exact", seed)
+        result = self.tensors.get(RESULT[self.prop])
+        if self.answer is None or result is None:
+            self.fill("exact", seed)
+            result = self.tensors[RESULT[self.prop]]
+            a, b = (self.tensors[n].view for n in OPERANDS[self.prop])
+            found = [after(want, at, self.epilogue, self.extra)
+                     for at, want in pieces(self.problem, self.prop, a, b)]
+            kept = torch.empty_like(result.view)
+            self.answer = kept if not found else kept.copy_(torch.cat(found))
+        result.poison()
+        self.launch(compiled)
+        synchronize()
+        wrong = int((result.view != self.answer).sum())
+        told = Judgement(max_err=float("nan") if wrong else 0.0)
+        if wrong:
+            told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"
+        return self._guarded(told)
+
+    def release(self) -> None:
+        """Give the tensors back."""
+        self.tensors, self.extra, self.beside, self.answer = {}, {}, {}, None
+
+
+def warm(compiled: Compiled) -> float:
+    """Compile a plan's kernels into Triton's cache without launching them; returns seconds.
+
+    The kernels are specialised as for tensors at addresses that are multiples of 16, which is what
+    tensors without memory (of torch's ``meta`` device) look like to Triton.
+    """
+    from transconv.backend_triton.module import load
+
+    start = time.perf_counter()
+    for step in compiled.steps:
+        launcher = step.launcher
+        if not launcher.grid:
+            continue
+        function = load(launcher.source, launcher.function, launcher.path)
+        args: list[Any] = [torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
+                           for t in step.kernel.params]
+        if launcher.boxes:
+            args = [t if box is None else launcher.describe(t, *box)
+                    for t, box in zip(args, launcher.boxes, strict=True)]
+        function.warmup(*args, grid=(1,), num_warps=launcher.warps, num_stages=launcher.stages)
+    return time.perf_counter() - start
+
+
+assert GUARD * 2 % 256 == 0  # results stay as aligned as torch's allocator makes them

@@ -1,0 +1,173 @@
+"""The proving ground. In: a problem. Out: its tensors, random or exactly summable, between guards.
+
+Exact data are small integers, thinned out until sums stay so small that the result's type holds
+them exactly: then every order of summation gives the same bits, and a kernel is right or wrong.
+What no element maps to, and the result before a run, holds a NaN that no arithmetic makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from transconv.ir import DType, Layout
+from transconv.problem import ConvProblem, Prop
+
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+OPERANDS = {Prop.FWD: ("src", "wei"), Prop.BWD_D: ("dst", "wei"), Prop.BWD_W: ("src", "dst")}
+RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
+GUARD = 1 << 15  # elements on either side: 64 KiB of 16-bit ones
+DIGITS = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}  # bits of the significand
+MOST = {"f16": 2, "bf16": 2, "f32": 8, "f64": 8}  # largest exact value
+
+# A quiet NaN whose payload no arithmetic makes, as the integer of the same bits.
+POISON = {torch.float16: (torch.int16, 0x7E5A), torch.bfloat16: (torch.int16, 0x7FDA),
+          torch.float32: (torch.int32, 0x7FC5A5A5), torch.float64: (torch.int64, 0x7FF85A5A5A5A5A5A)}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return TORCH[dtype.name]
+
+
+def terms(p: ConvProblem, prop: Prop) -> int:
+    """How many products one element of the result sums at most."""
+    if prop is Prop.BWD_W:
+        return p.mb * prod(p.o)
+    return prod(p.k) * (p.icg if prop is Prop.FWD else p.ocg)
+
+
+def density(p: ConvProblem, prop: Prop) -> float:
+    """The share of nonzero elements of the first operand that keeps typical sums of absolute
+    products within what the result's type (and the accumulator) holds exactly."""
+    a, b = (getattr(p, name).dtype.name for name in OPERANDS[prop])
+    digits = min(DIGITS[getattr(p, RESULT[prop]).dtype.name], 24 if p.acc.name == "f32" else 53)
+    safe = float(2**digits) / (MOST[a] * MOST[b])
+    return min(1.0, safe / max(1, terms(p, prop)))
+
+
+@dataclass(slots=True)
+class Guarded:
+    """A tensor inside a longer buffer. Everything around it, between its elements, and it itself
+    starts as poison; ``start`` is where its memory begins in the buffer, in elements."""
+
+    memory: torch.Tensor
+    layout: Layout
+    shape: tuple[int, ...]
+    start: int = GUARD
+    sealed: int | None = None  # a sum over the bits of an operand, see ``seal``
+
+    @staticmethod
+    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0) -> Guarded:
+        """``shift`` puts the tensor that many elements off a multiple of 16 bytes."""
+        memory = torch.empty((max(1, layout.span) + 2 * GUARD + shift,),
+                             dtype=torch_dtype(layout.dtype), device=device)
+        made = Guarded(memory, layout, tuple(shape), GUARD + shift)
+        made.poison()
+        return made
+
+    @property
+    def view(self) -> torch.Tensor:
+        """The elements in their logical shape; of a blocked layout a copy of them."""
+        strides = self.layout.strides()
+        if strides is not None:
+            return self.memory.as_strided(self.shape, strides, self.start + self.layout.offset)
+        whole = self._blocks(self.memory).reshape(self.layout.extents)
+        return whole[tuple(slice(n) for n in self.shape)]
+
+    @property
+    def argument(self) -> torch.Tensor:
+        """What a kernel is given: the view, or where shape and strides do not say it all, memory."""
+        if self.layout.strides() is None or self.layout.offset:
+            return self.memory[self.start:]
+        return self.view
+
+    def _blocks(self, memory: torch.Tensor) -> torch.Tensor:
+        """One dimension for each block: dimension by dimension, the outermost block first."""
+        blocks = [b for d in range(self.layout.ndims) for b in self.layout.of_dim(d)]
+        return memory.as_strided([b.size for b in blocks], [b.stride for b in blocks],
+                                 self.start + self.layout.offset)
+
+    def put(self, values: torch.Tensor) -> None:
+        """Lay values out in memory. Padding inside of blocks keeps what is there; of a dimension
+        that is expanded (stride 0) the first values count."""
+        strides = self.layout.strides()
+        if strides is not None:
+            view = self.view
+            for dim, (size, stride) in enumerate(zip(self.shape, strides, strict=True)):
+                if size > 1 and stride == 0:
+                    view, values = view.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+            view.copy_(values)
+            return
+        blocks = self._blocks(self.memory)
+        whole = blocks.reshape(self.layout.extents).clone()
+        whole[tuple(slice(n) for n in self.shape)] = values.to(whole.dtype)
+        blocks.copy_(whole.reshape(blocks.shape))
+
+    def poison(self) -> None:
+        """Fill everything, the tensor too; it is no longer sealed."""
+        bits, pattern = POISON[self.memory.dtype]
+        self.memory.view(bits).fill_(pattern)
+        self.sealed = None
+
+    def seal(self) -> None:
+        """From now on the whole buffer must not change: ``intact`` will compare a sum of bits."""
+        self.sealed = self._sum()
+
+    def _sum(self) -> int:
+        return int(self.memory.view(POISON[self.memory.dtype][0]).sum(dtype=torch.int64))
+
+    def intact(self) -> bool:
+        """Whether nothing was written but elements of the tensor: before it, after it, and between
+        its elements there still is poison; a sealed one holds what it held."""
+        bits, pattern = POISON[self.memory.dtype]
+        memory = self.memory.view(bits)
+        end = self.start + max(1, self.layout.span)
+        whole = (memory[:self.start] == pattern).all() & (memory[end:] == pattern).all()
+        if not bool(whole) or self.sealed not in (None, self._sum()):
+            return False
+        if self.layout.is_dense or self.sealed is not None:
+            return True
+        rest = memory.clone()
+        self._blocks(rest).fill_(pattern)
+        return bool((rest == pattern).all())
+
+
+def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: float,
+                 generator: torch.Generator) -> torch.Tensor:
+    """Integers from 1 to ``most`` of either sign, a given share of them kept, the others 0."""
+    device = generator.device
+    # Halves are not wasted on zero: what is kept is nonzero.
+    sign = torch.randint(0, 2, tuple(shape), device=device, generator=generator, dtype=torch.int8)
+    size = torch.randint(1, most + 1, tuple(shape), device=device, generator=generator,
+                         dtype=torch.int8)
+    values = ((2 * sign - 1) * size).to(dtype)
+    if share >= 1:
+        return values
+    return values * (torch.rand(tuple(shape), device=device, generator=generator) < share)
+
+
+def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, seed: int) -> None:
+    """Fill the operands (``exact`` or ``float``) and seal them, poison the result."""
+    for place, name in enumerate(OPERANDS[prop]):
+        tensor = tensors[name]
+        generator = torch.Generator(tensor.memory.device)
+        generator.manual_seed(seed * 2 + place)
+        if mode == "exact":
+            most = MOST[getattr(p, name).dtype.name]
+            share = density(p, prop) if place == 0 else 1.0
+            values = exact_values(tensor.shape, tensor.memory.dtype, most, share, generator)
+        else:
+            values = torch.randn(tensor.shape, device=tensor.memory.device, dtype=torch.float32,
+                                 generator=generator)
+        tensor.put(values)
+        tensor.seal()
+    tensors[RESULT[prop]].poison()
+
+
+def allocate(p: ConvProblem, device: str, shift: int = 0) -> dict[str, Guarded]:
+    """The three tensors of a problem, poisoned, each ``shift`` elements off alignment."""
+    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift)
+            for name, shape in p.shapes.items()}

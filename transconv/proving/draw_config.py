@@ -1,0 +1,159 @@
+"""The proving ground. In: a random generator, algorithms, a target. Out: a legal config for all.
+
+Nothing here knows what a word means: the words are the fields of ``Config``, their values those of
+``CHOICES``, of numbers nearby, and those seen among the heuristic's candidates; ``why_not`` is the
+filter. A word that joins ``Config`` is drawn from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from math import prod
+from random import Random
+
+from transconv import heuristics
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import CHOICES, Block, Config, k_steps, why_not
+from transconv.proving.draw import chance
+from transconv.target import Target
+
+# Numbers worth trying; a numeric word that is not listed is tried with NUMBERS.
+NUMBERS = (0, 1, 2, 3)
+VALUES: dict[str, tuple[int, ...]] = {
+    "group_m": (1, 2, 3, 8), "split_k": (1, 2, 3, 5, 8), "programs": (0, 1, 2, 5, 132),
+    "swap": (0, 1), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
+}
+DEFAULTS = Config()
+SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
+MOST_TILE = 64 * 64 * 32  # elements of m x n x k: larger tiles take compilers long
+MOST_STEPS = 64  # of a sum that is written out
+TRIES = 12
+
+
+def tile_volume(config: Config) -> int:
+    return prod(b.extent for b in config.blocks)
+
+
+def words(config: Config) -> dict[str, str]:
+    """The words of a config, to count by; numbers only as default or not."""
+    found = {"tile": "with a block" if config.blocks else "one by one"}
+    for f in fields(Config):
+        value = getattr(config, f.name)
+        if f.name == "order":
+            found[f.name] = "given" if value else "default"
+        elif f.name != "blocks":
+            found[f.name] = str(value)
+    return found
+
+
+def is_legal(config: Config, algorithms: Sequence[Algorithm], target: Target) -> bool:
+    """Whether a config may be used for each of some algorithms (the phases of one result)."""
+    for algorithm in algorithms:
+        split = min(config.split_k, max(1, k_steps(config, algorithm))) if algorithm.phase else (
+            config.split_k)
+        if why_not(replace(config, split_k=split), algorithm, target) is not None:
+            return False
+        if config.unroll and k_steps(config, algorithm) > MOST_STEPS:
+            return False
+    return True
+
+
+def config(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Config | None:
+    """A config, of the heuristic's at any rank or of blocks drawn at random, with words drawn at
+    random. None when there is nothing to choose: no algorithm has a point or a term."""
+    chosen = [a for a in algorithms if all(x.size for x in a.axes)]
+    if not chosen:
+        return None
+    seen = heuristics.candidates(chosen[0], target)
+    made = _random_blocks(rng, chosen, target) if chance(rng, 2) else None
+    if made is None:
+        small = [c for c in seen if tile_volume(c) <= MOST_TILE and is_legal(c, chosen, target)]
+        if not small or chance(rng, 40):
+            small = [c for c in seen if is_legal(c, chosen, target)]
+        if not small:
+            return None
+        made = _of_some_kind(rng, small)
+        if chance(rng, 3):  # as the heuristic would have it
+            return made
+    return _with_words(rng, made, chosen, target, seen)
+
+
+def _of_some_kind(rng: Random, found: Sequence[Config]) -> Config:
+    """One of the configs, every combination of words as likely as any other, however few have it."""
+    kinds: dict[tuple[object, ...], list[Config]] = {}
+    for c in found:
+        kinds.setdefault(tuple(getattr(c, name) for name in SPOKEN), []).append(c)
+    return rng.choice(rng.choice(list(kinds.values())))
+
+
+def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], target: Target,
+                seen: Sequence[Config]) -> Config:
+    """Change some words, each if the config stays legal with it."""
+    names = [f.name for f in fields(Config) if f.name != "blocks"]
+    rng.shuffle(names)
+    for name in names:
+        if chance(rng, 3):
+            continue
+        value = _value(rng, name, algorithms[0], seen)
+        other = replace(made, **{name: value})
+        if value != getattr(made, name) and is_legal(other, algorithms, target):
+            made = other
+    return made
+
+
+def _value(rng: Random, name: str, algorithm: Algorithm, seen: Iterable[Config]) -> object:
+    default = getattr(DEFAULTS, name)
+    if name in CHOICES:
+        return rng.choice(CHOICES[name])
+    if name == "order":
+        axes = [x.name for x in algorithm.axes_of("K")]
+        return ".".join(rng.sample(axes, len(axes))) if chance(rng, 2) else ""
+    if isinstance(default, int):
+        return rng.choice(VALUES.get(name, NUMBERS))
+    # A word of free text says what it can be only through those who propose it.
+    return rng.choice(sorted({str(getattr(c, name)) for c in seen} | {str(default)}))
+
+
+def _random_blocks(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Config | None:
+    """Any groups of neighbouring axes of one kind, with any extents that the rules let pass."""
+    alg = algorithms[0]
+    for _ in range(TRIES):
+        unit = "fma" if alg.b is None or alg.acc.name == "f64" or chance(rng, 3) else "mma"
+        blocks: list[Block] = []
+        for kind in "BMNK":
+            least = 16 if unit == "mma" and kind != "B" else 1
+            most = 1 if unit == "mma" and kind == "B" else 64 if unit == "mma" else 16
+            blocks += _blocks_of(rng, alg.axes_of(kind), least, most)
+        made = Config(tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)),
+                      stages=rng.choice((1, 2, 3, 4)))
+        if tile_volume(made) <= MOST_TILE and is_legal(made, algorithms, target):
+            return made
+    return None
+
+
+def _blocks_of(rng: Random, axes: tuple[Axis, ...], least: int, most: int) -> list[Block]:
+    """Blocks over some axes of one kind with a tile of ``least`` to ``most`` positions."""
+    if not axes:
+        return []
+    kept = [x for x in axes if x.size > 1 or chance(rng, 8)] or list(axes[-1:])
+    wanted = least << rng.choice((0, 0, 0, 1, 2)) if least > 1 else 1 << rng.randrange(5)
+    wanted = min(wanted, most)
+    if wanted == 1 and chance(rng, 2):
+        return []
+    groups: list[list[Axis]] = [[]]
+    for axis in kept:
+        if groups[-1] and chance(rng, 2):
+            groups.append([])
+        groups[-1].append(axis)
+    # The inner groups get blocks first; those that get none are handled one by one.
+    made: list[Block] = []
+    for group in reversed(groups):
+        extent = wanted if group is groups[0] or chance(rng, 2) else 1 << rng.randint(
+            0, wanted.bit_length() - 1)
+        wanted //= extent
+        if extent > 1 or chance(rng, 2):
+            made.insert(0, Block(tuple(x.name for x in group), extent))
+        if wanted == 1 and chance(rng, 2):
+            break
+    return made

@@ -1,0 +1,84 @@
+"""Stage 3, shapes of tiles: which axes can share a block, and which extents divide them well."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import Block
+from transconv.cost import axis_strides
+from transconv.packing import rows_of_channels
+
+
+def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
+    """Ways to fuse the axes of one kind: pixels all together; taps and channels all together where
+    they are one run of memory (a filter as large as its input); else channels alone, or with taps
+    before them when there are fewer than 16."""
+    axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    pixels = tuple(x.name for x in axes if x.role == "pixel")
+    if pixels and len(pixels) == len(axes):
+        return [pixels]
+    if len(axes) > 1 and _one_run(axes, alg):
+        return [tuple(x.name for x in axes)]
+    ways: list[tuple[str, ...]] = []
+    for start in range(len(axes) - 1, -1, -1):
+        ways.append(tuple(x.name for x in axes[start:]))
+        if prod(x.size for x in axes[start:]) >= 16:
+            break
+    return ways[-1:]
+
+
+def _one_run(axes: tuple[Axis, ...], alg: Algorithm) -> bool:
+    """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
+    for view in (alg.a, alg.b, alg.c):
+        if view is None:
+            continue
+        strides = axis_strides(view, alg)
+        if any(strides[x.name] for x in axes) and any(
+                strides[outer.name] != strides[inner.name] * inner.size
+                for outer, inner in itertools.pairwise(axes)):
+            return False
+    return True
+
+
+def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
+            row: int = 1) -> list[tuple[Block, ...]]:
+    """Boxes of ``volume`` positions over some axes, least overhang first: 14x14 images of 128 are
+    tiled without loss by 32 images x 2 rows x 2 columns. ``row``: the least extent of the last."""
+    steps = range(volume.bit_length())
+    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
+              if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
+
+    def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
+        over = prod(-(-x.size // e) * e / x.size for x, e in zip(axes, extents, strict=True))
+        return over, -prod(min(e, 8) for e in extents[1:])
+
+    shapes.sort(key=overhang)
+    return [tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+            for extents in shapes[:few]]
+
+
+def rows_of_pixels(axes: tuple[Axis, ...], volume: int, alg: Algorithm) -> list[tuple[Block, ...]]:
+    """Long rows of pixels, for results that have them innermost; all of an image where it is one
+    run of memory."""
+    if len(axes) < 2 or rows_of_channels(alg.c.tensor):
+        return []
+    image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
+    return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]
+
+
+Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
+
+
+def run_of(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
+    """All the axes where they are one run of memory, else the innermost one."""
+    run = axes if _one_run(axes, alg) else axes[-1:]
+    return tuple(x.name for x in run), prod(x.size for x in run)
+
+
+def extents(run: Run, most: int = 256) -> tuple[int, ...]:
+    """Extents along channels that are not mostly empty."""
+    least = 32 if most == 64 else 64
+    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
+                 and (e == least or e < 2 * run[1]))

@@ -1,0 +1,103 @@
+"""Torch border, step 5b. The short way past the operators: a plain autograd function for eager calls.
+
+The same launches as the registered operators for a fraction of the host time. A backward pass that
+somebody differentiates, compiles or watches is made of the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from transconv.torch_ops import execute, library, routes, stats, warm
+from transconv.torch_ops.route import Route
+
+Tensor = torch.Tensor
+
+_new_class: Any = type(torch.autograd.Function)
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+class ConvolutionFunction(torch.autograd.Function):
+    """The plain autograd function: ``apply(input, weight, bias, route)``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
+                route: Route) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.route = route
+        return route.forward(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return *_gradients(ctx.route, wanted, grad, input, weight, wanted[:3]), None
+
+
+# Function.apply also looks for functorch transforms, which the callers here have done.
+apply_function: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
+
+
+def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
+               mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Gradients of input, weight and bias the general way; None where ``mask`` is False. Noted as
+    the ``wanted`` of the route."""
+    params = route.params
+    if (torch.is_grad_enabled() or torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack()
+            or torch._C._are_functorch_transforms_active()):
+        found = library.convolution_backward(grad, input, weight, *params, mask)
+        return tuple(t if on else None for t, on in zip(found, mask, strict=True))
+    if forward_ad._current_level >= 0:  # the gradient may be a dual number
+        stats.handed_over("transform:forward_ad")
+        return execute.aten_backward(grad, input, weight, params, mask)
+    made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask)
+    warm.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
+    return made.run(grad, input, weight)
+
+
+def bound_function(route: Route, biased: bool) -> Callable[..., Tensor]:
+    """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function that knows
+    its route: each argument, and each thing kept in the context, would cost a tenth of a
+    microsecond and more per call. For the device and the tensors that ``route.start`` is for."""
+    if route.function is not None:
+        return route.function
+    known = warm.gradients_of(route)
+    start = route.start
+
+    def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+        ctx.to_save = (input, weight)  # all that save_for_backward does
+        return route.forward(input, weight, None) if start is None else start(input, weight)
+
+    def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.to_save = (input, weight)
+        return (route.forward if start is None else start)(input, weight, bias)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if not _compiling():
+            gradients = known.get(wanted)
+            if gradients is not None:
+                found = gradients(grad, input, weight)
+                if found is not None:
+                    return found
+        # What is returned beyond the arguments is None, which autograd allows.
+        return _gradients(route, wanted, grad, input, weight,
+                          wanted if biased else (*wanted, False))
+
+    # autograd looks these up by name at every call, class by class: the nearest is the cheapest.
+    own = {"forward": staticmethod(forward_biased if biased else forward_unbiased),
+           "backward": staticmethod(backward),
+           "setup_context": staticmethod(torch.autograd.Function.setup_context),
+           "clear_saved_tensors_on_access": False, "boxed_grads_call": False}
+    made: Any = _new_class("ConvolutionFunction", (torch.autograd.Function,), own)
+    # The node's own `apply` would look for the function above, in two more calls.
+    made._backward_cls.apply = backward
+    apply: Callable[..., Tensor] = super(torch.autograd.Function, made).apply
+    route.function = apply
+    return apply

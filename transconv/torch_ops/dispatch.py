@@ -1,0 +1,235 @@
+"""Torch border, step 6a. Sending one call of a public function the right way.
+
+Plain eager tensors take the short way: one lookup, one launch. Everything that wants to see the
+call is given it: `__torch_function__`, functorch transforms and dual numbers (aten, so that nothing
+is dropped), compilers, tracers, dispatch modes and fakes (the registered operators).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
+
+from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
+from transconv.torch_ops.arguments import Params
+
+Tensor = torch.Tensor
+
+_Parameter = torch.nn.Parameter
+handle: Any = handle_torch_function
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """One public function: what it is called, its rank, torch's function of that name, and ours."""
+
+    name: str
+    ndims: int
+    transposed: bool
+    aten: Callable[..., Tensor]
+    public: Callable[..., Tensor] | None = None
+
+
+_requests: dict[Any, routes.Request] = {}
+
+
+def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+               output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+    """torch's own function, with the arguments as they came."""
+    if f.transposed:
+        return f.aten(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return f.aten(input, weight, bias, stride, padding, dilation, groups)
+
+
+def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+             output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+    """Send one call the right way. What is asked first is what is cheapest to be wrong about."""
+    rest = (stride, padding, output_padding, dilation, groups)
+    if torch.compiler.is_compiling():
+        return _compiled(f, input, weight, bias, *rest)
+    if has_torch_function((input, weight, bias)):
+        order = ((stride, padding, output_padding, groups, dilation) if f.transposed
+                 else (stride, padding, dilation, groups))
+        seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *order)
+        return seen
+    if torch._C._are_functorch_transforms_active():
+        _note_transform("transform:functorch", input)
+        return _hand_over(f, input, weight, bias, *rest)
+    if forward_ad._current_level >= 0:
+        _note_transform("transform:forward_ad", input)
+        return _hand_over(f, input, weight, bias, *rest)
+    if not (_is_plain(input) and _is_plain(weight) and (bias is None or _is_plain(bias))):
+        return _unusual(f, input, weight, bias, *rest)
+    if torch._C._is_any_autocast_enabled():
+        input, weight, bias = autocast(input, weight, bias)
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() or input.is_meta:
+        return _operator(f, input, weight, bias, *rest)
+
+    req = _request(f, stride, padding, output_padding, dilation, groups)
+    if req is None:
+        return _hand_over(f, input, weight, bias, *rest)
+    key, flags, aligned = routes.forward_key(req, input, weight, bias)
+    route = routes.find(key)
+    if route is None:
+        if input.dtype.is_complex:
+            stats.handed_over(f"dtype:{str(input.dtype).removeprefix('torch.')}")
+            return _hand_over(f, input, weight, bias, *rest)  # in real parts, by torch
+        check_bias(f, input, bias, padding)
+        if not arguments.batched(f.name, f.ndims, input.shape):
+            return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+        route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
+    else:
+        warm.note(dispatch, autograd.bound_function, f, (input, weight, bias), rest, route, flags,
+                  aligned)
+    if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
+                                    or (bias is not None and bias.requires_grad)):
+        return autograd.apply_function(input, weight, bias, route)
+    result: Tensor = route.forward(input, weight, bias)
+    return result
+
+
+def _note_transform(reason: str, input: Any) -> None:
+    """Count a call that goes to aten because a transform must see it, unless aten is ours."""
+    if getattr(getattr(input, "device", None), "type", "") not in execute.ORIGINALS:
+        stats.handed_over(reason)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return tensor.__class__ is Tensor or tensor.__class__ is _Parameter
+
+
+def is_known(tensor: Tensor) -> bool:
+    """Plain tensors and the fakes of compilers, as opposed to other subclasses."""
+    return _is_plain(tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
+def _unusual(f: Function, *call: Any) -> Tensor:
+    """Tensors of other classes: fakes go on to the operators, the rest is torch's business."""
+    tensors = call[:2] if call[2] is None else call[:3]
+    if any(not isinstance(t, Tensor) for t in tensors):
+        return _hand_over(f, *call)  # a TypeError, in torch's words
+    if all(is_known(t) for t in tensors):
+        return _operator(f, *autocast(*call[:3]), *call[3:])
+    odd = next(type(t).__name__ for t in tensors if not is_known(t))
+    stats.handed_over(f"subclass:{odd}")
+    return _hand_over(f, *call)
+
+
+def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+             groups: Any) -> routes.Request | None:
+    """The request of these arguments, or None where torch's parser must judge their form."""
+    key = (f, stride, padding, output_padding, dilation, groups)
+    try:
+        found = _requests.get(key)
+    except TypeError:  # a list has no hash
+        found = None
+    # 1.0 and True equal 1 but are no sizes: equal keys are not yet equal arguments.
+    if found is not None and _integral(stride) and _integral(padding) and _integral(
+            output_padding) and _integral(dilation) and groups.__class__ is int:
+        return found
+    parsed = parse(f, stride, padding, output_padding, dilation, groups)
+    if parsed is None:
+        return None
+    stride_, padding_, output_padding_, dilation_ = parsed
+    found = routes.request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed,
+                           output_padding_, groups)
+    try:
+        if len(_requests) > routes.LIMIT:
+            _requests.clear()
+        _requests[key] = found
+    except TypeError:
+        pass
+    return found
+
+
+def _integral(value: Any) -> bool:
+    """For a value that equals a legal one: whether it is made of ints. (The sum of a tuple with a
+    float in it is a float.)"""
+    kind = value.__class__
+    return kind is int or kind is str or (kind is tuple and sum(value).__class__ is int)
+
+
+def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+           groups: Any) -> tuple[Any, Any, Any, Any] | None:
+    n = f.ndims
+    parsed = (arguments.ints(stride, n),
+              padding if type(padding) is str and not f.transposed else arguments.ints(padding, n),
+              arguments.ints(output_padding, n), arguments.ints(dilation, n))
+    if any(p is None for p in parsed) or not (
+            type(groups) is int or isinstance(groups, torch.SymInt)):
+        return None
+    return parsed
+
+
+def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> None:
+    if not f.transposed and not isinstance(padding, str):
+        arguments.check_bias_dtype(input, bias)
+
+
+# -- the ways that end in the registered operators -------------------------------------------------
+
+
+def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
+              padding: Any, output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+    rest = (stride, padding, output_padding, dilation, groups)
+    parsed = parse(f, *rest)
+    if parsed is None or input.dtype.is_complex:
+        return _hand_over(f, input, weight, bias, *rest)
+    stride, padding, output_padding, dilation = parsed
+    if torch._C._get_tracing_state():
+        # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
+        if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
+            return _hand_over(f, input, weight, bias, *rest)
+        numbers = (stride, (0,) if padding == "valid" else padding, dilation, f.transposed)
+        return library.call(input, weight, bias, *numbers, output_padding, groups)
+    check_bias(f, input, bias, padding)
+    is_batched = arguments.batched(f.name, f.ndims, input.shape)
+    x = input if is_batched else input.unsqueeze(0)
+    p: Params = arguments.resolve(
+        x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
+        f.transposed, output_padding, groups)
+    y = library.call(x, weight, bias, *p)
+    return y if is_batched else y.squeeze(0)
+
+
+def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
+    """Inside torch.compile or export: no graph break on this way."""
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if torch._C._are_functorch_transforms_active() or not all(
+            isinstance(t, Tensor) for t in tensors):
+        return _hand_over(f, input, weight, bias, *rest)
+    input, weight, bias = autocast(input, weight, bias)
+    return _operator(f, input, weight, bias, *rest)
+
+
+def autocast(input: Tensor, weight: Tensor,
+              bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
+    dtype, float64 and integers not."""
+    device = input.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return input, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return (_cast(input, device, dtype), _cast(weight, device, dtype),
+            None if bias is None else _cast(bias, device, dtype))
+
+
+def cast_like(tensor: Tensor, input: Tensor) -> Tensor:
+    """A further operand of an autocast call: as the cast input, where torch would cast it."""
+    device = input.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensor
+    return _cast(tensor, device, torch.get_autocast_dtype(device))
+
+
+def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    eligible = (tensor.is_floating_point() and tensor.dtype != torch.float64
+                and tensor.device.type == device)
+    return tensor.to(dtype) if eligible else tensor

@@ -1,0 +1,232 @@
+"""Torch border, step 4a. Who computes one tensor: a kernel, or torch and the reason why.
+
+A route is made once (decide.py) and run many times. After the first launch the kernel's start
+function is bound to it, so that a call makes the result and starts the kernel, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from transconv.problem import Prop
+from transconv.torch_ops import execute, shapes, stats
+from transconv.torch_ops.arguments import Ints, Params
+
+if TYPE_CHECKING:
+    from transconv.compiler import Compiled
+
+Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
+
+
+def _allocator() -> Callable[[Ints, Ints, torch.dtype], torch.Tensor]:
+    """How to make an empty tensor on the current device: the entry that torch's compiled code uses
+    takes a third of the time of the public one."""
+    lean = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    found = getattr(lean, "_empty_strided_cuda", None)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype,
+                                                             device="cuda")
+
+
+_empty = _allocator()
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+class Route:
+    """One tensor that one kernel computes, or the reason why torch does."""
+
+    __slots__ = (
+        "adds_bias",
+        "aligned",
+        "calls",
+        "channels_last",
+        "compiled",
+        "copies_bias",
+        "device",
+        "direction",
+        "function",
+        "params",
+        "reason",
+        "shape",
+        "start",
+        "strides",
+    )
+
+    def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
+        self.direction = direction
+        self.params = params
+        self.shape = shape
+        self.channels_last = channels_last
+        self.strides = shapes.result_strides(shape, channels_last)
+        self.compiled: Compiled | None = None
+        self.reason = ""
+        self.adds_bias = False  # after the kernel, because its epilogue cannot
+        self.copies_bias = False
+        self.aligned = False
+        self.device = -1
+        # From the given tensors to the result with nothing left to decide, on `device` as the
+        # current one and for tensors that are no negated views. Bound after the first launch.
+        self.start: Run | None = None
+        self.function: Run | None = None  # the autograd function made for `start`: see autograd.py
+        # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
+        self.calls = 0
+
+    def count(self) -> None:
+        """Move the calls so far into the totals."""
+        calls, self.calls = self.calls, 0
+        if calls:
+            stats.add(not self.reason, self.reason or self.direction.value, calls)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        """Run a forward route: a fresh result."""
+        start = self.start
+        if start is not None and _current_device() == self.device and not (x.is_neg() or w.is_neg()):
+            if b is None:
+                return start(x, w)
+            if not b.is_neg():
+                return start(x, w, b)
+        self.calls += 1
+        compiled = self.compiled
+        if compiled is None:
+            y = execute.aten_forward(x, w, b, self.params)
+            return shapes.with_result_strides(y, self.channels_last)
+        y = x.new_empty_strided(self.shape, self.strides)
+        src, dst = (y, x) if self.params.transposed else (x, y)
+        near, far = ("dst", "src") if self.params.transposed else ("src", "dst")
+        if b is None:
+            execute.launch(compiled, src, w, dst)
+            self.bind(x, w.dtype, near, "wei", far)
+        elif self.adds_bias:
+            execute.launch(compiled, src, w, dst)
+            y += b.view(-1, *[1] * (x.dim() - 2))
+        else:
+            if self.copies_bias or b.is_neg():
+                b = b.resolve_neg().contiguous()
+            execute.launch(compiled, src, w, dst, bia=b)
+            if not self.copies_bias:
+                self.bind(x, w.dtype, near, "wei", "bia", far)
+        return y
+
+    def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
+                 far: torch.Tensor) -> torch.Tensor:
+        """Run a gradient's route; of ``near`` and ``w`` the one that it makes is None, and ``like``
+        has its dtype and device."""
+        start = self.start
+        given = near if w is None else w
+        assert given is not None
+        if start is not None and _current_device() == self.device and not (
+                given.is_neg() or far.is_neg()):
+            return start(given, far)
+        self.calls += 1
+        assert self.compiled is not None
+        made = like.new_empty_strided(self.shape, self.strides)
+        near_, w_ = (made if near is None else near), (made if w is None else w)
+        src, dst = (far, near_) if self.params.transposed else (near_, far)
+        execute.launch(self.compiled, src, w_, dst)
+        near_name, far_name = ("dst", "src") if self.params.transposed else ("src", "dst")
+        names = ("wei", far_name, near_name) if near is None else (near_name, far_name, "wei")
+        self.bind(given, made.dtype, *names)
+        return made
+
+    def bind(self, given: torch.Tensor, dtype: torch.dtype, *names: str) -> None:
+        """Keep the kernel's start function. ``names``: what the plan calls the tensors that a call
+        gives, in order, and then the result; ``given`` is any of the former."""
+        if self.start is not None or self.compiled is None:
+            return
+        device = given.device.index
+        begin = self.compiled.starter(device, self.aligned, names)
+        if begin is None:  # no kernel of a device is kept, as on the CPU
+            return
+        self.device = device
+        self.function = None
+        self.start = (_two if len(names) == 3 else _three)(self, begin, dtype)
+
+
+def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty, shape, strides = _empty, route.shape, route.strides
+
+    def start(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        route.calls += 1
+        made = empty(shape, strides, dtype)
+        begin(first, second, made)
+        return made
+
+    return start
+
+
+def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty, shape, strides = _empty, route.shape, route.strides
+
+    def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
+        route.calls += 1
+        made = empty(shape, strides, dtype)
+        begin(first, second, third, made)
+        return made
+
+    return start
+
+
+class BackwardRoutes:
+    """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
+
+    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "params", "weight")
+
+    def __init__(self, params: Params, channels_last: bool, data: Route | None,
+                 weight: Route | None, wants_bias: bool, rank: int) -> None:
+        self.params = params
+        self.channels_last = channels_last
+        self.data = data if data and data.compiled else None
+        self.weight = weight if weight and weight.compiled else None
+        self.aten = [r for r in (data, weight) if r and not r.compiled]
+        # torch sums the bias gradient on the way if it computes something anyway.
+        bias_with_aten = wants_bias and bool(self.aten)
+        self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
+        self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
+
+    def routes(self) -> list[Route]:
+        return [r for r in (self.data, self.weight, *self.aten) if r]
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor,
+            w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dx: torch.Tensor | None = None
+        dw: torch.Tensor | None = None
+        db: torch.Tensor | None = None
+        if self.aten:
+            dx, dw, db = self._run_aten(grad, x, w)
+        if self.data:
+            dx = self.data.gradient(x, None, w, grad)
+        if self.weight:
+            dw = self.weight.gradient(w, x, None, grad)
+        if self.bias_dims:
+            db = grad.sum(self.bias_dims)
+        return dx, dw, db
+
+    def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
+                  w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        for route in self.aten:
+            route.calls += 1
+        found = execute.aten_backward(grad, x, w, self.params, self.aten_mask)
+        dx, dw = (None if t is None else shapes.with_result_strides(t, self.channels_last)
+                  for t in found[:2])
+        return dx, dw, found[2]
+
+    def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+        """``run`` with nothing left to decide, where every kernel has its start function: on the
+        device of these as the current one, for tensors that are no negated views."""
+        starts = [None if r is None else r.start for r in (self.data, self.weight)]
+        data, weight = starts
+        if self.aten or starts.count(None) > (self.data, self.weight).count(None):
+            return self.run
+        dims = self.bias_dims
+
+        def run(grad: torch.Tensor, x: torch.Tensor,
+                w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return (None if data is None else data(w, grad),
+                    None if weight is None else weight(x, grad),
+                    None if dims is None else grad.sum(dims))
+
+        return run

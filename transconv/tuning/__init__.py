@@ -1,0 +1,1 @@
+"""Above the compiler and the proving ground: configs are tried, timed, and the best remembered."""

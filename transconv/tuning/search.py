@@ -1,0 +1,187 @@
+"""Tuning. In: what was measured so far. Out: which configs to try next, a bounded number of them.
+
+Best estimates first; the last part of the trials explores around the best config found: its
+neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the
+order of their estimates. What values a word may take is read off the proposals of the heuristics,
+so a new word takes part without being mentioned here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil, inf
+from typing import Any
+
+from transconv import heuristics
+from transconv.algorithm import Algorithm
+from transconv.config import Block, Config
+from transconv.cost import estimate
+from transconv.database.choice import believable, fitted
+from transconv.errors import ConfigError
+from transconv.target import Target
+
+EXPLORED = 0.4  # share of the trials that explore
+WAVES = 2  # in which they are asked for: the second starts from what the first found
+FACTOR = 3.0  # neighbours estimated to be so much slower than the best are not worth a compile
+NUMBERS = {"stages": (-1, 1), "warps": (0.5, 2), "split_k": (0.5, 2), "group_m": (0.5, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A config to measure; ``rank`` in the order of estimates (-1: not among the proposals);
+    ``origin``: ``database``, ``ranking``, ``spread`` or ``neighbour``."""
+
+    config: Config
+    estimate: float
+    rank: int
+    origin: str
+
+
+class Search:
+    """The trials of one direction of a problem. ``phases``: its algorithms, which share a config;
+    ``seeds``: configs to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
+    ranking, as fitting the estimate wants it."""
+
+    def __init__(self, phases: Sequence[Algorithm], target: Target, trials: int,
+                 seeds: Sequence[Config] = (), explore: str = "near") -> None:
+        self.phases, self.target, self.trials = tuple(phases), target, trials
+        self.ranking = ranking(self.phases, target)
+        self.ranks = {c: i for i, c in enumerate(self.ranking)}
+        self.explore = explore
+        self.asked: set[Config] = set()
+        self.waiting: set[Config] = set()
+        self.times: dict[Config, float] = {}
+        self.seeds = [c for c in dict.fromkeys(seeds) if self.legal(c)]
+        self.wave = 0
+
+    def legal(self, config: Config) -> bool:
+        return all(believable(fitted(config, a), a, self.target) for a in self.phases)
+
+    def guess(self, config: Config) -> float:
+        return sum(estimate(fitted(config, a), a, self.target) for a in self.phases)
+
+    @property
+    def best(self) -> Config | None:
+        """The fastest config that was right."""
+        right = [c for c, us in self.times.items() if us < inf]
+        return min(right, key=lambda c: self.times[c], default=None)
+
+    def tell(self, config: Config, us: float | None) -> None:
+        """A trial has ended: microseconds, or None for a config that is refused, wrong or hangs."""
+        self.waiting.discard(config)
+        self.asked.add(config)
+        self.times[config] = inf if us is None else us
+
+    def next(self) -> list[Trial]:
+        """Trials to run at the same time; none while some are under way, and none when all is
+        done."""
+        left = self.trials - len(self.asked)
+        if self.waiting or left <= 0:
+            return []
+        first = max(1, ceil(self.trials * (1 - EXPLORED)))
+        if len(self.asked) < first:
+            made = list(itertools.islice(self._first(), first - len(self.asked)))
+        elif self.explore == "spread":
+            made = self._spread(left)
+        else:
+            self.wave += 1
+            count = left if self.wave >= WAVES else ceil(left / WAVES)
+            made = list(itertools.islice(self._around(), count))
+        self.asked |= {t.config for t in made}
+        self.waiting |= {t.config for t in made}
+        return made
+
+    def _trial(self, config: Config, origin: str) -> Trial:
+        return Trial(config, self.guess(config), self.ranks.get(config, -1), origin)
+
+    def _first(self) -> Iterator[Trial]:
+        for origin, configs in (("database", self.seeds), ("ranking", self.ranking)):
+            for c in configs:
+                if c not in self.asked:
+                    yield self._trial(c, origin)
+
+    def _around(self) -> Iterator[Trial]:
+        best = self.best
+        near = neighbours(best, self) if best is not None else []
+        for c in near:
+            if c not in self.asked:
+                yield self._trial(c, "neighbour")
+        known = {*near}
+        yield from (t for t in self._first() if t.config not in known)
+
+    def _spread(self, count: int) -> list[Trial]:
+        """Configs from the whole ranking, closer together near its top."""
+        rest = [c for c in self.ranking if c not in self.asked]
+        at = sorted({int(len(rest) * ((i + 1) / (count + 1)) ** 2) for i in range(count)})
+        return [self._trial(rest[i], "spread") for i in at if i < len(rest)]
+
+
+def ranking(phases: Sequence[Algorithm], target: Target) -> list[Config]:
+    """The candidates of the first phase that are legal for all, by the sum of their estimates."""
+    found = heuristics.candidates(phases[0], target)
+    if len(phases) == 1:
+        return found
+    sums: dict[Config, float] = {}
+    for config in found:
+        each = [fitted(config, a) for a in phases]
+        if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
+            sums[config] = sum(estimate(c, a, target)
+                               for c, a in zip(each, phases, strict=True))
+    if not sums:
+        raise ConfigError(f"no config is legal for all {len(phases)} stride phases "
+                          f"of {phases[0].name}")
+    return sorted(sums, key=lambda c: sums[c])
+
+
+def neighbours(config: Config, search: Search) -> list[Config]:
+    """Legal configs one change away, best estimate first."""
+    limit = FACTOR * search.guess(config)
+    found: dict[Config, float] = {}
+    for other in dict.fromkeys(_changed(config, search)):
+        if other != config and other not in found and search.legal(other):
+            guess = search.guess(other)
+            if guess <= limit:
+                found[other] = guess
+    return sorted(found, key=lambda c: found[c])
+
+
+def _changed(config: Config, search: Search) -> Iterator[Config]:
+    alg = search.phases[0]
+    mine = _by_kind(config, alg)
+    words = [f.name for f in fields(config) if f.name != "blocks"]
+    for other in search.ranking:
+        for kind, blocks in _by_kind(other, alg).items():
+            if blocks != mine[kind]:
+                changed = {**mine, kind: blocks}
+                yield replace(config, blocks=tuple(b for k in "BMNK" for b in changed[k]))
+        for word in words:
+            yield _with_word(config, word, getattr(other, word))
+    for i, block in enumerate(config.blocks):
+        for extent in (block.extent * 2, block.extent // 2):
+            yield _with_extent(config, {i: extent})
+        for j, other_block in enumerate(config.blocks):
+            if i != j and alg.kind(block.axes[0]) == alg.kind(other_block.axes[0]):
+                yield _with_extent(config, {i: block.extent * 2, j: other_block.extent // 2})
+    for word, steps in NUMBERS.items():
+        for step in steps:
+            now: int = getattr(config, word)
+            new = int(now + step if word == "stages" else now * step)
+            if new >= 1:
+                yield _with_word(config, word, new)
+
+
+def _with_word(config: Config, word: str, value: Any) -> Config:
+    return replace(config, **{word: value})
+
+
+def _by_kind(config: Config, alg: Algorithm) -> dict[str, tuple[Block, ...]]:
+    return {kind: tuple(b for b in config.blocks if alg.kind(b.axes[0]) == kind)
+            for kind in "BMNK"}
+
+
+def _with_extent(config: Config, extents: dict[int, int]) -> Config:
+    blocks = tuple(replace(b, extent=extents.get(i, b.extent))
+                   for i, b in enumerate(config.blocks))
+    return replace(config, blocks=tuple(b for b in blocks if b.extent >= 1))

@@ -1,0 +1,250 @@
+"""Tuning, the parent. In: problems. Out: a log of every trial, and the winners in a database.
+
+Compiles run in several processes, measurements in one, each with a time limit. Some problems are
+under way at a time, so that there is always something to compile while the first trials of a
+problem decide about its last ones. What the log has is not measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transconv.algorithm import Algorithm, algorithms
+from transconv.config import Config
+from transconv.database import choice, rows
+from transconv.database.rows import Row
+from transconv.epilogue import Epilogue
+from transconv.errors import TransconvError
+from transconv.problem import ConvProblem, Prop
+from transconv.proving.pool import Group, Pool, Task
+from transconv.target import Target
+from transconv.tuning.progress import Progress
+from transconv.tuning.search import Search, Trial
+from transconv.tuning.table import Table, number
+from transconv.verdicts import triton_version
+
+COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
+           "machine", "trial", "origin", "rank", "config", "estimate", "us", "p20", "p80",
+           "method", "verdict", "reason", "max_err", "lower_s", "triton_s", "device", "torch",
+           "triton", "lowering")
+SECONDS = ("lower_s", "triton_s")
+KEY = ("problem", "prop", "epilogue", "machine", "config", "triton", "lowering")
+
+Found = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Limits:
+    """Bounds of a session. ``trials`` for each problem and direction; seconds: ``trial_s`` for one
+    measurement, ``compile_s`` for one compile, ``total_s`` after which nothing starts;
+    ``budget_ms`` of timing for each trial; ``jobs`` processes that compile."""
+
+    trials: int = 16
+    trial_s: float = 30.0
+    compile_s: float = 60.0
+    total_s: float = float("inf")
+    budget_ms: float = 30.0
+    jobs: int = 1
+
+
+@dataclass(slots=True)
+class Job:
+    """One direction of a problem to tune; ``about``: columns of the log that only people read."""
+
+    problem: ConvProblem
+    prop: Prop
+    epilogue: Epilogue
+    about: dict[str, str] = field(default_factory=dict)
+    search: Search | None = None
+    tried: int = 0  # that were right
+    ended: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return rows.problem_text(self.problem), self.prop.value, str(self.epilogue)
+
+    def phases(self) -> list[Algorithm]:
+        """What one config must serve; empty where there is nothing to compute."""
+        return [a for a in algorithms(self.problem, self.prop, self.epilogue)
+                if all(x.size for x in a.axes)]
+
+    def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Config]:
+        """What the database says already."""
+        first = choice.ranked(phases[0], target, self.problem, self.prop)[0]
+        return [] if first.row is None else [first.config]
+
+
+class Session:
+    """Tunes jobs on a target; ``versions``: columns device and torch of the log; ``workers``: the
+    module whose functions the processes run."""
+
+    def __init__(self, jobs: Iterable[Job], target: Target, limits: Limits, log: Table,
+                 versions: dict[str, str], explore: str = "near",
+                 say: Callable[[str], None] | None = None,
+                 workers: str = "transconv.tuning.measure") -> None:
+        self.jobs = list({job.key: job for job in jobs}.values())
+        self.target, self.limits, self.log, self.explore = target, limits, log, explore
+        self.versions = {**versions, "triton": triton_version(), "lowering": str(rows.LOWERING),
+                         "machine": rows.machine(target)}
+        self.say, self.workers = say, workers
+        self.waiting: list[Job] = []
+        self.trials: dict[int, tuple[Job, Trial, Task]] = {}  # by the id of a task that is alive
+        self.seconds: dict[int, Found] = {}  # what the compile of a trial took
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self, environment: dict[str, str] | None = None) -> list[Row]:
+        """Run until every job has had its trials or time is up. Returns the winners' rows, those of
+        unfinished jobs too. Raises RuntimeError when worker processes do not start."""
+        self.waiting = list(self.jobs)
+        variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        pool = Pool({
+            "compile": Group(f"{self.workers}:compile_trial", self.limits.jobs, variables),
+            "gpu": Group(f"{self.workers}:measure_trial", 1, variables)})
+        progress = Progress(self.limits.trials * len(self.jobs), "trial")
+        say = self.say or progress.say
+        tasks = list(self._refill(say, progress.step))
+        for task, found in pool.run(tasks, self.limits.total_s) if tasks else ():
+            job, trial, _ = self.trials[id(task)]
+            error = str(found.get("error", ""))
+            if error == "out of budget":
+                continue
+            if task.group == "compile" and not error:
+                self.seconds[id(task)] = {c: found[c] for c in SECONDS if c in found}
+                continue  # its measurement follows
+            if task.group == "compile" and error not in ("timeout", "crash"):
+                continue  # the measuring process compiles, or says why not
+            progress.step()
+            self._answer(job, trial, task, found)
+            for new in (*self._ask(job, say, progress.step), *self._refill(say, progress.step)):
+                pool.add(new)
+        progress.close()
+        for job in self.jobs:
+            if job.search is not None and not job.ended:
+                say(f"unfinished: {self._line(job)}")
+        return self.winners()
+
+    def _refill(self, say: Callable[[str], None], skip: Callable[[], None]) -> Iterator[Task]:
+        """Start jobs until the compiling processes have enough to do."""
+        while self.waiting and sum(len(j.search.waiting) for j in self.jobs
+                                   if j.search is not None) < 2 * self.limits.jobs + 2:
+            job = self.waiting.pop(0)
+            try:
+                self._open(job)
+            except TransconvError as error:
+                say(f"{job.about.get('layer', '')} {job.key[0]} {job.prop}: not tuned: {error}")
+            if job.search is not None:
+                for _ in job.search.asked:
+                    skip()
+                yield from self._ask(job, say, skip)
+
+    def _open(self, job: Job) -> None:
+        """Make the search of a job and tell it what the log has. Raises Unsupported, ConfigError."""
+        phases = job.phases()
+        if not phases:
+            return
+        search = Search(phases, self.target, self.limits.trials,
+                        job.seeds(phases, self.target), self.explore)
+        for row in self.log.rows:
+            if self._same(row, job):
+                self._tell(job, search, Config.parse(row["config"]), row)
+        job.search = search
+
+    def _same(self, row: Found, job: Job) -> bool:
+        wanted = dict(zip(("problem", "prop", "epilogue"), job.key, strict=True)) | {
+            c: self.versions[c] for c in ("triton", "lowering", "machine")}
+        return all(row[c] == v for c, v in wanted.items())
+
+    def _ask(self, job: Job, say: Callable[[str], None], skip: Callable[[], None]) -> list[Task]:
+        """The tasks of a job's next trials."""
+        assert job.search is not None
+        if job.ended or job.search.waiting:
+            return []
+        made = []
+        for trial in job.search.next():
+            problem, prop, epilogue = job.key
+            what = {"problem": problem, "prop": prop, "epilogue": epilogue,
+                    "config": str(trial.config)}
+            second = Task("gpu", what | {"budget_ms": self.limits.budget_ms}, self.limits.trial_s)
+            first = Task("compile", what, self.limits.compile_s, then=second)
+            for task in (first, second):
+                self.trials[id(task)] = (job, trial, first)
+            made.append(first)
+        if not made:
+            job.ended = True
+            for _ in range(self.limits.trials - len(job.search.asked)):
+                skip()
+            say(self._line(job))
+        return made
+
+    # -- what came of it ---------------------------------------------------------------------------
+
+    def _answer(self, job: Job, trial: Trial, task: Task, found: Found) -> None:
+        first = self.trials[id(task)][2]
+        assert job.search is not None
+        error = str(found.get("error", ""))
+        if error:
+            word = error if error in ("timeout", "crash") else "failed"
+            told: Found = {"verdict": word, "reason": " ".join(error.split())[:500]}
+        else:
+            told = {k: v for k, v in found.items() if k != "trace"}
+        problem, prop, epilogue = job.key
+        row = {**job.about, **self.versions, "problem": problem, "prop": prop,
+               "epilogue": epilogue, "trial": len(job.search.times), "origin": trial.origin,
+               "rank": trial.rank, "config": str(trial.config), "estimate": trial.estimate,
+               **self.seconds.get(id(first), {}), **told}
+        self.log.add(row)
+        self._tell(job, job.search, trial.config, row)
+
+    def _tell(self, job: Job, search: Search, config: Config, row: Found) -> None:
+        us = number(row, "us") if row["verdict"] == "right" else None
+        job.tried += us is not None
+        search.tell(config, us)
+
+    def winners(self) -> list[Row]:
+        """A row for each job of which a trial was right."""
+        made = []
+        for job in self.jobs:
+            best = job.search.best if job.search is not None else None
+            if best is not None:
+                assert job.search is not None
+                made.append(rows.make(job.problem, job.prop, job.epilogue, self.target, str(best),
+                                      job.search.times[best], job.tried))
+        return made
+
+    def _line(self, job: Job) -> str:
+        """What came of a job, for people."""
+        assert job.search is not None
+        head = f"{job.about.get('layer', '')[:28]:28} {job.prop.value:5}"
+        best = job.search.best
+        if best is None:
+            return f"{head} none of {len(job.search.times)} trials was right"
+        us = job.search.times[best]
+        first = job.search.times.get(job.search.ranking[0], float("inf"))
+        gain = f"{first / us:5.2f}x" if first < float("inf") else "    -"
+        return f"{head} {us:9.1f} us {gain} of the first estimate, {job.tried} right  {best}"
+
+
+def of_log(log: Iterable[Found]) -> list[Row]:
+    """The winners of all that a log holds, of whatever machine and version."""
+    best: dict[tuple[str, ...], Found] = {}
+    tried: dict[tuple[str, ...], int] = {}
+    for row in log:
+        if row["verdict"] != "right" or not number(row, "us"):
+            continue
+        kind = rows.epilogue_kind(Epilogue.parse(row["epilogue"]))
+        key = (row["problem"], row["prop"], kind, row["machine"], row["triton"], row["lowering"])
+        tried[key] = tried.get(key, 0) + 1
+        if key not in best or float(row["us"]) < float(best[key]["us"]):
+            best[key] = row
+    return [Row(row["problem"], row["prop"], key[2], row["machine"], row["config"],
+                float(row["us"]), tried[key], int(row["lowering"]), row["triton"])
+            for key, row in best.items()]
+
+
+def log_path(database: Path) -> Path:
+    """Where the trials of a database file are written."""
+    return database.with_suffix(".trials.csv")

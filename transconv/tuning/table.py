@@ -1,0 +1,76 @@
+"""Tuning. CSV files that grow row by row: what is in them is not measured again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Table:
+    """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them."""
+
+    def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str]) -> None:
+        self.path, self.columns, self.key = path, tuple(columns), tuple(key)
+        self.rows = read(path) if path.exists() else []
+        self.done = {self._key(row) for row in self.rows}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.rows and tuple(self.rows[0]) != self.columns:
+            self._rewrite()  # made by an older version: missing columns become empty
+
+    def _key(self, row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(k, "")) for k in self.key)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row of this key is there already."""
+        return self._key(row) in self.done
+
+    def add(self, row: Row) -> None:
+        """Append a row; columns it does not have stay empty, others are dropped."""
+        fresh = not self.path.exists() or self.path.stat().st_size == 0
+        clean = {c: _text(row.get(c, "")) for c in self.columns}
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if fresh:
+                writer.writeheader()
+            writer.writerow(clean)
+        self.rows.append(clean)
+        self.done.add(self._key(row))
+
+    def drop(self, unwanted: Iterable[str], column: str) -> int:
+        """Remove rows whose column starts with one of these words, to run them again."""
+        words = tuple(unwanted)
+        kept = [r for r in self.rows if not r[column].startswith(words)]
+        dropped = len(self.rows) - len(kept)
+        if dropped:
+            self.rows = kept
+            self.done = {self._key(row) for row in kept}
+            self._rewrite()
+        return dropped
+
+    def _rewrite(self) -> None:
+        rows, self.rows = self.rows, []
+        self.path.unlink()
+        for row in rows:
+            self.add(row)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a CSV file, as text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [dict(row) for row in csv.DictReader(file)]
+
+
+def number(row: Row, column: str) -> float | None:
+    """A cell as a number, None if it is empty or no number."""
+    try:
+        return float(row.get(column) or "")
+    except ValueError:
+        return None
