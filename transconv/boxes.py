@@ -83,13 +83,15 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     layout = view.tensor.layout
     if layout.strides() is None:
         return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
+    if layout.offset:
+        return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[_Dim] = []
     for b in layout.blocks:
         found = _dim(view, b, config, algorithm, facts)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
-    fused = _fuse(dims, config)
+    fused = _fuse(dims, config, algorithm)
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts)
@@ -187,7 +189,7 @@ def _planes(d: _Dim, step: int, facts: Facts) -> list[_Dim]:
             _Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
 
 
-def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:
+def _fuse(dims: list[_Dim], config: Config, algorithm: Algorithm) -> list[_Dim] | str:
     """Merge the dimensions that a fused block runs through, all of them, from end to end."""
     out: list[_Dim] = []
     at = 0
@@ -199,7 +201,7 @@ def _fuse(dims: list[_Dim], config: Config) -> list[_Dim] | str:
             at += 1
             continue
         run = dims[at:at + len(block.axes)]
-        whole = [x.coord for x in run] == [Var(a) for a in block.axes]
+        whole = [(x.coord, x.size) for x in run] == [(Var(a), algorithm.size(a)) for a in block.axes]
         packed = all(x.stride == y.stride * y.size for x, y in zip(run, run[1:], strict=False))
         if not whole or not packed:
             return f"the lanes of block {block} do not follow one another in memory"

@@ -46,10 +46,15 @@ class Constants:
     # Not fitted: the sweeps hold too little about these.
     latency_ns: float = 900.0  # from asking for a tile until it can be multiplied
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
+    meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
 
 SM90 = Constants()
+# Explicit kernels: boxes land while others are multiplied, so little but the products is left.
+SM90_EXPLICIT = Constants(narrow=22.0, short_rows=0.515, fill_ns=3843, store_gbs=5.8, box_store=0.332,
+                          flat_pixels=1.114, persistent=0.424, memory_share=0.72, exposed=0.168,
+                          launch_us=0.7)
 CORES_PER_NS = 128 * 1.7  # multiply-adds of a multiprocessor's cores
 SECTOR = 32  # bytes: the least that a load or store moves
 LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
@@ -89,10 +94,12 @@ class Work:
     bits: int  # of an operand's element
 
 
-def estimate(config: Config, alg: Algorithm, target: Target, constants: Constants = SM90) -> float:
+def estimate(config: Config, alg: Algorithm, target: Target,
+             constants: Constants | None = None) -> float:
     """Estimated microseconds on a target (in units of a step on the interpreter)."""
     if target.backend == "interpreter":
         return _interpreted(config, alg)
+    constants = constants or (SM90_EXPLICIT if config.via == "gluon" else SM90)
     main = microseconds(count(config, alg, target), config, target, constants)
     if not config.pack:
         return main
@@ -285,6 +292,8 @@ def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (w.traffic + w.partial / 2) / bandwidth
     total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
+    if config.reduce == "stream":
+        total += c.meeting_us
     if w.partial:
         total += c.launch_us + w.partial / 2 / bandwidth
     return total

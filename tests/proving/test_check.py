@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_exit_codes(capsys: Output) -> None:
 
 def test_layouts_alignment_and_data(capsys: Output) -> None:
     _, counts = told(capsys, "--quiet", "--dir=FWD_D,BWD_D,BWD_W", "--dt=f16", "--data=exact+float",
-                     "--misalign=,1", "--strided=,rows,steps,expanded", "mb2ic4ih5oc4oh3kh3sh2ph1")
+                     "--misalign=,1", "--strided=,rows,steps,expanded", "mb2ic4iw5oc4ow3kw3sw2pw1")
     assert counts["PASSED"] == counts["tests"] == 24
     _, counts = told(capsys, "--quiet", "--dir=FWD_B,BWD_D,BWD_W", "--dt=bf16", "--stag=aBx16b",
                      "--wtag=ABx16b16a", "--dtag=aBx16b", "mb1ic20ih5oc20oh5kh3ph1")
@@ -84,10 +85,11 @@ def test_layouts_alignment_and_data(capsys: Output) -> None:
 
 
 def test_epilogues(capsys: Output) -> None:
-    _, counts = told(capsys, "--quiet", "--dt=f16", "--data=exact,float", "--attr-post-ops=,sum+relu,"
+    _, counts = told(capsys, "--quiet", "--dt=f16", "--attr-post-ops=,sum+relu,"
                      "swish:1,gelu_erf,gelu_tanh,logistic,tanh,clip:0:6,hardswish:0.1666667:0.5",
                      SMALL)
-    assert counts["PASSED"] == counts["tests"] == 18
+    assert counts["PASSED"] == counts["tests"] == 9
+    assert told(capsys, "--data=float", "--attr-post-ops=sum+swish:1", SMALL)[1]["PASSED"] == 1
 
 
 def test_shards_are_disjoint(capsys: Output) -> None:
@@ -104,7 +106,17 @@ def repeats(lines: list[str]) -> list[list[str]]:
     return [shlex.split(text) for text in found if text]
 
 
-@pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
+# What the IR's replay shows without a config for the interpreter needs one here. Left to the replay
+# (test_planted.py): kernels that Triton's interpreter cannot run, or would take hours for.
+BUGS = [replace(bug, config="ow:16 | fma") if bug.stage == "cse" else bug for bug in planted.PASSES
+        if "gluon" not in bug.config and ConvProblem.parse(bug.problem).mb < 1000]
+
+
+def test_all_bugs_but_two_are_planted_here() -> None:
+    assert len(BUGS) >= len(planted.PASSES) - 2
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: planted.Bug,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     p = ConvProblem.parse(bug.problem)
@@ -120,7 +132,7 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: plante
         assert counts["FAILED"] == 1
         assert lines[0].startswith("0:FAILED (")
         command, = repeats(lines)
-        assert f"--config={bug.config}" in command
+        assert not bug.config or f"--config={bug.config}" in command
         compiler._plans.clear()
         assert told(capsys, *command, code=1)[1]["FAILED"] == 1
     compiler._plans.clear()
@@ -144,7 +156,7 @@ def test_every_config_is_checked_and_the_failing_ones_are_named(
     monkeypatch.setattr(Case, "launch", launch)
     lines, _ = told(capsys, "--configs=5", *words, code=1)
     assert len(seen) == 6 and len(set(seen)) == 5  # the user's plan is the first candidate
-    assert "1 of 6 configs fail, the first: 100 elements are wrong" in lines[0]
+    assert "1 of 6 configs fail, the first: exact: 100 of 100 elements are wrong" in lines[0]
     assert "6 plans were checked" in lines
     command, = repeats(lines)
     assert f"--config={seen[3]}" in command

@@ -1,28 +1,39 @@
-"""Routes whose kernel has a start function, as on a GPU; torch stands in for the kernels."""
+"""Routes whose kernel has a start function, as on a GPU. In the place of the kernels torch computes,
+out of autograd's sight, and looks whether it was given the memory that it was planned for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
 from transconv.torch_ops import execute, route, warm
 
 KWARGS = {"stride": 2, "padding": 1}
+WARM = warm.PATIENCE + 3
 
 
 class Plan:
-    """What the compiler would give: torch computes, and the names tell what is what."""
+    """What the compiler would give; names tell what is what."""
 
-    def __init__(self, problem: Any, direction: Any, epilogue: str) -> None:
-        self.problem, self.direction, self.epilogue = problem, direction, epilogue
-        self.bound: tuple[str, ...] = ()
+    started: list[str] = []  # directions, of bound starts
 
+    def __init__(self, problem: Any, direction: Any, aligned: bool) -> None:
+        self.problem, self.direction, self.aligned = problem, direction, aligned
+
+    @torch.no_grad()
     def launch(self, src: Any, wei: Any, dst: Any, bia: Any = None) -> None:
         p = self.problem
+        for tensor, spec in ((src, p.src), (wei, p.wei), (dst, p.dst)):
+            assert type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_neg()
+            assert tuple(tensor.stride()) == tuple(spec.layout.strides())
+            assert execute.DTYPES[tensor.dtype] == spec.dtype
+            assert not self.aligned or tensor.data_ptr() % 16 == 0
         numbers = (p.stride, p.pad_lo, p.dilation, False, (0,) * p.ndims, p.g)
         if self.direction.value == "fwd":
             dst.copy_(torch.ops.aten.convolution(src, wei, bia, *numbers))
@@ -35,48 +46,167 @@ class Plan:
             wei.copy_(made[1])
 
     def starter(self, device: Any, aligned: bool, names: tuple[str, ...]) -> Any:
-        self.bound = names
+        assert aligned == self.aligned
 
         def begin(*given: torch.Tensor) -> None:
-            started.append(self.direction.value)
+            self.started.append(self.direction.value)
             self.launch(**dict(zip(names, given, strict=True)))
 
         return begin
 
 
-started: list[str] = []
-
-
-@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv1d", "conv_transpose3d"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_bound_kernels_get_their_tensors(name: str, biased: bool,
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kernels that can be started directly, as on a GPU: right tensors in right places."""
-    monkeypatch.setattr(execute, "planned", lambda p, d, _, epilogue, *rest: Plan(p, d, epilogue))
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, det:
+                        Plan(problem, direction, aligned))
     monkeypatch.setattr(execute, "proven", lambda plan, *a, **k: plan)
     monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
     monkeypatch.setattr(route, "_current_device", lambda: None)
     transconv.config.cpu = "interpret"
+    Plan.started.clear()
+    yield
+
+
+def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
     ndims = int(name[-2])
-    x, w, b = (torch.randn(*shape, requires_grad=True)
-               for shape in ((3, 4, *[6] * ndims), (4, 4, *[3] * ndims), (4,)))
+    return tuple(torch.randn(*shape, requires_grad=True)
+                 for shape in ((3, 4, *[6] * ndims), (4, 4, *[3] * ndims), (4,)))
+
+
+def run(f: Any, given: Any, leaves: Any, **kwargs: Any) -> Any:
+    y = f(*given, **(kwargs or KWARGS))
+    return (y.detach(), *torch.autograd.grad(y.sin().sum(), leaves))
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv1d", "conv_transpose3d"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_kernels_get_their_tensors(name: str, biased: bool) -> None:
+    x, w, b = operands(name)
     given = (x, w, b if biased else None)
     leaves = [t for t in given if t is not None]
-
-    def run(f: Any) -> Any:
-        y = f(*given, **KWARGS)
-        return (y.detach(), *torch.autograd.grad(y.sin().sum(), leaves))
-
-    wanted = run(s.theirs(name))
-    for _ in range(warm.PATIENCE + 3):
-        started.clear()
-        torch.testing.assert_close(run(s.ours(name)), wanted)
-    assert len(started) == 3  # the last of them all by bound functions
+    wanted = run(s.theirs(name), given, leaves)
+    for _ in range(WARM):
+        Plan.started.clear()
+        torch.testing.assert_close(run(s.ours(name), given, leaves), wanted)
+    assert len(Plan.started) == 3  # the last of them all by bound functions
     with torch.no_grad():
         torch.testing.assert_close(s.ours(name)(*given, **KWARGS), wanted[0])
     assert transconv.stats().fallback == {}
-    assert sum(transconv.stats().native.values()) == 3 * (warm.PATIENCE + 3) + 1
-    negated = torch._neg_view(x.detach())
-    torch.testing.assert_close(s.ours(name)(negated, *given[1:], **KWARGS),
-                               s.theirs(name)(-x, *given[1:], **KWARGS))
+    assert sum(transconv.stats().native.values()) == 3 * WARM + 1
+
+
+def negated(t: torch.Tensor) -> torch.Tensor:
+    return torch._neg_view(t.detach()).requires_grad_()
+
+
+def shifted(t: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(t.numel() + 1, dtype=t.dtype)
+    return memory[1:].view_as(t).copy_(t.detach()).requires_grad_()
+
+
+def last(t: torch.Tensor) -> torch.Tensor:
+    made = t.detach().to(memory_format=torch.channels_last) if t.dim() == 4 else t.detach()
+    return made.requires_grad_()
+
+
+def gaps(t: torch.Tensor) -> torch.Tensor:
+    return torch.stack([t.detach(), t.detach()], -1)[..., 0].requires_grad_()
+
+
+def double(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().double().requires_grad_()
+
+
+@pytest.mark.parametrize("change", [negated, shifted, last, gaps, double])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("biased", [False, True])
+def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased: bool) -> None:
+    x, w, b = operands()
+    given = [x, w, b if biased else None]
+    leaves = [t for t in given if t is not None]
+    for _ in range(WARM):
+        run(transconv.conv2d, given, leaves)
+    changed = [t if t is None else change(t) if n == which or change is double else t
+               for n, t in enumerate(given)]
+    if changed[1] is not w:  # even under the identity of the old one
+        warm._forward[id(changed[1])] = warm._forward[id(w)]
+    leaves = [t for t in changed if t is not None]
+    wanted = run(torch.nn.functional.conv2d, changed, leaves)
+    for _ in range(WARM):
+        torch.testing.assert_close(run(transconv.conv2d, changed, leaves), wanted)
+
+
+@pytest.mark.parametrize("number, value", [("groups", 2), ("stride", 1), ("dilation", 2),
+                                           ("output_padding", 1), ("padding", 0)])
+def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None:
+    """A transposed convolution takes the same tensors for other groups."""
+    x, w, _ = operands()
+    for _ in range(WARM):
+        transconv.conv_transpose2d(x, w, **KWARGS)
+    kwargs = {**KWARGS, number: value}
+    torch.testing.assert_close(run(transconv.conv_transpose2d, (x, w), (x, w), **kwargs),
+                               run(torch.nn.functional.conv_transpose2d, (x, w), (x, w), **kwargs))
+
+
+def gradients_of(y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients of the result in several kinds of memory."""
+    one = torch.randn_like(y)
+    return {"own": one, "expanded": torch.ones(()).expand(y.shape), "negated": torch._neg_view(one),
+            "last": last(one), "shifted": shifted(one), "gaps": gaps(one)}
+
+
+@pytest.mark.parametrize("kind", ["expanded", "negated", "last", "shifted", "gaps"])
+def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
+    x, w, b = leaves = operands()
+    y = transconv.conv2d(*leaves, **KWARGS)
+    given = gradients_of(y.detach())
+    theirs = torch.nn.functional.conv2d(*leaves, **KWARGS)
+    for key in [*["own"] * WARM, *[kind] * WARM, "own"]:
+        got = torch.autograd.grad(transconv.conv2d(*leaves, **KWARGS), leaves, given[key])
+        wanted = torch.autograd.grad(theirs, leaves, given[key], retain_graph=True)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_what_no_kernel_may_see() -> None:
+    """Fakes, modes, dual numbers, and gradients that are differentiated again."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    x, w, b = leaves = operands()
+    for _ in range(WARM):
+        run(transconv.conv2d, leaves, leaves)
+    y = transconv.conv2d(*leaves, **KWARGS)
+    Plan.started.clear()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(transconv.conv2d(*leaves, **KWARGS), FakeTensor)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(transconv.conv2d(dual, w, b, **KWARGS)).tangent
+        torch.testing.assert_close(
+            tangent, torch.nn.functional.conv2d(torch.ones_like(x), w, **KWARGS))
+        grad = forward_ad.make_dual(torch.ones_like(y), torch.full_like(y, 2.0))
+        (dx,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+        found = forward_ad.unpack_dual(dx)
+        torch.testing.assert_close(found.tangent, 2 * found.primal)
+    assert not Plan.started
+    with Seeing():
+        torch.autograd.grad(transconv.conv2d(*leaves, **KWARGS).sum(), leaves)
+    assert "transconv.convolution.default" in seen
+    assert "transconv.convolution_backward.default" in seen
+    seen.clear()
+    with Seeing():
+        torch.autograd.grad(y.sum(), leaves, retain_graph=True)
+    assert "transconv.convolution_backward.default" in seen
+    second = []
+    for f in (transconv.conv2d, torch.nn.functional.conv2d):
+        first = torch.autograd.grad(f(*leaves, **KWARGS).sin().sum(), leaves, create_graph=True)
+        second.append(torch.autograd.grad(sum(t.square().sum() for t in first), leaves))
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)

@@ -214,7 +214,8 @@ def _interpreted(trial: Trial, compiled: Compiled, tensors: Tensors) -> Row:
     from transconv.ir.verify import verify
     from transconv.proving.data import RESULT
 
-    memory = Memory({name: _numpy(memory) for name, memory in _arguments(tensors).items()})
+    memory = Memory({name: _numpy(t.memory[t.start:t.start + t.layout.span])
+                     for name, t in tensors.items()})
     for step in compiled.steps:
         if not step.launcher.grid:
             continue
