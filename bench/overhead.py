@@ -149,7 +149,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--calls", type=int, default=400, help="calls in a burst")
     parser.add_argument("--bursts", type=int, default=15)
-    parser.add_argument("--match", default="", help="only cases with this in their name (the parts of a call: parts)")
+    parser.add_argument("--match", default="",
+                        help="only cases with this in their name; the parts of a call are `parts`")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from transconv import knobs
-from transconv.descriptor import parse_descriptor
+from transconv.descriptor import KEYS, parse_descriptor
 from transconv.errors import ProblemError
 from transconv.problem_lists import take
 
@@ -54,6 +54,7 @@ WITHOUT_EFFECT = {
     "cold-cache": "nothing is timed", "summary": "the summary is always printed",
     "verbose": "", "conv": "", "test-start": "", "start": "",
 }
+_SPELLED = re.compile(rf'((?:{"|".join(sorted(KEYS, key=len, reverse=True))})\d+|_)+(n\S*)?')
 _COMMA = re.compile(r",(?![^(]*\))")  # not inside of strides(8,4,1)
 
 
@@ -168,7 +169,8 @@ class Driver:
         """One request for every combination of the current alternatives."""
         if re.fullmatch(r"-v\d*", text):  # benchdnn's other spelling of --verbose
             return
-        parse_descriptor(text)  # what cannot be read is refused here, with its line
+        if not _SPELLED.fullmatch(text):
+            parse_descriptor(text)  # says what cannot be read; the machine adds the line
         for values in itertools.product(*self.options.values()):
             made = Request(text, tuple(zip(self.options, values, strict=True)), self.mode,
                            self.engine, where)

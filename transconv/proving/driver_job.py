@@ -68,7 +68,7 @@ def job_of(request: Request, configs: str = "best") -> Job:
         for text in filter(None, request["config"].split(NEXT)):
             Config.parse(text)
     except TransconvError as error:
-        raise Refused(INVALID, str(error)) from error
+        raise Refused(INVALID, f"{request.where}: {error}") from error
     return Job(str(replace(p, name="")), prop.value, epilogue, bia, mode, request["data"],
                int(request["misalign"]), request["config"] or configs,
                request["attr-deterministic"] == "true", int(request["seed"]), request["target"])

@@ -121,7 +121,8 @@ def _plans(case: Case, configs: str) -> Iterator[Sequence[str]]:
 
 
 def _text(compiled: Compiled) -> str:
-    return NEXT.join(str(step.config) for step in compiled.steps)
+    texts = [str(step.config) for step in compiled.steps]
+    return texts[0] if len(set(texts)) == 1 else NEXT.join(texts)
 
 
 def _initialise(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:

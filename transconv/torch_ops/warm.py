@@ -60,7 +60,10 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that says whether other tensors, here and now, look like these."""
+    """A function that says whether other tensors, here and now, look like these. None for negated
+    views, whose memory no kernel may read as it is."""
+    if any(t.is_neg() for t in tensors):
+        return None
     try:
         made = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[..., bool] = made.check
