@@ -80,15 +80,11 @@ def test_the_last_trials_are_one_change_away_from_the_best_so_far() -> None:
 
 
 def test_exploring_finds_what_the_estimate_does_not_rank_high() -> None:
-    """Six stages are best in this made-up world, and no proposal has so many."""
+    """Small groups are best in this made-up world, and no proposal has any."""
     s = made(trials=24)
-    assert all(c.stages < 6 for c in s.ranking[:15])
-
-    def us(config: str) -> float:
-        return 10 + abs(Config.parse(config).stages - 6)
-
-    run(s, us)
-    assert s.best is not None and s.best.stages >= 5 and s.ranks.get(s.best, 99) > 15
+    assert all(c.group_m >= 8 for c in s.ranking)
+    run(s, lambda config: 10.0 + Config.parse(config).group_m)
+    assert s.best is not None and s.best.group_m <= 4 and s.best not in s.ranks
 
 
 def test_seeds_come_first_unless_they_are_illegal() -> None:
@@ -97,6 +93,7 @@ def test_seeds_come_first_unless_they_are_illegal() -> None:
     told = run(made(trials=5, seeds=[bad, seed]))
     assert (told[0].config, told[0].origin, told[0].rank) == (seed, "database", 40)
     assert all(t.config != bad for t in told)
+    assert len({t.config for t in run(made(trials=16, seeds=[seed]))}) == 16
 
 
 def test_what_is_wrong_is_never_the_best() -> None:

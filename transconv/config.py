@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.boxes import box_of
+from transconv.boxes import Box, box_of
 from transconv.errors import ConfigError
 from transconv.packing import letters, over_copies, rows_of_channels, view_of
 from transconv.target import Target
@@ -287,10 +287,22 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             found = box_of(view, c, alg, stored=name == "c")
             if isinstance(found, str):
                 return f"{name}=box: {found}"
-            if c.via == "tl" and name == ("b" if c.swap else "a") and sum(e > 1 for e in found.extents) > 2:
+            if name != "c" and _folded(found, alg):
+                return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
+                        "of the box, the matrix unit reads rows of one")
+            if c.via == "tl" and name == ("b" if c.swap else "a") and (
+                    sum(e > 1 for e in found.extents) > 2):
                 return (f"{name}=box: a left operand of more than two dimensions goes through "
                         "registers, where Triton 3.6 gets some sums wrong")
     return None
+
+
+def _folded(box: Box, alg: Algorithm) -> bool:
+    """Whether the side of the tile that lies innermost runs through more than one dimension of the
+    box, with the other side outside of it: shared memory then has it in the wrong order."""
+    kinds = [alg.kind(v.name.partition("_")[0]) for v, extent in zip(
+        box.moving, box.extents, strict=True) if v is not None and extent > 1]
+    return len(set(kinds)) > 1 and kinds.count(kinds[-1]) > 1 and kinds[-2] == kinds[-1]
 
 
 def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:

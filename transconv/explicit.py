@@ -17,7 +17,7 @@ from transconv.algorithm import Algorithm, Axis
 from transconv.config import Block, Config, k_steps
 from transconv.cost import programs
 from transconv.target import Target
-from transconv.tiling import Run, extents, run_of, tilings
+from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
 
 BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
@@ -44,7 +44,8 @@ def _over_pixels(alg: Algorithm, target: Target,
     for (m, n), k in itertools.product(SHAPES, extents(summed, 64)):
         if n not in extents(columns):
             continue
-        for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3)]:
+        for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
+                     *rows_of_pixels(wide["M"], m, alg.c.tensor)]:
             blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
             for c in ("box", "gather"):
                 yield from _words(blocks, m, n, k, c, alg, target)
@@ -58,7 +59,8 @@ def _summing_pixels(alg: Algorithm, target: Target,
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
-            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2)]:
+            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+                         *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
                 yield from _words(blocks, m, n, k, "gather", alg, target)
 

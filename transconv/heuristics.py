@@ -131,13 +131,14 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
             for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
                                              extents(summed, 64)):
                 for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                               *rows_of_pixels(wide["M"], m, alg)]:
+                               *rows_of_pixels(wide["M"], m, alg.c.tensor)]:
                     blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
                     yield from _box_words(blocks, m, n, alg, target)
     elif pixels["K"]:
         whole = tuple(x.name for x in wide["K"])
         for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (64,)):
-            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2)]:
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+                           *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, alg, target)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ class Compiled:
             return steps[0][0]
         import torch
 
-        spaces = [(spec.layout.span, torch.float64 if spec.dtype.bits == 64 else torch.float32)
-                  for spec in self.workspaces.values()]
+        spaces = [(spec.layout.span, torch_type(spec)) for spec in self.workspaces.values()]
 
         def run(*given: Any) -> None:
             for span, dtype in spaces:

@@ -8,6 +8,7 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.config import Block
 from transconv.cost import axis_strides
+from transconv.ir import Tensor
 from transconv.packing import rows_of_channels
 
 
@@ -59,10 +60,10 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
             for extents in shapes[:few]]
 
 
-def rows_of_pixels(axes: tuple[Axis, ...], volume: int, alg: Algorithm) -> list[tuple[Block, ...]]:
-    """Long rows of pixels, for results that have them innermost; all of an image where it is one
-    run of memory."""
-    if len(axes) < 2 or rows_of_channels(alg.c.tensor):
+def rows_of_pixels(axes: tuple[Axis, ...], volume: int, tensor: Tensor) -> list[tuple[Block, ...]]:
+    """Long rows of pixels, for a tensor that has them innermost; all of an image where it is one run
+    of memory."""
+    if len(axes) < 2 or rows_of_channels(tensor):
         return []
     image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
     return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]

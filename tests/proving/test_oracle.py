@@ -12,9 +12,20 @@ from tests.proving.shapes import PROBLEMS, operands
 from tests.reference import convolve
 from tests.strategies import problems
 from transconv.ir import Layout
+from transconv.ir.dtype import DTYPES
 from transconv.problem import ConvProblem, Prop
-from transconv.proving.data import OPERANDS, RESULT, Guarded, allocate, density, fill, terms
-from transconv.proving.oracle import judge, pieces
+from transconv.proving.case import Case
+from transconv.proving.data import (
+    GUARD,
+    OPERANDS,
+    RESULT,
+    Guarded,
+    allocate,
+    density,
+    fill,
+    terms,
+)
+from transconv.proving.oracle import judge, pieces, reached
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -112,17 +123,99 @@ def test_epilogue_of_the_answer() -> None:
     assert not judge(p, Prop.FWD, a, b, got, "exact", "bias+res+relu", extra).right
 
 
-def test_guard_bands() -> None:
-    p = PROBLEMS["groups"].with_layout("nhwc")
-    made = Guarded.make(p.src.layout, p.shapes["src"], "cpu")
-    assert made.view.isnan().all()
-    made.view.fill_(1)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("tag", ["nchw", "nhwc", "nChw16c"])
+def test_guards_see_every_write_that_is_none_of_the_result(tag: str, dtype: str) -> None:
+    p = ConvProblem.make(2, 20, 8, (3, 3), (3, 3), pad=1, dtype=dtype)
+    p = p.with_layout((tag, "oihw", tag))
+    for shift in (0, 1):
+        made = Guarded.make(p.src.layout, p.shapes["src"], "cpu", shift)
+        assert made.view.shape == p.shapes["src"] and made.view.isnan().all()
+        assert made.argument.data_ptr() == made.memory.data_ptr() + (
+            GUARD + shift) * made.memory.element_size()
+        values = torch.randn(p.shapes["src"])
+        made.put(values)
+        assert made.intact() and torch.equal(made.view, values.to(made.memory.dtype))
+        for at in (made.start - 1, made.start + p.src.layout.span, 0, -1):
+            for value in (0.0, float("nan")):  # arithmetic's NaN is not the poison
+                made.memory[at] = value
+                assert not made.intact()
+                made.poison()
+                assert made.intact()
+
+
+def test_guards_between_elements_and_sealed_operands() -> None:
+    layout = Layout.from_strides(DTYPES["f16"], (2, 3), (8, 2))
+    made = Guarded.make(layout, (2, 3), "cpu")
+    made.put(torch.ones(2, 3))
     assert made.intact()
-    start = made.view.storage_offset()
-    for at in (start - 1, start + made.view.numel()):
-        made.memory[at] = 0
-        assert not made.intact()
-        made.poison()
-        assert made.intact()
-    with pytest.raises(ValueError, match="blocked"):
-        Guarded.make(Layout.parse("nChw16c", p.src.dtype, (1, 16, 4, 4)), (1, 16, 4, 4), "cpu")
+    made.memory[made.start + 1] = 1.0
+    assert not made.intact()
+    made.poison()
+    made.put(torch.ones(2, 3))
+    made.seal()
+    assert made.intact()
+    made.view[1, 1] = 2
+    assert not made.intact()
+
+
+def test_an_expanded_operand_takes_the_first_values() -> None:
+    layout = Layout.from_strides(DTYPES["f32"], (3, 2), (0, 1))
+    made = Guarded.make(layout, (3, 2), "cpu")
+    made.put(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    assert made.view.tolist() == [[1.0, 2.0]] * 3
+    assert made.intact()
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("p", [
+    ConvProblem.make(2, 3, 4, (9, 6), (1, 2), stride=(4, 3), o=(2, 2)),
+    ConvProblem.make(1, 2, 2, (2,), (5,), pad=4, o=(6,)),
+    ConvProblem.make(1, 2, 2, (7,), (2,), dilation=3, stride=2),
+], ids=str)
+def test_reached_elements_are_those_that_ones_make_nonzero(p: ConvProblem, prop: Prop) -> None:
+    a, b = (np.ones(p.shapes[n]) for n in OPERANDS[prop])
+    want = convolve(p, prop, a, b)
+    assert reached(p, prop) == pytest.approx((want != 0).mean())
+
+
+def test_approximated_functions_have_room_for_one_rounding_only() -> None:
+    p = ConvProblem.make(2, 4, 8, (5, 5), (3, 3), dtype="f16")
+    a, b, got = run_right(p, Prop.FWD, "exact")
+    done = torch.nn.functional.silu(got.double()).half()
+    assert judge(p, Prop.FWD, a, b, done, "exact", "silu").right
+    at = done.abs().argmax()
+    done.view(-1)[at] *= 1 + 2.0**-8
+    assert "1 of" in judge(p, Prop.FWD, a, b, done, "exact", "silu").reason
+
+
+def test_the_interpreters_bf16_is_cut_and_nothing_else_passes_for_it() -> None:
+    p = ConvProblem.make(1, 64, 8, (5, 5), (1, 1), dtype="bf16:bf16:bf16".split(":"))
+    a, b, _ = run_right(p, Prop.FWD, "exact")
+    for name, value in (("src", 2.0), ("wei", 2.0)):
+        {"src": a, "wei": b}[name].fill_(value)
+    a[:, 0] = 1.0  # 63 * 4 + 2 = 254, and with one more:
+    a[0, 1:4, 0, 0] = 3.0  # 254 + 6 = 260: 257 to 259 lie between two numbers of bf16
+    a[0, 4, 0, 0] = 2.5  # 261 is cut to 260, and rounds to 260
+    a[0, 5, 0, 0] = 3.0  # 263 is cut to 262, and rounds to 264
+    want = torch.einsum("nchw,ock->nohw", a.double(), b.double()[..., 0])
+    assert float(want[0, 0, 0, 0]) == 263.0
+    cut = ((want.float().view(torch.int32) & -65536).view(torch.float32)).bfloat16()
+    assert float(cut[0, 0, 0, 0]) == 262.0
+    assert judge(p, Prop.FWD, a, b, cut, "exact").right
+    assert judge(p, Prop.FWD, a, b, want.bfloat16(), "exact").right
+    cut[0, 0, 0, 0] = 260.0
+    assert not judge(p, Prop.FWD, a, b, cut, "exact").right
+
+
+def test_data_repeat_with_their_seed() -> None:
+    p = PROBLEMS["groups"]
+    made = []
+    for seed in (3, 3, 4):
+        case = Case(p, Prop.FWD, "bias+res", where="cpu")
+        case.fill("exact", seed)
+        made.append([t.view.clone() for t in (*case.tensors.values(), *case.beside.values())])
+    same = [torch.equal(x, y) for x, y in zip(made[0], made[1], strict=True)]
+    other = [torch.equal(x, y) for x, y in zip(made[0], made[2], strict=True)]
+    assert same == [True, True, False, True, True]  # the result is poison
+    assert not any(other)

@@ -28,7 +28,7 @@ def test_every_pass_has_a_bug() -> None:
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
         found = blame(bug.problem, bug.prop, "sm_90", bug.config, switches=bug.switches,
-                      parts=("ir",))
+                      limit=1 << 19, parts=("ir",))
         assert bool(found) == bool(found.stage) == ("WRONG" in found.text)
         assert "the pass failed" not in found.text and not found.rule
         if found and "breaks a rule" not in found.verdict and "not fit" not in found.verdict:
@@ -38,7 +38,6 @@ def test_a_bug_in_a_pass(bug: Bug) -> None:
     assert ask() == ""
     with planted.planted_pass(bug):
         assert ask() == bug.stage
-    assert ask() == ""
 
 
 @interpreted
@@ -103,7 +102,6 @@ def test_the_bug_shows_when_the_kernel_runs(bug: Bug, monkeypatch: pytest.Monkey
     question = Question(ConvProblem.parse(bug.problem), bug.prop, TARGETS["sm_90"],
                         Config.parse(bug.config) if bug.config else None, Epilogue())
     question.fill()
-    assert not ask_emitter(question, isolated=False).wrong
     with planted.planted_pass(bug):
         verdict = ask_emitter(question, isolated=False)
         # With TRANSCONV_VERIFY=1 some are refused before they run.

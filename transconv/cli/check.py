@@ -32,7 +32,7 @@ options of problems (defaults after =):
   --mb=0            another batch size
   --bia-dt=f32  --attr-post-ops=relu+sum  --attr-fpmath=strict  --attr-deterministic=false
   --batch=FILE  --reset  --match=REGEX  --mode=C (List Init Run Correctness Bitwise)
-  --engine=auto (gpu, cpu: Triton's interpreter)  --start=0
+  --engine=auto (gpu, cpu: Triton's interpreter, numpy: that of the IR)  --start=0
 and ours:
   --data=exact      exact, float, or exact+float
   --misalign=0      elements that tensors are off a multiple of 16 bytes
@@ -205,7 +205,7 @@ def _where(engines: set[str]) -> str:
     if len(engines) > 1:
         raise ValueError("two engines in one run; expected one --engine for all problems")
     engine = engines.pop()
-    if engine == "cpu":
+    if engine in ("cpu", "numpy"):
         knobs.use_interpreter()
     where = device()
     if engine == "gpu" and where != "cuda":

@@ -24,8 +24,8 @@ from transconv.problem import ConvProblem, Prop
 from transconv.target import Target
 
 # A tuned config is not believed when it is estimated to take more times as long as the best estimate:
-# one for this very problem, one for another. On the sweeps in bench/results, whose estimates are
-# fitted, a fixed factor of 1.15 for neighbours costs 1%, the corrected one nothing.
+# one for this very problem, one for another. What neighbours are worth, with every problem of a log
+# left out in turn, is told by `python -m bench trials` (docs/trials.md).
 EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
 SLACK = 1.05  # two estimates that differ by less are equal
 MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # nothing beyond is worth compiling

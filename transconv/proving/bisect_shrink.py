@@ -17,8 +17,7 @@ from transconv.problem import ConvProblem
 from transconv.proving.bisect_replay import Question
 
 PRODUCTS = 1 << 24  # multiplications that the interpreter does in seconds, at all stages together
-
-SLOW = 4
+SLOW = 4  # as long takes one that is not part of a matrix product
 
 
 def products(question: Question) -> int:

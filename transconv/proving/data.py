@@ -81,7 +81,7 @@ class Guarded:
     def argument(self) -> torch.Tensor:
         """What a kernel is given: the view, or where shape and strides do not say it all, memory."""
         if self.layout.strides() is None or self.layout.offset:
-            return self.memory[self.start:]
+            return self.memory[self.start:self.start + max(1, self.layout.span)]
         return self.view
 
     def _blocks(self, memory: torch.Tensor) -> torch.Tensor:

@@ -26,13 +26,21 @@ VALUES: dict[str, tuple[int, ...]] = {
 }
 DEFAULTS = Config()
 SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
-MOST_TILE = 64 * 64 * 32  # elements of m x n x k: larger tiles take compilers long
-MOST_STEPS = 64  # of a sum that is written out
+MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
+LARGE = 12
+MOST_STEPS = 16  # of a sum that is written out
+MOST_KERNELS = 2  # of one trial, counting stride phases and second stages of split sums
 TRIES = 12
 
 
 def tile_volume(config: Config) -> int:
     return prod(b.extent for b in config.blocks)
+
+
+def kernels(config: Config, algorithms: Sequence[Algorithm]) -> int:
+    """About how many kernels there will be: each costs as much to compile as another trial."""
+    parts = config.split_k > 1 and config.reduce == "partials"
+    return len(algorithms) * (1 + parts) + len([x for x in config.pack.split(".") if x])
 
 
 def words(config: Config) -> dict[str, str]:
@@ -65,11 +73,14 @@ def config(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Conf
     chosen = [a for a in algorithms if all(x.size for x in a.axes)]
     if not chosen:
         return None
-    seen = heuristics.candidates(chosen[0], target)
     made = _random_blocks(rng, chosen, target) if chance(rng, 2) else None
+    # To rank candidates takes as long as all the rest of a drawing.
+    seen = heuristics.candidates(chosen[0], target) if made is None or chance(rng, 3) else []
     if made is None:
-        small = [c for c in seen if tile_volume(c) <= MOST_TILE and is_legal(c, chosen, target)]
-        if not small or chance(rng, 40):
+        most = MOST_KERNELS * (1 + 9 * chance(rng, 3))
+        small = [c for c in seen if tile_volume(c) <= MOST_TILE and kernels(c, chosen) <= most
+                 and is_legal(c, chosen, target)]
+        if not small or chance(rng, LARGE):
             small = [c for c in seen if is_legal(c, chosen, target)]
         if not small:
             return None
@@ -97,7 +108,8 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
             continue
         value = _value(rng, name, algorithms[0], seen)
         other = replace(made, **{name: value})
-        if value != getattr(made, name) and is_legal(other, algorithms, target):
+        if value != getattr(made, name) and is_legal(other, algorithms, target) and (
+                kernels(other, algorithms) <= MOST_KERNELS or chance(rng, 3)):
             made = other
     return made
 

@@ -31,7 +31,7 @@ OPTIONS = {
     "config": "",
 }
 MODES = "LIRCBPFS"
-ENGINES = ("gpu", "cpu", "auto")
+ENGINES = ("gpu", "cpu", "numpy", "auto")
 # What benchdnn's files may say that changes no result here, and why. Told at the end, once each.
 WITHOUT_EFFECT = {
     "impl": "there is one implementation", "skip-impl": "there is one implementation",

@@ -51,6 +51,7 @@ class Job:
     deterministic: bool = False
     seed: int = 0
     target: str = ""
+    numpy: bool = False
 
 
 def job_of(request: Request, configs: str = "best") -> Job:
@@ -71,7 +72,8 @@ def job_of(request: Request, configs: str = "best") -> Job:
         raise Refused(INVALID, f"{request.where}: {error}") from error
     return Job(str(replace(p, name="")), prop.value, epilogue, bia, mode, request["data"],
                int(request["misalign"]), request["config"] or configs,
-               request["attr-deterministic"] == "true", int(request["seed"]), request["target"])
+               request["attr-deterministic"] == "true", int(request["seed"]), request["target"],
+               request.engine == "numpy")
 
 
 def _prop(word: str) -> Prop:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from transconv.proving.oracle import Judgement
 
 Row = dict[str, Any]
-INTERPRETED = 1 << 29  # products that the interpreter sums in about a minute
+# Products that Triton's interpreter, and that of the IR, sum in about a minute.
+INTERPRETED, REPLAYED = 1 << 29, 1 << 25
 
 
 def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str = "C",
          data: str = "exact", shift: int = 0, configs: str = "best", deterministic: bool = False,
-         seed: int = 0, target: str = "") -> Row:
+         seed: int = 0, target: str = "", numpy: bool = False) -> Row:
     """One job (see driver_job.Job). The row has ``status`` and ``reason``; ``config``, ``kernels``,
     ``plans`` (how many were checked), ``rejected`` (better configs that were known to be wrong);
     ``failures`` as (config, reason); the worst errors; ``seconds``."""
@@ -40,9 +41,10 @@ def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str =
     start = time.perf_counter()
     try:
         case = Case(ConvProblem.parse(problem), Prop(prop), epilogue, bia=bia, shift=shift,
-                    deterministic=deterministic)
+                    deterministic=deterministic, numpy=numpy)
         if target:
-            case.target = executable(Target.parse(target), case.where)
+            chip = Target.parse(target)
+            case.target = chip if numpy else executable(chip, case.where)
         row = _run(case, mode, data, configs, seed)
     except Unsupported as error:
         # Not refused, but wrong: the first results of all its kernels were.
@@ -64,9 +66,10 @@ def _ended(status: str, reason: str, **more: Any) -> Row:
 
 
 def _run(case: Case, mode: str, data: str, configs: str, seed: int) -> Row:
-    if case.where == "cpu" and mode != "I" and case.problem.macs_padded > INTERPRETED:
-        return _ended("SKIPPED", f"too large for the interpreter, which takes {INTERPRETED:.1g} "
-                      "products at most (--mb=1 makes the problem smaller)")
+    most = REPLAYED if case.numpy else INTERPRETED
+    if case.where == "cpu" and mode != "I" and case.problem.macs_padded > most:
+        return _ended("SKIPPED", f"too large for the interpreter, which takes {most:.1g} products "
+                      "at most (--mb=1 makes the problem smaller)")
     row: Row = {"status": "PASSED", "reason": "", "plans": 0, "failures": []}
     for texts in _plans(case, configs):
         first = not row["plans"]

@@ -206,45 +206,11 @@ def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row) -> 
 
 def _interpreted(trial: Trial, compiled: Compiled, tensors: Tensors) -> Row:
     """The final kernels, one after another, with NumPy; the rules of the IR are checked first."""
-    import numpy as np
-    import torch
+    from transconv.ir.memory import InterpError
+    from transconv.proving.interpret import interpret
 
-    from transconv.ir.interp import run
-    from transconv.ir.memory import InterpError, Memory
-    from transconv.ir.verify import verify
-    from transconv.proving.data import RESULT
-
-    memory = Memory({name: _numpy(t.memory[t.start:t.start + t.layout.span])
-                     for name, t in tensors.items()})
-    for step in compiled.steps:
-        if not step.launcher.grid:
-            continue
-        for tensor in step.kernel.params:
-            if tensor.name in compiled.workspaces:  # of several kernels, each of which has its own use
-                room = memory.buffers.get(tensor.name)
-                if room is None or len(room) != tensor.layout.span:
-                    fresh = np.full(tensor.layout.span, np.nan, tensor.dtype.numpy)
-                    memory = Memory({**memory.buffers, tensor.name: fresh})
-        verify(step.kernel)
-        if step.zero is not None:
-            memory.buffers[step.zero.name][:] = 0
-        memory.new_launch()
-        try:
-            run(step.kernel, memory)
-        except InterpError as fault:
-            return {"status": "failed", "reason": " ".join(str(fault).split())[:600]}
-    result = tensors[RESULT[trial.prop]]
-    made = memory.buffers[RESULT[trial.prop]]
-    # Through the bits, which also keep the pattern that marks untouched places.
-    untouched = np.isnan(made)
-    place = result.memory[result.start:result.start + len(made)]
-    values = torch.from_numpy(np.ascontiguousarray(made)).to(place.dtype)
-    place[torch.from_numpy(~untouched)] = values[torch.from_numpy(~untouched)]
+    try:
+        interpret(compiled, tensors)
+    except InterpError as fault:
+        return {"status": "failed", "reason": " ".join(str(fault).split())[:600]}
     return _judged(trial, compiled, tensors)
-
-
-def _numpy(memory: Any) -> Any:
-    """A copy as the interpreter holds it: bf16 lives in f32."""
-    import torch
-
-    return (memory.float() if memory.dtype is torch.bfloat16 else memory).numpy().copy()

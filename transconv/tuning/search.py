@@ -97,10 +97,9 @@ class Search:
         return Trial(config, self.guess(config), self.ranks.get(config, -1), origin)
 
     def _first(self) -> Iterator[Trial]:
-        for origin, configs in (("database", self.seeds), ("ranking", self.ranking)):
-            for c in configs:
-                if c not in self.asked:
-                    yield self._trial(c, origin)
+        for c in dict.fromkeys((*self.seeds, *self.ranking)):
+            if c not in self.asked:
+                yield self._trial(c, "database" if c in self.seeds else "ranking")
 
     def _around(self) -> Iterator[Trial]:
         best = self.best
@@ -151,13 +150,14 @@ def _changed(config: Config, search: Search) -> Iterator[Config]:
     alg = search.phases[0]
     mine = _by_kind(config, alg)
     words = [f.name for f in fields(config) if f.name != "blocks"]
-    for other in search.ranking:
-        for kind, blocks in _by_kind(other, alg).items():
-            if blocks != mine[kind]:
-                changed = {**mine, kind: blocks}
-                yield replace(config, blocks=tuple(b for k in "BMNK" for b in changed[k]))
-        for word in words:
-            yield _with_word(config, word, getattr(other, word))
+    for kind, blocks in dict.fromkeys(x for other in search.ranking
+                                      for x in _by_kind(other, alg).items()):
+        if blocks != mine[kind]:
+            changed = {**mine, kind: blocks}
+            yield replace(config, blocks=tuple(b for k in "BMNK" for b in changed[k]))
+    for word in words:
+        for value in dict.fromkeys(getattr(other, word) for other in search.ranking):
+            yield _with_word(config, word, value)
     for i, block in enumerate(config.blocks):
         for extent in (block.extent * 2, block.extent // 2):
             yield _with_extent(config, {i: extent})

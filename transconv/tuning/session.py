@@ -14,7 +14,7 @@ from typing import Any
 
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Config
-from transconv.database import choice, rows
+from transconv.database import choice, rows, store
 from transconv.database.rows import Row
 from transconv.epilogue import Epilogue
 from transconv.errors import TransconvError
@@ -73,6 +73,8 @@ class Job:
 
     def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Config]:
         """What the database says already."""
+        if not store.rows_of(rows.group(self.problem, self.prop.value, rows.machine(target))):
+            return []
         first = choice.ranked(phases[0], target, self.problem, self.prop)[0]
         return [] if first.row is None else [first.config]
 
