@@ -3,24 +3,19 @@ and what would hang or race on a device is reported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
 from tests.test_pipeline import ROLES, SM90, shapes
 from transconv import ir, pipeline
-from transconv.algorithm import algorithms
-from transconv.backend_triton.emit import emit
-from transconv.config import Config, why_not
+from transconv.compiler import plan_steps
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
-from transconv.ir.memory import InterpError, Memory
+from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
-from transconv.compiler import plan_steps
 from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 ROLE = "a=box b=box via=gluon"

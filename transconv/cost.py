@@ -45,6 +45,8 @@ class Constants:
     launch_us: float = 4.1
     # Not fitted: the sweeps hold too little about these.
     latency_ns: float = 900.0  # from asking for a tile until it can be multiplied
+    late_access_ns: float = 0.07  # more for one of less than 4 bytes: it goes through registers
+    scatter_ns: float = 1.6  # to store an element that has no neighbour beside it
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
     fma_share: float = 0.35  # of the multiply-adds of the cores
@@ -70,6 +72,7 @@ class Fetch:
     accesses: float
     row: float  # bytes that follow one another in memory
     ahead: bool = True  # whether it can be under way while earlier ones are multiplied
+    alone: bool = False  # whether every element has gaps on both sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +106,13 @@ def estimate(config: Config, alg: Algorithm, target: Target,
     main = microseconds(count(config, alg, target), config, target, constants)
     if not config.pack:
         return main
-    return main + _beside(alg, config.pack, config.split_k > 1, target, constants)
+    return main + _beside(alg, config.pack, config.split_k > 1, target)
 
 
 @lru_cache(maxsize=512)
-def _beside(alg: Algorithm, pack: str, split: bool, target: Target, constants: Constants) -> float:
+def _beside(alg: Algorithm, pack: str, split: bool, target: Target) -> float:
     """What the copies take that an algorithm asks for."""
-    return share(alg) * sum(copying(c, target, constants) for c in copies(alg, pack, 1 + split))
+    return share(alg) * sum(copying(c, target) for c in copies(alg, pack, 1 + split))
 
 
 def copying(copy: Algorithm, target: Target, constants: Constants = SM90) -> float:
@@ -233,7 +236,7 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
     widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
     vector = _vector(strides, found, alg, widest)
     return Fetch(elements * max(size, found.each), elements / vector, found.bytes,
-                 vector * size >= ASYNC)
+                 vector * size >= ASYNC, found.run == 1 and elements > 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -283,7 +286,11 @@ def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float
         rounds = w.tiles / slots
     together = min(w.resident, max(1.0, rounds))
     step = _step_ns(w, config, target, c, together)
-    store = w.stored.bytes / c.store_gbs * (c.box_store if config.c == "box" else 1.0)
+    store = w.stored.bytes / c.store_gbs
+    if config.c == "box":
+        store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / w.stored.row - 1))
+    elif w.stored.alone:
+        store = max(store, w.stored.accesses * c.scatter_ns)
     if config.programs:
         store *= c.persistent
         step *= c.flat_pixels if w.pixels_summed else 1.0
@@ -312,6 +319,7 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
     fetch /= c.fetch_gbs
     fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
+    fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
     in_flight = max(1, w.steps if config.unroll else config.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight

@@ -14,7 +14,7 @@ from math import prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, why_not
-from transconv.cost import estimate, programs
+from transconv.cost import axis_strides, estimate, programs
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.packing import is_copy, over_copies, rows_of_channels
@@ -55,6 +55,8 @@ def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
     if is_copy(alg):
         yield from _copies(alg, target)
         return
+    if alg.b is None:
+        yield from _turned(alg, target)
     batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
     matrix = (alg.b is not None and alg.acc.name != "f64" and "mma" in target.features
               and rows and columns and summed and _worth_the_matrix_unit(alg))
@@ -178,9 +180,10 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
     before = ".".join(x for x in apart if x != "c")
     for pack in filter(None, dict.fromkeys([before, ".".join(apart)])):
         packed = over_copies(alg, pack)
-        for config in itertools.chain(_boxes(packed, target), explicit(packed, target)):
-            yield replace(config, pack=pack)
-    if before and _sums_pixels(alg):  # many of their boxes are refused as left operands
+        boxed = [*_boxes(packed, target), *explicit(packed, target)]
+        yield from (replace(config, pack=pack) for config in boxed)
+    # Boxes of summed pixels are often refused, and those of groups with odd channels always.
+    if before and (_sums_pixels(alg) or alg.axes_of("B")):
         for config in _matrix(over_copies(alg, ".".join(apart)), target):
             yield replace(config, pack=".".join(apart))
 
@@ -194,6 +197,19 @@ def _copies(alg: Algorithm, target: Target) -> Iterator[Config]:
         for axes in dict.fromkeys((pixels, pixels[-1:])):
             blocks = (Block(axes, m), Block((channels,), n))
             yield Config(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
+
+
+def _turned(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Sums of parts that lie in another order than the result: square tiles, as for copies."""
+    rows = [x for x in alg.axes_of("M") if x.size > 1]
+    if len(rows) < 2 or target.backend == "interpreter":
+        return
+    first, last = (min(rows, key=lambda x, s=axis_strides(v, alg): s[x.name])
+                   for v in (alg.a, alg.c))
+    if first is not last:
+        others = tuple(x.name for x in rows if x is not first)
+        for m, n in itertools.product((32, 64), repeat=2):
+            yield Config((Block(others, m), Block((first.name,), n)), "fma", warps=4, stages=2)
 
 
 def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:

@@ -122,6 +122,16 @@ BREACHES = {
         kernel(ir.Let(X, ir.select(load(ir.ZERO) < 1.0, 0.0, 1.0))),
         kernel(ir.Let(X, ir.select(ir.TRUE, load(ir.ZERO), load(ir.ZERO) + 1.0))),
     ],
+    "ring-is-reserved": [
+        kernel(ir.FuncCall(ir.WAIT, (ir.Barrier("landed", 2), ir.ZERO, ir.ZERO))),
+        kernel(ir.Let(ir.Var("x", ir.f32), ir.Piece(ir.Buffer("ring", ir.f32, 2, (16,)), ir.ZERO, ir.ZERO,
+                                                    (ir.ZERO,)))),
+    ],
+    "piece-fits-its-box": [
+        kernel(ir.Shared(ir.Buffer("ring", ir.f32, 2, (16, 16))),
+               ir.Let(ir.Var("x", ir.f32), ir.Piece(ir.Buffer("ring", ir.f32, 2, (16, 16)), ir.ZERO,
+                                                    ir.ZERO, (ir.ZERO,)))),
+    ],
     "expression-holds-no-statement": [
         kernel(ir.Let(I, ir.Add(ir.ONE, ir.Comment("x")))),  # type: ignore[arg-type]
         kernel(ir.store(T, 0, ir.Call("exp", (ir.Let(I, ir.ONE),)))),  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ def is_explicit(kernel: Kernel) -> bool:
 
 def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     """The text of a module with a JIT function named like the kernel."""
-    return (emit_gluon if is_explicit(kernel) else emit_tl).emit(kernel, header)
+    return emit_gluon.emit(kernel, header) if is_explicit(kernel) else emit_tl.emit(kernel, header)
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
     """The tensors that are moved in boxes, and the extents of the box of each."""
-    return (emit_gluon if is_explicit(kernel) else emit_tl).boxes(kernel)
+    return emit_gluon.boxes(kernel) if is_explicit(kernel) else emit_tl.boxes(kernel)
 
 
 def grid_size(kernel: Kernel) -> int:

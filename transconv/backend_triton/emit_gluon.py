@@ -231,8 +231,8 @@ def _rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
 
 
 def _reserve(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
-    boxed = {x.piece.buffer: f"{x.tensor.name}_box"
-             for x in (*find(kernel, Fetch), *find(kernel, Send))}
+    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    boxed = {x.piece.buffer: f"{x.tensor.name}_box" for x in copies}
     for what in shared:
         if isinstance(what, Barrier):
             yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "

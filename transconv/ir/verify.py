@@ -362,10 +362,10 @@ def ring_is_reserved(site: Site) -> Iterator[str]:
             used += [a for a in args if isinstance(a, xp.Barrier)]
         case xp.Shared(what) if any(isinstance(s, xp.Role) for s in site.around):
             yield f"{what.name} is reserved inside of a role"
-    for what in dict.fromkeys(used):
-        if what not in site.scope:
-            assert isinstance(what, (xp.Barrier, xp.Buffer))
-            yield f"{what.name} is not reserved here"
+    for ring in dict.fromkeys(used):
+        if ring not in site.scope:
+            assert isinstance(ring, (xp.Barrier, xp.Buffer))
+            yield f"{ring.name} is not reserved here"
 
 
 def piece_fits_its_box(site: Site) -> Iterator[str]:

@@ -85,7 +85,8 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     rings = _rings(tile, config)
     own = [_clean("products", config.warps, 0, _dealt(grid, around, _products(tile, rings))),
            _clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, rings)))]
-    reserved = [Shared(r) for r in (*(r.buffer for r in rings.of.values()), rings.landed, rings.free)]
+    reserved = [Shared(r.buffer) for r in rings.of.values()]
+    reserved += [Shared(rings.landed), Shared(rings.free)]
     reserved += [Shared(x.piece.buffer) for x in find(own[0], Put)]
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
@@ -131,10 +132,10 @@ def _take_apart(body: Stmt) -> _Tile:
     loop = parts[at]
     assert isinstance(loop, For)
     acc = next(s for s in parts[:at] if isinstance(s, Alloc))
-    *body, product = statements(loop.body)
+    *steps, product = statements(loop.body)
     assert isinstance(product, FuncCall) and product.func.name == "dot"
-    fetched = {s.var: s.value for s in body if isinstance(s, Let) and isinstance(s.value, BoxLoad)}
-    lets = tuple(s for s in body if not (isinstance(s, Let) and s.var in fetched))
+    fetched = {s.var: s.value for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad)}
+    lets = tuple(s for s in steps if not (isinstance(s, Let) and s.var in fetched))
     return _Tile(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
                  parts[at + 1:])
 
@@ -166,9 +167,7 @@ def _rings(tile: _Tile, config: Config) -> _Rings:
     for var, box in tile.fetched.items():
         corners = [_whole(c, spread) for c in box.corner]
         stacked = {x for c in corners for x in lanes_of(c)}
-        members, member = 1, ZERO
-        if stacked:
-            members, member = _members(stacked, box)
+        members, member = _members(stacked, box) if stacked else (1, ZERO)
         buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, config.stages, box.extents, members)
         within = tuple(_whole(w, spread) for w in box.within)
         piece = Piece(buffer, SLOT, member, within)

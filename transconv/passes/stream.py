@@ -99,7 +99,9 @@ def deal(config: Config, algorithm: Algorithm) -> Deal:
 def _counted(config: Config, algorithm: Algorithm) -> tuple[Expr, int]:
     """The number of the tile that a point of C is in, and how many tiles there are; rows and columns
     of tiles are counted as ``gridwise`` numbers them when it does not group rows."""
-    number, tiles = ZERO, 1
+    number: Expr = ZERO
+    index: Expr
+    tiles = 1
     for kind in "BMN":
         for axis in algorithm.axes_of(kind):
             block = config.block_of(axis.name)

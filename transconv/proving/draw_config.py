@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from math import prod
 from random import Random
+from typing import Any
 
 from transconv import heuristics
 from transconv.algorithm import Algorithm, Axis
@@ -27,14 +28,17 @@ VALUES: dict[str, tuple[int, ...]] = {
 DEFAULTS = Config()
 SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
-LARGE = 12
+LARGE = 16
+BOXED = 8  # times as large where boxes are moved, which takes few instructions
 MOST_STEPS = 16  # of a sum that is written out
 MOST_KERNELS = 2  # of one trial, counting stride phases and second stages of split sums
 TRIES = 12
 
 
-def tile_volume(config: Config) -> int:
-    return prod(b.extent for b in config.blocks)
+def is_small(config: Config) -> bool:
+    """Whether the tile is one that compilers are quick with."""
+    boxed = BOXED if "box" in (config.a, config.b) else 1
+    return prod(b.extent for b in config.blocks) <= MOST_TILE * boxed
 
 
 def kernels(config: Config, algorithms: Sequence[Algorithm]) -> int:
@@ -78,7 +82,7 @@ def config(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Conf
     seen = heuristics.candidates(chosen[0], target) if made is None or chance(rng, 3) else []
     if made is None:
         most = MOST_KERNELS * (1 + 9 * chance(rng, 3))
-        small = [c for c in seen if tile_volume(c) <= MOST_TILE and kernels(c, chosen) <= most
+        small = [c for c in seen if is_small(c) and kernels(c, chosen) <= most
                  and is_legal(c, chosen, target)]
         if not small or chance(rng, LARGE):
             small = [c for c in seen if is_legal(c, chosen, target)]
@@ -107,7 +111,8 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
         if chance(rng, 3):
             continue
         value = _value(rng, name, algorithms[0], seen)
-        other = replace(made, **{name: value})
+        change: dict[str, Any] = {name: value}
+        other = replace(made, **change)
         if value != getattr(made, name) and is_legal(other, algorithms, target) and (
                 kernels(other, algorithms) <= MOST_KERNELS or chance(rng, 3)):
             made = other
@@ -139,7 +144,7 @@ def _random_blocks(rng: Random, algorithms: Sequence[Algorithm], target: Target)
             blocks += _blocks_of(rng, alg.axes_of(kind), least, most)
         made = Config(tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)),
                       stages=rng.choice((1, 2, 3, 4)))
-        if tile_volume(made) <= MOST_TILE and is_legal(made, algorithms, target):
+        if is_small(made) and is_legal(made, algorithms, target):
             return made
     return None
 
