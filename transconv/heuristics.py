@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.algorithm import Algorithm
+from transconv.algorithm import Algorithm, Axis
 from transconv.config import Block, Config, k_steps, why_not
 from transconv.cost import axis_strides, estimate, programs
 from transconv.errors import ConfigError
@@ -204,12 +204,15 @@ def _turned(alg: Algorithm, target: Target) -> Iterator[Config]:
     rows = [x for x in alg.axes_of("M") if x.size > 1]
     if len(rows) < 2 or target.backend == "interpreter":
         return
-    first, last = (min(rows, key=lambda x, s=axis_strides(v, alg): s[x.name])
-                   for v in (alg.a, alg.c))
+    first, last = (_innermost(rows, axis_strides(v, alg)) for v in (alg.a, alg.c))
     if first is not last:
         others = tuple(x.name for x in rows if x is not first)
         for m, n in itertools.product((32, 64), repeat=2):
             yield Config((Block(others, m), Block((first.name,), n)), "fma", warps=4, stages=2)
+
+
+def _innermost(axes: list[Axis], strides: dict[str, int]) -> Axis:
+    return min(axes, key=lambda x: strides[x.name])
 
 
 def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:

@@ -164,7 +164,7 @@ def test_a_row_waits_for_torch_compile_but_is_written_without_it(tmp_path: Path)
     options = parser().parse_args(["time", "x", "--baselines", "cl,inductor"])
     table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     job = runner.Run(table, tmp_path, options)
-    rows = [dict(row(name, "fwd", 0, 0), ours_us="") for name in ("a", "bb")]
+    rows = [dict(row(name, "fwd", 1, 1), ours_us="", cudnn_cl_us="", ratio="") for name in ("a", "bb")]
     measured = {"verdict": "right", "reason": "", "ours": summary([10.0], "events"),
                 "cl": summary([20.0], "events")}
     for one, answer in zip(rows, ({"inductor": summary([30.0], "events")}, {"error": "timeout"}),

@@ -26,6 +26,7 @@ from transconv.ir import (
     Seq,
     Stmt,
     Store,
+    Tensor,
     Update,
     Var,
     find,
@@ -80,6 +81,7 @@ class _Walk:
             values[leaf] = drawn
 
     def statements(self, s: Stmt) -> str:
+        """What is wrong with the accesses of a statement, in words."""
         match s:
             case Seq(stmts):
                 return next(filter(None, map(self.statements, stmts)), "")
@@ -89,21 +91,17 @@ class _Walk:
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
             case Let(var, value) if not find(value, Read) and value.dtype.kind in ("int", "bool"):
-                return self.bind(var, value)
+                self.bind(var, value)  # a name may overflow where nobody reads it
+                return ""
             case Alloc() | Update():
                 return ""
         return next(filter(None, (self.differs(e, s) for e in _indices(s))), "")
 
-    def bind(self, var: Var, value: Expr) -> str:
-        for lane in find(value, Lane):
-            if lane not in self.known[0]:
-                self.draw(lane, lane.extent)
+    def bind(self, var: Var, value: Expr) -> None:
         made = self.both(value)
-        if made is None:
-            return ""
-        for values, found in zip(self.known, made, strict=True):
-            values[var] = found
-        return ""  # a name may overflow where nobody looks at it; what is read says so
+        if made is not None:
+            for values, found in zip(self.known, made, strict=True):
+                values[var] = found
 
     def both(self, e: Expr) -> tuple[Array, Array] | None:
         """Its values as typed and in 64 bits; None where it depends on what is not known."""
@@ -146,6 +144,7 @@ def _indices(at: Node) -> Iterator[tuple[str, Expr, Expr]]:
         case Store(tensor, offset, _, mask):
             yield tensor.name, offset, mask
         case FuncCall() if at.func.name == "atomic_add":
-            tensor, offset, _, mask = at.args
-            assert isinstance(offset, Expr) and isinstance(mask, Expr)
-            yield str(tensor), offset, mask
+            into, where, _, condition = at.args
+            assert isinstance(into, Tensor)
+            assert isinstance(where, Expr) and isinstance(condition, Expr)
+            yield into.name, where, condition

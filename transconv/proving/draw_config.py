@@ -22,7 +22,7 @@ from transconv.target import Target
 # Numbers worth trying; a numeric word that is not listed is tried with NUMBERS.
 NUMBERS = (0, 1, 2, 3)
 VALUES: dict[str, tuple[int, ...]] = {
-    "group_m": (1, 2, 3, 8), "split_k": (1, 2, 3, 5, 8), "programs": (0, 1, 2, 5, 132),
+    "group_m": (1, 2, 3, 8), "split_k": (1, 1, 2, 3, 5), "programs": (0, 1, 2, 5, 132),
     "swap": (0, 1), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
 }
 DEFAULTS = Config()
@@ -30,15 +30,19 @@ SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and 
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
 LARGE = 16
 BOXED = 8  # times as large where boxes are moved, which takes few instructions
-MOST_STEPS = 16  # of a sum that is written out
+MOST_STEPS, MOST_UNROLLED = 16, 1 << 17  # of a sum that is written out: steps, products
 MOST_KERNELS = 2  # of one trial, counting stride phases and second stages of split sums
 TRIES = 12
 
 
 def is_small(config: Config) -> bool:
     """Whether the tile is one that compilers are quick with."""
-    boxed = BOXED if "box" in (config.a, config.b) else 1
-    return prod(b.extent for b in config.blocks) <= MOST_TILE * boxed
+    most = MOST_TILE * BOXED if "box" in (config.a, config.b) else MOST_TILE
+    return volume(config) <= (most if config.unit == "mma" else MOST_TILE // 4)
+
+
+def volume(config: Config) -> int:
+    return prod(b.extent for b in config.blocks)
 
 
 def kernels(config: Config, algorithms: Sequence[Algorithm]) -> int:
@@ -66,7 +70,8 @@ def is_legal(config: Config, algorithms: Sequence[Algorithm], target: Target) ->
             config.split_k)
         if why_not(replace(config, split_k=split), algorithm, target) is not None:
             return False
-        if config.unroll and k_steps(config, algorithm) > MOST_STEPS:
+        steps = k_steps(config, algorithm)
+        if config.unroll and (steps > MOST_STEPS or steps * volume(config) > MOST_UNROLLED):
             return False
     return True
 

@@ -30,7 +30,7 @@ from transconv.proving.draw import chance
 from transconv.target import Target
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}
-MANY_KERNELS = 2  # stride phases that are kernels of their own, above which trials are rare
+FEW_KERNELS, MANY_KERNELS = 2, 6  # stride phases that are kernels: rare above, very rare
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
     while True:
         prop = rng.choice(tuple(Prop))
         problem = draw.drawn(rng, prop)
-        if len(algorithms(problem, prop)) <= MANY_KERNELS or chance(rng, 4):
+        kernels = len(algorithms(problem, prop))
+        if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
     trial = Trial(problem, prop, target, None, draw.epilogue(rng, prop, problem.src.dtype.name),
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
