@@ -440,3 +440,12 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
     assert transconv.stats(reset=True).native == {"fwd": 1}
     assert 1 <= len(warnings(caplog)) <= 2
     assert stat.S_IMODE(cache.stat().st_mode) == (0o777 if spoil == "world-writable" else 0o700)
+
+
+def test_the_page_names_every_drawer() -> None:
+    from transconv.database import store
+
+    page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")
+    for drawer in (verdicts.DRAWER, store.DRAWER):
+        assert f"| `{drawer.name}/` |" in page
+    assert f"after {keep.PATIENCE:g} seconds" in page and keep.STALE == 3600

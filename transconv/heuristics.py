@@ -178,14 +178,17 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
     if any(view is not None and view.tensor.shape[1] < FEW_CHANNELS for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
-    for pack in filter(None, dict.fromkeys([before, ".".join(apart)])):
+    ways = [*filter(None, dict.fromkeys([before, ".".join(apart)]))]
+    found = 0
+    for pack in ways:
         packed = over_copies(alg, pack)
-        boxed = [*_boxes(packed, target), *explicit(packed, target)]
-        yield from (replace(config, pack=pack) for config in boxed)
-    # Boxes of summed pixels are often refused, and those of groups with odd channels always.
-    if before and (_sums_pixels(alg) or alg.axes_of("B")):
-        for config in _matrix(over_copies(alg, ".".join(apart)), target):
-            yield replace(config, pack=".".join(apart))
+        for config in itertools.chain(_boxes(packed, target), explicit(packed, target)):
+            found += why_not(config, packed, target) is None
+            yield replace(config, pack=pack)
+    if before and (_sums_pixels(alg) or not found):  # boxes of summed pixels are often refused
+        for pack in ways[-1:] if _sums_pixels(alg) else ways:
+            for config in _matrix(over_copies(alg, pack), target):
+                yield replace(config, pack=pack)
 
 
 def _copies(alg: Algorithm, target: Target) -> Iterator[Config]:

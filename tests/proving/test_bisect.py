@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from tests.proving import planted
 from tests.strategies import problems
 from transconv import ir
-from transconv.__main__ import main
+from transconv.__main__ import main, parser
 from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
@@ -179,6 +182,15 @@ def test_points_are_those_that_the_facts_allow() -> None:
     assert set(x) == {0, 3, 6} and (x + y < 4).all() and ((0 <= y - z) & (y - z <= 2)).all()
     none = facts.assume(a > 100)
     assert Points.draw((a,), none, np.random.default_rng(0)) is None
+
+
+def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bisection.md").read_text(encoding="utf-8")
+    program, = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(program, {})
+    assert "all right" in capsys.readouterr().out
+    for line in re.findall(r"^python -m transconv (bisect .*)$", page, re.MULTILINE):
+        parser().parse_args(shlex.split(line))
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class _Walk:
                 return ""
             case Alloc() | Update():
                 return ""
-        return next(filter(None, (self.differs(e, s) for e in _indices(s))), "")
+        return next(filter(None, map(self.differs, _indices(s))), "")
 
     def bind(self, var: Var, value: Expr) -> None:
         made = self.both(value)
@@ -118,7 +118,7 @@ class _Walk:
             return None
         return typed, wide
 
-    def differs(self, access: tuple[str, Expr, Expr], s: Stmt) -> str:
+    def differs(self, access: tuple[str, Expr, Expr]) -> str:
         name, offset, mask = access
         made, masks = self.both(offset), self.both(mask)
         if made is None or masks is None:

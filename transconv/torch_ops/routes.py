@@ -19,11 +19,12 @@ from transconv.torch_ops.decide import compile_route, like, make_backward, make_
 from transconv.torch_ops.requests import Request, request
 from transconv.torch_ops.route import BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
+from transconv.torch_ops.warm import ALIGNMENT
 
-__all__ = ["Request", "Route", "compile_route", "like", "make_forward", "request", "settle"]
+__all__ = ["ALIGNMENT", "Request", "Route", "compile_route", "like", "make_forward", "request", "settle"]
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
-ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
+
 
 _routes: dict[Hashable, Any] = {}
 
