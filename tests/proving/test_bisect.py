@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.proving import planted
 from tests.strategies import problems
-from transconv import ir
+from transconv import ir, knobs
 from transconv.__main__ import main, parser
 from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
@@ -23,6 +23,7 @@ from transconv.errors import ConfigError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp import run
 from transconv.problem import ConvProblem, Prop
+from transconv.proving import bisect_emitted
 from transconv.proving.bisect import blame
 from transconv.proving.bisect_replay import (
     NAMES,
@@ -76,6 +77,27 @@ def test_the_emitted_text_is_asked_in_a_process_of_its_own() -> None:
 def test_a_config_that_is_not_legal_is_no_bug() -> None:
     with pytest.raises(ConfigError, match="copy engine"):
         blame(planted.PLAIN, "fwd", "sm_80", "mb:1 oh:4 ow:8 oc:16 ic:16 | a=box b=box swap=1")
+
+
+@pytest.mark.parametrize(("small", "full", "via", "told"), [
+    ("", "", "tl", ""), ("3 of 9 are wrong", "", "tl", "3 of 9 are wrong; Triton or ptxas"),
+    ("", "9 of 9 are wrong", "tl", "right in the small size, but for"),
+    ("bad", "", "gluon", "bad; the Gluon emitter, Triton or ptxas")])
+def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with the GPU, which is made up here: in the small size, then in full."""
+    monkeypatch.setattr(bisect_emitted, "detect", lambda: SM90)
+    monkeypatch.setenv(knobs.interpret.name, "0")
+    monkeypatch.setattr(bisect_emitted, "_run", lambda compiled, asked, device: small)
+    monkeypatch.setattr(bisect_emitted, "_in_full", lambda asked, compiled: full)
+    roles = "a=box b=box | via=gluon stages=3"
+    found = blame("mb256ic32ih8oc64oh8kh3ph1 dt=f16 tag=axb", "fwd", SM90,
+                  "mb:1 oh:8 ow:8 oc:64 ic:16 | " + (roles if via == "gluon" else ""), limit=1 << 22,
+                  parts=("compiler",))
+    assert found.stage == ("compiler" if told else "") and told in found.verdict
+    assert told or found.verdict.startswith("right, for mb256")
+    if told:
+        assert "@" in found.diff  # the text of the kernel
 
 
 # -- what an algorithm and a division mean ---------------------------------------------------------

@@ -223,7 +223,9 @@ class _Trial:
     def judge_compiler(self) -> Blame | None:
         verdict = ask_compiler(self.small, self.asked)
         if verdict.wrong:
-            return self.guilty("compiler", f"{verdict.text}; Triton or ptxas", diff=verdict.source)
+            explicit = any(config.via == "gluon" for _, config in self.small.steps())
+            who = "the Gluon emitter, Triton or ptxas" if explicit else "Triton or ptxas"
+            return self.guilty("compiler", f"{verdict.text}; {who}", diff=verdict.source)
         self.say("compiler", verdict.text)
         return None
 
