@@ -140,7 +140,8 @@ def test_every_truncation_and_every_flipped_bit(caplog: pytest.LogCaptureFixture
     lambda text: json.dumps({**json.loads(text), "drawer": "sums-2"}),
     lambda text: json.dumps({**json.loads(text), "content": {"n": 2}}),
     lambda text: "[" * 100_000, lambda text: "null", lambda text: '{"content": 1}',
-    lambda text: text + " " * (1 << 23), lambda text: "\x00" * 4096], ids=str)
+    lambda text: text + " " * (1 << 23), lambda text: "\x00" * 4096],
+    ids=["key", "drawer", "sum", "deep", "null", "bare", "long", "zeros"])
 def test_files_of_somebody_else(other: Callable[[str], str],
                                 caplog: pytest.LogCaptureFixture) -> None:
     DRAWER.put("a", {"n": 1})

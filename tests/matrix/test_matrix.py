@@ -11,6 +11,7 @@ from tests.backend_triton import test_emit
 from transconv.__main__ import main
 from transconv.backend_triton.offline import BACKENDS, triton_version
 from transconv.cli.matrix import RECORD
+from transconv.config import Config
 from transconv.matrix import page, record
 from transconv.matrix.cases import CASES, planned, share
 from transconv.problem import ConvProblem, Prop
@@ -52,10 +53,10 @@ def test_every_golden_problem_is_in_it() -> None:
 
 def test_a_config_is_used_where_it_is_legal() -> None:
     """Boxes exist from sm_90 on; an older chip chooses for itself."""
-    fixed = CASES["dense"].configs[Prop.FWD]
+    fixed = Config.parse(CASES["dense"].configs[Prop.FWD])
     for target, same in (("sm_90", True), ("sm_80", False)):
         first = planned(CASES["dense"], TARGETS[target])[0]
-        assert (first.config.split() == fixed.split()) == same, first.config
+        assert (Config.parse(first.config) == fixed) == same, first.config
 
 
 def test_the_record_knows_every_pair_and_both_releases() -> None:

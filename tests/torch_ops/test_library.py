@@ -248,7 +248,7 @@ def test_fake_tensors_and_meta_tensors() -> None:
 def test_the_plain_autograd_function() -> None:
     x, w, b = operands()
     y = transconv.conv2d(x, w, b, groups=2)
-    assert isinstance(y.grad_fn, library.ConvolutionFunction._backward_cls)
+    assert y.grad_fn is not None and y.grad_fn.name() == "ConvolutionFunctionBackward"
     z = OP(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 2)
     assert torch.equal(y, z)
     torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), (x, w, b)),

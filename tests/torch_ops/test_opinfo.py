@@ -14,8 +14,8 @@ from tests.torch_ops import samples as s
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int64)
 
 
-def _same(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, equal_nan=True)
+def _same(got: Any, wanted: Any, what: str = "") -> None:
+    torch.testing.assert_close(got, wanted, equal_nan=True, msg=lambda text: f"{what}: {text}")
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)
@@ -23,11 +23,15 @@ def _same(got: Any, wanted: Any) -> None:
 def test_samples_in_every_memory_variant(name: str, dtype: torch.dtype) -> None:
     seen = 0
     for sample in s.samples(name, dtype):
-        for variant in s.VARIANTS.values():
+        for memory, variant in s.VARIANTS.items():
             args = [s.vary(a, variant) for a in (sample.input, *sample.args)]
             got = s.ours(name)(*args, **sample.kwargs)
             wanted = s.theirs(name)(*args, **sample.kwargs)
-            _same(got, wanted)
+            exact = s.theirs(name)(*(a.double() if isinstance(a, torch.Tensor) else a for a in args),
+                                   **sample.kwargs) if dtype is torch.float16 else None
+            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+            _same(got, wanted, f"{memory} {shapes} {sample.kwargs} ours {got} torch {wanted} "
+                               f"in f64 {exact}")
             assert got.dtype == wanted.dtype
             seen += 1
     assert seen >= 10 * len(s.VARIANTS)

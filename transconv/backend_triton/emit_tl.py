@@ -167,7 +167,16 @@ class TlEmitter:
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
-        return f"{self.space}.{e.op}({self.text(e.x)}, axis={lanes.index(e.lane)})", POSTFIX
+        text = self.text(self.not_a_dot(e.x, lanes))
+        return f"{self.space}.{e.op}({text}, axis={lanes.index(e.lane)})", POSTFIX
+
+    def not_a_dot(self, x: Expr, lanes: tuple[Lane, ...]) -> Expr:
+        """The same product, rows after columns: Triton (3.6) takes the sum of ``a[:, :, None] *
+        b[None, :, :]`` for a matrix product in tf32, also where it is too short along K for the
+        matrix unit, which then is wrong; the factors the other way round it leaves alone."""
+        if isinstance(x, Mul) and lanes[-1] not in self.lanes(x.a) and lanes[0] not in self.lanes(x.b):
+            return Mul(x.b, x.a)
+        return x
 
     def spell_Spread(self, e: Spread) -> tuple[str, int]:
         if self.lanes(e.x) == e.lanes:

@@ -56,8 +56,8 @@ def simpler(trial: Trial) -> Iterator[Trial]:
         try:
             known = Trial.parse(str(made))
             legal = [a for a in known.algorithms if all(x.size for x in a.axes)]
-            if known.config is None or (
-                    legal and draw_config.is_legal(known.config, legal, known.chip)):
+            if known != trial and (known.config is None or (
+                    legal and draw_config.is_legal(known.config, legal, known.chip))):
                 yield known
         except (TransconvError, ValueError):  # no such problem
             continue
@@ -83,9 +83,11 @@ def _ways(trial: Trial) -> Iterator[Trial]:
 
 def _configs(config: Config) -> Iterator[Config]:
     default = Config()
+    if config.unit == "mma":  # takes whole blocks; element by element the problem can get smaller
+        yield replace(config, unit="fma")
     for f in fields(Config):
         value = getattr(config, f.name)
-        if f.name != "blocks" and value != getattr(default, f.name):
+        if f.name not in ("blocks", "unit") and value != getattr(default, f.name):
             yield _with(config, f.name, getattr(default, f.name))
             if isinstance(value, int) and value > 2:
                 yield _with(config, f.name, value // 2)
