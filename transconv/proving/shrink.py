@@ -44,8 +44,9 @@ def shrink(trial: Trial, fails: Fails, most: int = 400) -> tuple[Trial, int]:
             asked += len(queue)
             first = fails(queue)
             if first is not None:
-                # What was asked beside it may be worth asking again of the simpler trial.
+                # What was asked after it has no answer yet, and may come up again.
                 trial, found = queue[first], True
+                seen.difference_update(map(str, queue[first + 1:]))
         if not found:
             return trial, asked
 
