@@ -30,7 +30,7 @@ def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shap
         texts = texts.split(":")
         if len(texts) == 1:
             tag = _ANY_NDIMS.get(texts[0], texts[0])
-            texts = [tag, _for_weights(tag), tag]
+            texts = [tag, for_weights(tag), tag]
     if len(texts) != 3:
         raise LayoutError(f"tag '{':'.join(map(str, texts))}' has {len(texts)} parts; "
                           "expected one tag, or three as src:wei:dst")
@@ -43,7 +43,7 @@ def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shap
     return found
 
 
-def _for_weights(tag: str) -> str:
+def for_weights(tag: str) -> str:
     """What a tag of activations means for weights: n is o and c is i. Alphabetical tags stay."""
     return tag.translate(_ACTIVATION_TO_WEIGHT) if "n" in tag.lower() else tag
 
@@ -98,7 +98,7 @@ def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
     tags = [_write(layout, shape, is_wei) for layout, shape, is_wei
             in zip(layouts, shapes, (False, True, False), strict=True)]
     src, wei, dst = tags
-    if src == dst and wei == _for_weights(src) and not src[0].isdigit() and "(" not in src:
+    if src == dst and wei == for_weights(src) and not src[0].isdigit() and "(" not in src:
         return "" if src == "nc" + SPATIAL[5 - len(shapes[0]):] else src
     return ":".join(tags)
 

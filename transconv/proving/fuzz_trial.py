@@ -27,6 +27,7 @@ from transconv.pipeline import PIPELINE
 from transconv.problem import ConvProblem, Prop
 from transconv.proving import draw, draw_config
 from transconv.proving.draw import chance
+from transconv.tags import for_weights
 from transconv.target import Target
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}
@@ -144,10 +145,9 @@ def _three_tags(tag: str, p: ConvProblem) -> tuple[str, str, str]:
     parts = tag.split(":")
     if len(parts) == 3:
         return parts[0], parts[1], parts[2]
-    wei = tag.translate(str.maketrans("nc", "oi")) if "n" in tag.lower() else tag
     if tag == "nchw":
         return "abx", "abx", "abx"
-    return tag, wei, tag
+    return tag, for_weights(tag), tag
 
 
 def layout_kind(p: ConvProblem, name: str) -> str:

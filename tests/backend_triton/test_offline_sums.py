@@ -1,0 +1,30 @@
+"""Sums element by element, compiled: no matrix unit takes them over, whose operands are cut to tf32."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.config import Config
+from transconv.matrix.jobs import jobs_of
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+PROBLEM = ConvProblem.parse("mb2ic16ih8oc16oh8kh3ph1 dt=f32 tag=nhwc math=ieee")
+CONFIGS = {
+    Prop.FWD: "mb.oh.ow:16 oc:16 ic:4 | fma | stages=3 warps=2",
+    Prop.BWD_D: "mb.ih.iw:32 ic:16 oc:16 | fma | swap=1 stages=2 warps=4",
+    Prop.BWD_W: "kw.ic:16 oc:16 oh.ow:4 | fma | split_k=4 stages=4 warps=4",
+}
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_a_sum_stays_a_sum(chip: str) -> None:
+    jobs = [job for prop, config in CONFIGS.items()
+            for job in jobs_of(PROBLEM, prop, TARGETS[chip], Config.parse(config), None, "ttgir")]
+    seen = 0
+    for job, found in zip(jobs, compile_offline(jobs), strict=True):
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+        assert "tt.dot " not in found.texts["ttgir"], job.source
+        seen += "axis=" in job.source
+    assert seen == len(CONFIGS)
