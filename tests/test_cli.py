@@ -43,9 +43,10 @@ def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
     assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
     telling = {"problem": "GFLOP", "algorithm": "acc = sum of A * B over kh, kw, ic, in f32",
-               "config": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit"}
+               "config": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
+               "together": "nothing to put together: fwd"}
     assert telling.get(stage, "grid:\n") in page
-    assert stage in ("problem", "algorithm", "config") or f"---- {stage}: " in page
+    assert stage in ("problem", "algorithm", "config", "together") or f"---- {stage}: " in page
 
 
 def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from transconv import knobs, verdicts
@@ -24,7 +25,7 @@ from transconv.config import Config, why_not
 from transconv.database import choice
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, StageError, Unsupported
-from transconv.ir import Tensor
+from transconv.ir import Kernel, Tensor
 from transconv.packing import (
     PACK,
     UNPACK,
@@ -36,6 +37,7 @@ from transconv.packing import (
     workspaces,
 )
 from transconv.passes import blockwise
+from transconv.passes.together import together
 from transconv.pipeline import PIPELINE, STAGES, Context, Pass, lower
 from transconv.plans import Compiled, Step
 from transconv.problem import ConvProblem, Prop
@@ -52,22 +54,23 @@ def _switches() -> dict[str, bool]:
 
 
 Choose = Callable[[Algorithm, Target], Config]
+Planned = list[tuple[Algorithm, Config]]
 
 
 def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config | None,
                epilogue: Epilogue,
-               choose: Choose | None = None) -> list[tuple[Algorithm, Config]]:
+               choose: Choose | None = None) -> Planned:
     """The algorithms to run, in order, each with its config: copies into workspaces, phases and
     second stages of sums, copies of results."""
     choose = choose or (lambda a, t: choice.default(a, t, problem, prop))
-    mains: list[tuple[Algorithm, Config]] = []
+    mains: Planned = []
     for algorithm in algorithms(problem, prop, epilogue):
         if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
             continue
         empty = any(x.size == 0 for x in algorithm.axes_of("K"))
         chosen = choose(algorithm, target) if config is None or empty else choice.fitted(config, algorithm)
         mains.append((algorithm, chosen))
-    made: list[tuple[Algorithm, Config]] = []
+    made: Planned = []
     around: dict[str, Algorithm] = {}
     for algorithm, chosen in _agreed(mains, target):
         around |= {c.name: c for c in copies(algorithm, chosen.pack, chosen.split_k)}
@@ -82,8 +85,7 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     return [*before, *made, *after]
 
 
-def _agreed(mains: list[tuple[Algorithm, Config]],
-            target: Target) -> list[tuple[Algorithm, Config]]:
+def _agreed(mains: Planned, target: Target) -> Planned:
     """All stride phases write to the copy of the result, or none: it is copied back as a whole."""
     if len({c.unpacks for _, c in mains}) < 2:
         return mains
@@ -110,9 +112,12 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     steps: list[Step] = []
     spaces: dict[str, Tensor] = {}
     shelf = _Shelf(problem, prop)
-    for algorithm, chosen in plan_steps(problem, prop, target, config, epilogue,
-                                        choose or shelf.choose):
-        steps.append(shelf.step(algorithm, chosen, target))
+    planned, one = shelf.one_launch(
+        plan_steps(problem, prop, target, config, epilogue, choose or shelf.choose), target)
+    for algorithm, chosen in planned:
+        made = one if one and algorithm.phase else shelf.step(algorithm, chosen, target)
+        if made not in steps:
+            steps.append(made)
         spaces |= {t.name: t for t in workspaces(algorithm, chosen.pack, chosen.split_k)}
         if meeting := blockwise.meeting(chosen, over_copies(algorithm, chosen.pack)):
             parts = blockwise.workspace(over_copies(algorithm, chosen.pack), meeting)
@@ -127,8 +132,8 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
         level = logging.WARNING
     log.log(level, "%s %s on %s: %s, generated in %.2f s", problem, prop, target.name, used, spent)
     if knobs.debug() >= 2:
-        for made in steps:
-            log.warning("%s\n%s", made.algorithm, made.source)
+        for step in steps:
+            log.warning("%s\n%s", step.algorithm, step.source)
     return Compiled(problem, prop, target, used, epilogue, tuple(steps), spaces,
                     config is not None or choose is not None, shelf.rejected,
                     shelf.why or "given by the caller")
@@ -160,6 +165,26 @@ class _Shelf:
                     stage="passes", problem=str(self.problem), direction=self.prop.value,
                     config=str(config), reason=f"{type(cause).__name__}: {cause}") from cause
         return self.made[key]
+
+    def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
+        """The stride phases of one result as one launch, all with the config of the longest sum, where
+        their kernels are explicit; else None, and what was planned."""
+        phases = [(a, c) for a, c in planned if a.phase]
+        if len(phases) < 2:
+            return planned, None
+        longest, config = max(phases, key=lambda p: prod(x.size for x in p[0].axes_of("K")))
+        if config.via != "gluon" or any(
+                c.split_k > 1 or c.pack != config.pack or why_not(config, a, target) is not None
+                for a, c in phases):
+            return planned, None
+        joined = together([self.step(a, config, target).kernel for a, _ in phases])
+        if joined is None:
+            return planned, None
+        step = _launched(self.problem, replace(longest, name=self.prop.value), config, target, joined)
+        if verdicts.is_wrong(step.digest):
+            self.rejected += 1
+            return planned, None
+        return [(a, config if a.phase else c) for a, c in planned], step
 
     def choose(self, algorithm: Algorithm, target: Target) -> Config:
         """The best config whose kernel is not known to be wrong. Raises Unsupported when the first
@@ -209,7 +234,15 @@ def header(problem: ConvProblem, algorithm: Algorithm, config: Config, target: T
 def _step(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target,
           switches: dict[str, bool]) -> Step:
     name = kernel_name(problem, algorithm, config, target)
-    kernel = lower(algorithm, config, target, name, problem.math, switches)[-1][1]
+    return _launched(problem, algorithm, config, target,
+                     lower(algorithm, config, target, name, problem.math, switches)[-1][1])
+
+
+def _launched(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target,
+              kernel: Kernel) -> Step:
+    """The step that launches a kernel, under the name of its algorithm."""
+    name = kernel_name(problem, algorithm, config, target)
+    kernel = Kernel(name, kernel.params, kernel.body, kernel.notes)
     source = emit(kernel, header(problem, algorithm, config, target))
     path = write(source, name)
     boxed = boxes(kernel)

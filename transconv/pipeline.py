@@ -89,7 +89,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("roles", "shared memory, barriers and the roles of warps",
          lambda k, c: roles.roles(k, c.config), optional=False),
 )
-STAGES = ("problem", "algorithm", "config", "naive", *(p.name for p in PIPELINE), "emit")
+STAGES = ("problem", "algorithm", "config", "naive", *(p.name for p in PIPELINE), "emit",
+          "together")
 
 
 def lower(algorithm: Algorithm, config: Config, target: Target, name: str, precision: str = "tf32",

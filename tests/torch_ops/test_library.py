@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import library
 
 OP = torch.ops.transconv.convolution.default
 BACKWARD = torch.ops.transconv.convolution_backward.default

@@ -11,7 +11,16 @@ from transconv import heuristics
 from transconv.algorithm import Algorithm
 from transconv.backend_triton.emit import emit
 from transconv.cli import options
-from transconv.compiler import PIPELINE, STAGES, header, kernel_name, lower, plan_steps
+from transconv.compiler import (
+    PIPELINE,
+    STAGES,
+    Step,
+    build,
+    header,
+    kernel_name,
+    lower,
+    plan_steps,
+)
 from transconv.config import Block, Config, why_not
 from transconv.database import choice, telling
 from transconv.errors import ConfigError
@@ -74,9 +83,25 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
         yield from _configs(works)
     if whole:
         yield from (f"\n{RULE}\n{w.source}" for w in works)
-        return
-    for w in works:
-        yield from w.diffs(shown) if words.diff else w.stages(shown)
+    else:
+        for w in works:
+            yield from w.diffs(shown) if words.diff else w.stages(shown)
+    if whole or shown in ("together", "all"):
+        made = build(problem, prop, target, options.config(words), options.epilogue(words))
+        phases = any(w.algorithm.phase for w in works)
+        joined = [s for s in made.steps if phases and s.algorithm.name == prop.value]
+        yield from _together(joined, not whole)
+        if shown == "together" and not joined:
+            yield f"\nnothing to put together: {', '.join(s.algorithm.name for s in made.steps)}"
+
+
+def _together(joined: list[Step], stages: bool) -> Iterator[str]:
+    """The kernel that does all stride phases, where one does."""
+    for step in joined:
+        title = "\n---- together: all stride phases in one launch "
+        if stages:
+            yield f"{title:-<101}\n{readable(step.kernel)}"
+        yield f"\n{RULE}\n{step.source}"
 
 
 def _configs(works: list[Work]) -> Iterator[str]:

@@ -1,0 +1,92 @@
+"""Stride phases in one launch: the same answer whoever goes first, and separate launches where one
+is wrong or cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.reference import convolve, integers
+from tests.test_explicit import ROLE, answer
+from tests.test_pipeline import SM90, shapes
+from transconv import compiler, ir, verdicts
+from transconv.__main__ import main
+from transconv.config import Config
+from transconv.ir.verify import verify
+from transconv.problem import ConvProblem, Prop
+
+BWD_D = Prop.BWD_D
+EVEN = "mb5ic16ih16oc32oh8kh3sh2ph1"
+ODD = "mb3ic16ih15iw13oc48oh8ow7kh3kw3sh2sw2ph1pw1"
+BLOCKS = f"mb:4 qh:2 qw:8 ic:16 oc:16 | {ROLE} c=box"
+CASES = [
+    (EVEN, f"{BLOCKS} programs=3"),
+    (EVEN, f"{BLOCKS} programs=2 stages=3"),
+    (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 stages=2"),
+    ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
+     f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1"),
+    ("mb9ic16ih16oc32oh4kh5sh4ph1", f"mb:4 qh:4 qw:4 ic:16 oc:16 | {ROLE} programs=2"),
+]
+
+
+def problem(text: str) -> ConvProblem:
+    return ConvProblem.parse(f"{text} dt=f16 tag=axb")
+
+
+@pytest.mark.parametrize(("text", "config"), CASES, ids=[c[0] for c in CASES])
+def test_one_launch_does_all_phases(text: str, config: str) -> None:
+    p = problem(text)
+    plan = compiler.build(p, BWD_D, SM90, Config.parse(config))
+    (step,) = plan.steps
+    verify(step.kernel)
+    for role in ir.find(step.kernel, ir.Role):
+        assert len([x for x in ir.find(role, ir.For) if x.kind == "dealt"]) > 1
+    rng = np.random.default_rng(0)
+    values = {n: integers(rng, shapes(p)[n], 2) for n in ("dst", "wei")}
+    expected = convolve(p, BWD_D, values["dst"], values["wei"])
+    for seed in range(3):
+        assert np.array_equal(answer(p, BWD_D, [step.kernel], seed, values), expected)
+    assert "bwd_d of" in step.source.splitlines()[0]
+
+
+def test_programs_take_turns() -> None:
+    """The tile after the last of a phase goes to the program after the one that had the last."""
+    (step,) = compiler.build(problem(CASES[2][0]), BWD_D, SM90, Config.parse(CASES[2][1])).steps
+    dealt = [x for x in ir.find(ir.find(step.kernel, ir.Role)[0], ir.For) if x.kind == "dealt"]
+    assert [loop.stop for loop in dealt] == [4] * 4
+    assert [str(loop.start) for loop in dealt] == [
+        "program", "((program + 2) % 3)", "((program + 1) % 3)", "program"]
+
+
+def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["show", f"{EVEN} dt=f16 tag=axb", "--prop", "bwd_d", "--target", "sm_90", "--config",
+             CASES[0][1], "--stage", "together"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "together: all stride phases in one launch" in told and told.count("dealt programs=3") == 8
+
+
+def test_longest_sums_first() -> None:
+    (step,) = compiler.build(problem(CASES[2][0]), BWD_D, SM90, Config.parse(CASES[2][1])).steps
+    fetches = ir.find(step.kernel, ir.Role)[1]
+    steps = [x.stop for x in ir.find(fetches, ir.For) if x.kind == "serial"]
+    assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize(("text", "config"), [
+    (EVEN, BLOCKS),  # a program for every tile
+    (EVEN, "mb.qh.qw:64 ic:16 oc:16 | mma | programs=3"),  # not explicit
+], ids=["not dealt", "not explicit"])
+def test_what_stays_apart(text: str, config: str) -> None:
+    assert len(compiler.build(problem(text), BWD_D, SM90, Config.parse(config)).steps) == 4
+
+
+def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
+    text, config = CASES[0]
+    (step,) = compiler.build(problem(text), BWD_D, SM90, Config.parse(config)).steps
+    verdicts.record(step.digest, verdicts.WRONG)
+    try:
+        plan = compiler.build(problem(text), BWD_D, SM90, Config.parse(config))
+        assert len(plan.steps) == 4 and plan.rejected == 1
+    finally:
+        verdicts.forget()
