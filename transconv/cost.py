@@ -12,7 +12,7 @@ configs of one algorithm is what the estimate is made for, its microseconds are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -156,7 +156,7 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         left=n if config.swap else m, right=m if config.swap else n,
         boxed="box" in (config.a, config.b),
         pixels_summed=any(_role(b, alg) == "pixel" for b in blocks),
-        fetched=fetched, stored=_fetch(alg.c, config, alg, config.c),
+        fetched=fetched, stored=_stored(config, alg),
         resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
         traffic=sum(_touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
@@ -237,6 +237,15 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
     vector = _vector(strides, found, alg, widest)
     return Fetch(elements * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1)
+
+
+def _stored(config: Config, alg: Algorithm) -> Fetch:
+    """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
+    warp along the first side of the tile; swapped, these are channels, each in a sector of its own."""
+    stored = _fetch(alg.c, config, alg, config.c)
+    if config.swap and config.c != "box" and stored.alone:
+        return replace(stored, bytes=stored.accesses * SECTOR)
+    return stored
 
 
 @dataclass(frozen=True, slots=True, order=True)
