@@ -72,8 +72,12 @@ class Box:
 def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
     """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
     along = {v.name for d in view.dims for v in free_vars(d.coord)}
+    other = "N" if view is algorithm.a else "M" if view is algorithm.b else "K"
+    for b in config.blocks:  # a mask may be all that knows of an axis
+        if b.extent > 1 and algorithm.kind(b.axes[0]) != other and not along.intersection(b.axes):
+            return f"{view.tensor.name}: no dimension moves along block {b}"
     blocks = tuple(b for b in config.blocks if along.intersection(b.axes))
-    return _box_of(view, type(config)(blocks, via=config.via), algorithm, stored)
+    return _box_of(view, type(config)(blocks, via=config.via, order=config.order), algorithm, stored)
 
 
 @lru_cache(maxsize=4096)
@@ -245,8 +249,11 @@ def _still(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm) -
 
 
 def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None:
-    """A lane counts its blocks in the order of the axes; memory must have them so, in one run."""
-    order = [a for x in algorithm.axes for b in config.blocks if b.axes[0] == x.name for a in b.axes]
+    """A lane counts its blocks in the order of the axes, or in the one that the config gives; memory
+    must have them so, in one run."""
+    given = config.order.split(".") if config.order else []
+    axes = sorted((x.name for x in algorithm.axes), key=lambda n: given.index(n) if n in given else 0)
+    order = [a for x in axes for b in config.blocks if b.axes[0] == x for a in b.axes]
     runs: list[str] = []
     last: dict[str, int] = {}
     for d in dims:

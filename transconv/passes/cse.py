@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import TypeVar
 
 from transconv.ir import (
     ZERO,
@@ -35,6 +36,8 @@ from transconv.ir import (
     seq,
     substitute,
 )
+
+Box = TypeVar("Box", BoxLoad, BoxStore)
 
 
 def cse(kernel: Kernel) -> Kernel:
@@ -69,15 +72,18 @@ class _Cse(Mutator):
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
-        return replace(at, corner=self.corner(at), value=substitute(at.value, self.known))
+        return replace(self.box(at), value=substitute(at.value, self.known))
 
-    def corner(self, at: BoxLoad | BoxStore) -> tuple[Expr, ...]:
-        """Only the corner is computed; where a lane is inside a box is what the box means."""
-        return tuple(substitute(c, self.known) for c in at.corner)
+    def box(self, at: Box) -> Box:
+        """Only the corner is computed; where a lane is inside a box is what the box means, in which
+        names alone change: those of lets that were merged."""
+        merged: dict[Node, Expr] = {v: e for v, e in self.known.items() if isinstance(v, Var)}
+        return replace(at, corner=tuple(substitute(c, self.known) for c in at.corner),
+                       within=tuple(substitute(w, merged) for w in at.within))
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         if isinstance(let.value, BoxLoad):
-            return Let(let.var, replace(let.value, corner=self.corner(let.value)))
+            return Let(let.var, self.box(let.value))
         value = substitute(let.value, self.known)
         if let.value in self.known and not isinstance(let.value, Read):
             self.known[let.var] = self.known[let.value]
