@@ -75,3 +75,11 @@ def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, config: s
     assert ir.find(launches[0], ir.Roles)
     for seed in range(3):
         assert np.array_equal(answer(p, prop, launches, seed, values), expected)
+
+
+def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
+    """Triton 3.6 dies of one whose condition is known to be false (an offline compile shows it)."""
+    p = ConvProblem.parse("mb3ic16ih4iw8oc32oh4ow8kh4kw1ph1pw0 dt=f16 tag=axb")
+    blocks = f"oh:8 ow:16 oc:64 ic:32 | {STREAM} swap=1"
+    short, long = (kernels(p, FWD, f"{blocks} programs={n}")[0] for n in (132, 2))
+    assert not ir.find(short, ir.If) and ir.find(long, ir.If)
