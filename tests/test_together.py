@@ -21,6 +21,7 @@ ODD = "mb3ic16ih15iw13oc48oh8ow7kh3kw3sh2sw2ph1pw1"
 BLOCKS = f"mb:4 qh:2 qw:8 ic:16 oc:16 | {ROLE} c=box"
 CASES = [
     (EVEN, f"{BLOCKS} programs=3"),
+    ("mb5ic16ih16oc32oh8kh3sh2ph1", f"qh:8 qw:8 ic:16 oc:16 | {ROLE} c=box programs=3"),  # whole images
     (EVEN, f"{BLOCKS} programs=2 stages=3"),
     (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 stages=2"),
     ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
@@ -51,7 +52,7 @@ def test_one_launch_does_all_phases(text: str, config: str) -> None:
 
 def test_programs_take_turns() -> None:
     """The tile after the last of a phase goes to the program after the one that had the last."""
-    (step,) = compiler.build(problem(CASES[2][0]), BWD_D, SM90, Config.parse(CASES[2][1])).steps
+    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Config.parse(CASES[3][1])).steps
     dealt = [x for x in ir.find(ir.find(step.kernel, ir.Role)[0], ir.For) if x.kind == "dealt"]
     assert [loop.stop for loop in dealt] == [4] * 4
     assert [str(loop.start) for loop in dealt] == [
@@ -67,7 +68,7 @@ def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_longest_sums_first() -> None:
-    (step,) = compiler.build(problem(CASES[2][0]), BWD_D, SM90, Config.parse(CASES[2][1])).steps
+    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Config.parse(CASES[3][1])).steps
     fetches = ir.find(step.kernel, ir.Role)[1]
     steps = [x.stop for x in ir.find(fetches, ir.For) if x.kind == "serial"]
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]

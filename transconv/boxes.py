@@ -98,7 +98,7 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     fused = _fuse(dims, config, algorithm)
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
-    dims = _merge(fused, facts)
+    dims = _merge(fused, facts, algorithm.phase)
     if reason := (_still(dims, view, config, algorithm) or _lanes(dims, config, algorithm)
                   or _engine(dims, view.tensor, facts)
                   or _tails(dims, config, algorithm, stored)):
@@ -216,11 +216,14 @@ def _fuse(dims: list[_Dim], config: Config, algorithm: Algorithm) -> list[_Dim] 
     return out
 
 
-def _merge(dims: list[_Dim], facts: Facts) -> list[_Dim]:
-    """Fold a dimension that the box does not reach along into its inner neighbour."""
+def _merge(dims: list[_Dim], facts: Facts, phase: bool) -> list[_Dim]:
+    """Fold a dimension that the box does not reach along into its inner neighbour. Phases differ in
+    where that may be done: they keep what the engine can take, so that one launch can do them all."""
     out: list[_Dim] = []
     # The stride of a dimension of size 1 means nothing, and may be odd.
     wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
+    if phase and 0 < len(wide) <= ENGINE_RANK:
+        return wide
     for d in wide or dims[-1:]:
         if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
