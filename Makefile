@@ -60,7 +60,11 @@ lint: $(ready)
 
 check: lint test
 
+# Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix
+	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
+	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
+	    --batch=bench/problems/edge_cases.txt
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

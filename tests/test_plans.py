@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.test_pipeline import shapes
-from transconv import compiler, kept, knobs, trust, verdicts
+from transconv import compiler, kept, knobs, steps, trust, verdicts
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.plans import Compiled
@@ -222,13 +222,13 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     verdicts.forget()
-    honest = compiler.emit
+    honest = steps.emit
 
     def emit(*args: Any) -> str:
         source: str = honest(*args)
         return source.replace("tl.load(", "1.0 + tl.load(") if f"def {planted}" in source else source
 
-    monkeypatch.setattr(compiler, "emit", emit)
+    monkeypatch.setattr(steps, "emit", emit)
     compiled = replace_fixed(plan("mb2ic16ih4oc16oh4kh3ph1", FWD,
                                   "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c"))
     asked = []

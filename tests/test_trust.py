@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv import compiler, heuristics, knobs, trust, verdicts
+from transconv import compiler, heuristics, knobs, steps, trust, verdicts
 from transconv.algorithm import algorithms
 from transconv.config import Config
 from transconv.errors import Unsupported
@@ -56,7 +56,7 @@ Plant = Callable[[Callable[[str], bool]], None]
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Have kernels make products or sums too large, where ``hit`` says so of the text."""
-    honest = compiler.emit
+    honest = steps.emit
 
     def install(hit: Callable[[str], bool]) -> None:
         def emit(*args: Any) -> str:
@@ -68,7 +68,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
             assert made != source
             return made
 
-        monkeypatch.setattr(compiler, "emit", emit)
+        monkeypatch.setattr(steps, "emit", emit)
 
     return install
 
@@ -170,14 +170,14 @@ def test_dull_data_prove_nothing(value: float, plant: Plant) -> None:
 @interpreted
 def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result holds the right numbers before the launch, and the kernel stores too few."""
-    honest = compiler.emit
+    honest = steps.emit
     best = ranked(PLAIN, Prop.FWD)[0]
 
     def emit(*args: Any) -> str:
         source: str = honest(*args)
         return source.replace("oc < 40", "oc < 39") if f"config {best}" in source else source
 
-    monkeypatch.setattr(compiler, "emit", emit)
+    monkeypatch.setattr(steps, "emit", emit)
     t = tensors_of(PLAIN, Prop.FWD)
     t["dst"].copy_(answer(PLAIN, Prop.FWD, t))
     assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).config != best

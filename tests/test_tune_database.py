@@ -261,14 +261,14 @@ def test_a_kernel_that_fails_to_generate_costs_a_warning(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     plain = first().config
     store.remember([row()])
-    real = compiler._step
+    real = compiler.step_of
 
     def fails(problem: object, algorithm: object, config: Config, *rest: object) -> object:
         if str(config) == SLOWER:
             raise ZeroDivisionError("a bug in a pass")
         return real(problem, algorithm, config, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiler, "_step", fails)
+    monkeypatch.setattr(compiler, "step_of", fails)
     assert compiler.build(DENSE, Prop.FWD, SM90).config == plain
     assert "a row of the tuning database is passed over" in caplog.text
 

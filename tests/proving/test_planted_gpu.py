@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.proving import planted
-from transconv import compiler, knobs
+from transconv import knobs, steps
 from transconv.proving.bisect import blame
 from transconv.target import detect
 
@@ -21,14 +21,14 @@ LARGE = "mb64ic64ih32oc64oh32kh3ph1 dt=f16 tag=axb"
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
-    honest = compiler.emit
+    honest = steps.emit
 
     def emit(*words: object) -> str:
         text = honest(*words)  # type: ignore[arg-type]
         assert change(text) != text
         return change(text)
 
-    monkeypatch.setattr(compiler, "emit", emit)
+    monkeypatch.setattr(steps, "emit", emit)
 
 
 @pytest.mark.parametrize("config", [planted.GATHER, ""], ids=["gather", "chosen"])

@@ -25,6 +25,7 @@ from transconv.ir.dtype import DTYPES
 from transconv.problem import ConvProblem, Prop
 from transconv.proving.data import GUARD, OPERANDS, RESULT, Guarded, allocate, fill, torch_dtype
 from transconv.proving.oracle import PIECE, Judgement, after, approximates, judge, pieces
+from transconv.steps import Choose
 from transconv.target import TARGETS, Target, detect
 
 
@@ -171,7 +172,7 @@ class Case:
             return self.target
         return replace(self.target, features=self.target.features - {"box"})
 
-    def _chosen(self, choose: compiler.Choose) -> Compiled:
+    def _chosen(self, choose: Choose) -> Compiled:
         return compiler.build(self.problem, self.prop, self._target, None, self.after, choose)
 
     def proven(self, config: str = "", seed: int = 9) -> Compiled:

@@ -1,0 +1,116 @@
+"""From an algorithm and a config to a step of a plan: which algorithms a direction needs, and the kernel
+of each with its name, its text and what launches it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from transconv import verdicts
+from transconv.algorithm import Algorithm, algorithms
+from transconv.backend_triton.emit import boxes, emit, grid_size, is_explicit
+from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.module import write
+from transconv.config import Config, why_not
+from transconv.database import choice
+from transconv.epilogue import Epilogue
+from transconv.ir import Kernel
+from transconv.packing import PACK, UNPACK, copies, is_copy, over_copies, with_letter, without
+from transconv.passes import blockwise
+from transconv.pipeline import lower
+from transconv.plans import Step
+from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
+
+Choose = Callable[[Algorithm, Target], Config]
+Planned = list[tuple[Algorithm, Config]]
+
+
+def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config | None,
+               epilogue: Epilogue,
+               choose: Choose | None = None) -> Planned:
+    """The algorithms to run, in order, each with its config: copies into workspaces, phases and
+    second stages of sums, copies of results."""
+    choose = choose or (lambda a, t: choice.default(a, t, problem, prop))
+    mains: Planned = []
+    for algorithm in algorithms(problem, prop, epilogue):
+        if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
+            continue
+        empty = any(x.size == 0 for x in algorithm.axes_of("K"))
+        chosen = choose(algorithm, target) if config is None or empty else choice.fitted(config, algorithm)
+        mains.append((algorithm, chosen))
+    made: Planned = []
+    around: dict[str, Algorithm] = {}
+    for algorithm, chosen in _agreed(mains, target):
+        around |= {c.name: c for c in copies(algorithm, chosen.pack, chosen.split_k)}
+        made.append((algorithm, chosen))
+        if blockwise.meeting(chosen, over_copies(algorithm, chosen.pack)):
+            second = blockwise.second(over_copies(algorithm, chosen.pack), chosen)
+            if chosen.pack:
+                second = replace(second, c=algorithm.c)
+            made.append((second, choose(second, target)))
+    before = [(c, choose(c, target)) for c in around.values() if c.name.startswith(PACK)]
+    after = [(c, choose(c, target)) for c in around.values() if c.name.startswith(UNPACK)]
+    return [*before, *made, *after]
+
+
+def _agreed(mains: Planned, target: Target) -> Planned:
+    """All stride phases write to the copy of the result, or none: it is copied back as a whole."""
+    if len({c.unpacks for _, c in mains}) < 2:
+        return mains
+    asked = [(a, c if c.unpacks else replace(c, c="gather", split_k=1, pack=with_letter(c.pack, "c")))
+             for a, c in mains]
+    if all(why_not(c, a, target) is None for a, c in asked):
+        return asked
+    return [(a, replace(c, c="gather", pack=without(c.pack, "c")) if c.unpacks else c)
+            for a, c in mains]
+
+
+MAX_NAME = 64  # characters of a name in the IR
+
+
+def kernel_name(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> str:
+    """``conv_fwd_mb32ic64..._1f3a``: direction, problem, and a short digest of everything else."""
+    rest = f"{_subject(problem, algorithm)} {algorithm.epilogue} {config} {target.name} {algorithm.name}"
+    digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
+    stem = algorithm.name if is_copy(algorithm) else f"conv_{algorithm.name}"
+    sizes = "".join(f"{x.name}{x.size}" for x in algorithm.axes)
+    shape = sizes if is_copy(algorithm) else problem.shape_text
+    shape = "".join(c for c in shape if c.isalnum() or c == "_")
+    return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
+
+
+def _subject(problem: ConvProblem, algorithm: Algorithm) -> str:
+    """What a kernel is about. Problems share the copies of tensors that they share."""
+    return f"{algorithm.a.tensor}" if is_copy(algorithm) else f"{problem}"
+
+
+def header(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> tuple[str, ...]:
+    return (f"{algorithm.name} of {_subject(problem, algorithm)}",
+            *([f"epilogue {algorithm.epilogue}"] if algorithm.epilogue else []),
+            f"config {config}", f"target {target.name}")
+
+
+def step_of(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target,
+            switches: dict[str, bool]) -> Step:
+    """The step of an algorithm. Raises ConfigError."""
+    name = kernel_name(problem, algorithm, config, target)
+    return launched(problem, algorithm, config, target,
+                    lower(algorithm, config, target, name, problem.math, switches)[-1][1])
+
+
+def launched(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target,
+             kernel: Kernel) -> Step:
+    """The step that launches a kernel, under the name of its algorithm."""
+    name = kernel_name(problem, algorithm, config, target)
+    kernel = Kernel(name, kernel.params, kernel.body, kernel.notes)
+    source = emit(kernel, header(problem, algorithm, config, target))
+    path = write(source, name)
+    boxed = boxes(kernel)
+    descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
+    launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages,
+                        descriptors, is_explicit(kernel))
+    digest = verdicts.digest(source, f"{target.name} {config.warps} {config.stages}")
+    return Step(algorithm, config, kernel, source, path, launcher,
+                tuple(t.name for t in kernel.params), digest)
