@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),
     ("database",),
-    ("pipeline", "kept", "plans", "compiler"),
+    ("pipeline", "kept", "plans", "steps", "compiler"),
     ("trust",),
     ("proving", "matrix"),
     ("tuning",),

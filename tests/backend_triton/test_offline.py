@@ -25,7 +25,7 @@ def compiled() -> dict[str, list[Resources | CompileFailure]]:
 
 @pytest.mark.parametrize("target", list(MATRIX))
 def test_resources(compiled: dict[str, list[Resources | CompileFailure]], target: str) -> None:
-    assert len(compiled[target]) >= 6  # forward, four stride phases, and the weight gradient
+    assert len(compiled[target]) >= 3  # forward, the stride phases, and the weight gradient
     for found in compiled[target]:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
         assert 0 < found.registers <= 255 if target.startswith("sm") else 512

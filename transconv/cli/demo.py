@@ -63,12 +63,8 @@ def excerpt() -> None:
     words = SimpleNamespace(stage="algorithm", diff=False, config=None, epilogue="")
     pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
     print(pages[0] + "\n" + pages[-1])
-    words.stage = "all"
-    texts = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
-    last = texts[-len(show.PHRASES):]
-    for stage, text in zip(show.PHRASES, last, strict=True):
-        if stage in ("naive", "lanewise", "emit"):
-            print(text)
+    for words.stage in ("naive", "lanewise", "emit"):
+        print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])  # type: ignore[arg-type]
     print("\nEvery stage: python -m transconv show "
           f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
 
