@@ -20,6 +20,8 @@ import torch.nn.functional as F
 import transconv
 from transconv import compiler, heuristics, knobs, steps, trust, verdicts
 from transconv.algorithm import algorithms
+from transconv.backend_triton.flaws import Miscompiled
+from transconv.backend_triton.launch import Launcher
 from transconv.config import Config
 from transconv.errors import Unsupported
 from transconv.problem import ConvProblem, Prop
@@ -127,6 +129,29 @@ def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatc
     assert not verdicts.is_right(passed.steps[0].digest, False)
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
     assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == best
+
+
+@interpreted
+def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.MonkeyPatch,
+                                                      caplog: pytest.LogCaptureFixture) -> None:
+    """It never runs, other processes hear of it, and the next best takes its place."""
+    best, second = ranked(PLAIN, Prop.FWD)[:2]
+    honest = Launcher._dispatch
+
+    def dispatch(self: Launcher, tensors: list[Any], aligned: bool) -> Any:
+        if f"config {best}" in self.source:
+            raise Miscompiled(self.function, "a constant is lost")
+        return honest(self, tensors, aligned)
+
+    monkeypatch.setattr(Launcher, "_dispatch", dispatch)
+    t = tensors_of(PLAIN, Prop.FWD)
+    first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+    passed = trust.run(first, t)
+    assert first.config == best and passed.config == second
+    assert "a constant is lost" in caplog.text and verdicts.is_wrong(first.steps[0].digest)
+    torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
+    verdicts.forget()
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == second
 
 
 @interpreted

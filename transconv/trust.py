@@ -18,6 +18,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from transconv import compiler, knobs, verdicts
+from transconv.backend_triton.flaws import Miscompiled
 from transconv.compiler import MOST_REJECTED, Compiled, Step
 from transconv.errors import Unsupported
 from transconv.packing import is_copy
@@ -96,6 +97,9 @@ def _try(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], boo
                 reason, blamed, _ = _launch_and_look(compiled, _telling(compiled.prop, tensors))
             except _out_of_memory():
                 log.debug("no memory to check %s with other data", compiled.problem)
+    except Miscompiled as error:
+        wrong = [s for s in compiled.steps if s.launcher.function == error.function]
+        return error.why, wrong or compiled.steps, True
     except Exception as error:
         # Triton gave up: the kernel takes more than the machine has, or trips over its compiler.
         if type(error).__module__.partition(".")[0] != "triton":

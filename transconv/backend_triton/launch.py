@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transconv.backend_triton.flaws import refuse
 from transconv.backend_triton.interpreter import mend_interpreter
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
@@ -63,7 +64,8 @@ class Launcher:
                 start(pointers, tensors, c._cuda_getCurrentRawStream(index))
 
     def _dispatch(self, tensors: list[Any], aligned: bool) -> Any:
-        """Launch through Triton, which compiles what it has not compiled before."""
+        """Launch through Triton, which compiles what it has not compiled before. Raises Miscompiled,
+        before anything runs, for what is known to be compiled wrongly."""
         with self.lock:
             if self.jit is None:
                 self.jit = load(self.source, self.function, self.path)
@@ -78,8 +80,10 @@ class Launcher:
             args = [t if b is None else self.describe(t, *b)
                     for t, b in zip(tensors, self.boxes, strict=True)]
         # Fused multiply-adds are asked for: newer releases of Triton have another default.
-        return function[(self.grid,)](*args, num_warps=self.warps, num_stages=self.stages,
-                                      enable_fp_fusion=True)
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        if tensors[0].device.type != "cpu":
+            refuse(function.warmup(*args, grid=(self.grid,), **options), self.function)
+        return function[(self.grid,)](*args, **options)
 
     def _starter(self, kernel: Any) -> Start:
         """How to start a compiled kernel with the least work per call."""

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from transconv import knobs
 from transconv.backend_triton import resources
+from transconv.backend_triton.flaws import flaw
 from transconv.backend_triton.module import load
 from transconv.ir.dtype import DTYPES
 
@@ -69,14 +70,16 @@ class Resources:
     serialised: bool
     warnings: tuple[str, ...]
     seconds: float
+    flaw: str = ""  # what is known to be wrong with the machine code
     texts: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         words = " ".join(f"{w}:{n}" for w, n in self.words.items())
         spilt = f"{self.spill_bytes} bytes spilt" if self.spill_bytes else "no spills"
-        flaw = ", matrix unit serialised" if self.serialised else ""
+        waits = ", matrix unit serialised" if self.serialised else ""
+        wrong = f"; miscompiled: {self.flaw}" if self.flaw else ""
         return (f"{self.target}: {self.registers} registers, {spilt}, {self.shared_bytes} bytes "
-                f"shared{flaw}, {self.seconds:.1f} s; {words}")
+                f"shared{waits}, {self.seconds:.1f} s; {words}{wrong}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +294,7 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     read = resources.of_cuda if job["backend"] == "cuda" else resources.of_hip
     return {"function": job["function"], "target": job["target"], **read(kernel, log),
             "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
-            "warnings": resources.warnings(log),
+            "warnings": resources.warnings(log), "flaw": flaw(kernel.asm),
             "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm}}
 
 

@@ -75,6 +75,8 @@ def flaws(planned: Planned, answer: Answer) -> list[str]:
     if isinstance(answer, CompileFailure):
         return [f"{planned.kernel} does not compile: {answer.reason}"]
     found = [f"{planned.kernel} has {m}" for e in planned.expected if (m := e.missing(answer.words))]
+    if answer.flaw:
+        found.append(f"{planned.kernel} is miscompiled: {answer.flaw}")
     if answer.shared_bytes > planned.shared_limit:
         found.append(f"{planned.kernel} asks for {answer.shared_bytes} bytes of shared memory, "
                      f"{planned.target} has {planned.shared_limit}")

@@ -1,0 +1,68 @@
+"""What is known to be compiled wrongly is recognised in the text, and only that."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
+from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.config import Config
+from transconv.matrix.jobs import jobs_of
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+NEWEST = Path(__file__).parents[2] / ".newest"
+HEAD = ".version 8.7\n.target sm_90a\n"
+PACKED = HEAD + "mov.b32 \t%r82, 50;\n\tadd.s16x2 \t%r83, %r81, %r82;\n"
+LOST = "--:-:-:-:1\tVIADD.16x2 R6, R6, 0x0;\n"
+KEPT = LOST.replace("0x0;", "0x32;")
+
+# Index arithmetic of three divisions, known to be small: 288 of 289 elements were wrong on an H200.
+PROBLEM = ConvProblem.parse("mb2ic17id5oc17od5kd1 dt=f32 math=ieee")
+WRONG = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=2 warps=4"
+RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
+
+
+@pytest.mark.parametrize(("ptx", "sass", "wrong"), [
+    (PACKED, LOST, True),
+    (PACKED.replace("8.7", "8.8"), LOST.replace("R6", "R16"), True),
+    (PACKED, KEPT + LOST, True),
+    (PACKED, KEPT, False),
+    (PACKED, "VIADD.16x2 R8, R8, 0xff00ff;", False),
+    (PACKED, "VIADD R8, R8, 0x0;", False),  # not packed
+    (PACKED.replace("8.7", "9.4"), LOST, False),  # nobody looks
+    (HEAD + "add.s32 %r83, %r81, %r82;", LOST, False),
+])
+def test_texts(ptx: str, sass: str, wrong: bool) -> None:
+    assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
+
+
+def test_what_cannot_be_read_is_not_believed() -> None:
+    assert "cannot be read" in flaw({"ptx": PACKED})
+    assert not flaw({"ptx": HEAD}) and not flaw({"amdgcn": ""}) and not flaw({})
+
+
+def test_a_kernel_is_refused_before_it_runs() -> None:
+    refuse(SimpleNamespace(asm={"ptx": HEAD}), "good")
+    refuse(object(), "of another kind")
+    with pytest.raises(Miscompiled, match="bad: ptxas lost the constant") as told:
+        refuse(SimpleNamespace(asm={"ptx": PACKED, "sass": LOST}), "bad")
+    again = pickle.loads(pickle.dumps(told.value))
+    assert (again.function, again.why, again.reason) == ("bad", told.value.why, "miscompiled")
+
+
+def test_a_kernel_that_was_wrong_on_the_device() -> None:
+    jobs = [jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Config.parse(c), None, "ptx")[0]
+            for c in (WRONG, RIGHT)]
+    wrong, right = compile_offline(jobs)
+    assert isinstance(wrong, Resources) and isinstance(right, Resources)
+    assert "ptxas lost the constant" in wrong.flaw and "miscompiled" in str(wrong)
+    assert not right.flaw and "miscompiled" not in str(right)
+    if (NEWEST / "ready").exists():
+        (mended,) = compile_offline(jobs[:1], triton=NEWEST)
+        assert isinstance(mended, Resources) and not mended.flaw
+        assert "add.s16x2" in mended.texts["ptx"]
