@@ -9,8 +9,9 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from tests.test_pipeline import ROLES, SM90, shapes
 from transconv import ir, pipeline
+from transconv.algorithm import algorithms
 from transconv.compiler import plan_steps
-from transconv.config import Config
+from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
@@ -83,3 +84,12 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
     blocks = f"oh:8 ow:16 oc:64 ic:32 | {STREAM} swap=1"
     short, long = (kernels(p, FWD, f"{blocks} programs={n}")[0] for n in (132, 2))
     assert not ir.find(short, ir.If) and ir.find(long, ir.If)
+
+
+@pytest.mark.parametrize(("channels", "legal"), [(8, False), (16, True)])
+def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal: bool) -> None:
+    """Eight channels are 16 bytes, for which shared memory has no layout across boxes."""
+    p = ConvProblem.parse(f"g4mb2ic{4 * channels}ih8oc{4 * channels}oh8kh3ph1 dt=f16 tag=axb")
+    config = Config.parse(f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} split_k=2")
+    (algorithm,) = algorithms(p, BWD_W)
+    assert (why_not(config, algorithm, SM90) is None) == legal

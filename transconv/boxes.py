@@ -155,7 +155,8 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
 
     A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
     box: every tap looks at the same pixels from another corner. An explicit kernel fetches one box
-    of up to 64 channels (a row of shared memory) per tap and lays them side by side.
+    of up to 64 channels (a row of shared memory) per tap and lays them side by side; rows of less
+    than 32 bytes have no layout that could be read across boxes.
     """
     *taps, channel = block.axes
     roles = {x.name: x.role for x in algorithm.axes}
@@ -169,7 +170,7 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     wide = min(block.extent, 64)
     while algorithm.size(channel) % wide:
         wide //= 2
-    return wide
+    return wide if wide * view.tensor.dtype.bytes >= 32 else 0
 
 
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:
