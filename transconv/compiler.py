@@ -118,24 +118,25 @@ class _Shelf:
         return self.made[key]
 
     def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
-        """The stride phases of one result as one launch, all with the config of the longest sum, where
-        their kernels are explicit; else None, and what was planned."""
+        """The stride phases of one result as one launch, where their kernels are explicit and the
+        config of one of them, that of the longest sum first, is legal for all; else None, and what
+        was planned."""
         phases = [(a, c) for a, c in planned if a.phase]
-        if len(phases) < 2:
+        phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
+        if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
-        longest, config = max(phases, key=lambda p: prod(x.size for x in p[0].axes_of("K")))
-        if config.via != "gluon" or any(
-                c.split_k > 1 or c.pack != config.pack or why_not(config, a, target) is not None
-                for a, c in phases):
-            return planned, None
-        joined = together([self.step(a, config, target).kernel for a, _ in phases])
-        if joined is None:
-            return planned, None
-        step = launched(self.problem, replace(longest, name=self.prop.value), config, target, joined)
-        if verdicts.is_wrong(step.digest):
+        for config in dict.fromkeys(c for _, c in phases if c.via == "gluon"):
+            if any(c.pack != config.pack or why_not(config, a, target) for a, c in phases):
+                continue
+            joined = together([self.step(a, config, target).kernel for a, _ in phases])
+            if joined is None:
+                continue
+            whole = replace(phases[0][0], name=self.prop.value)
+            step = launched(self.problem, whole, config, target, joined)
+            if not verdicts.is_wrong(step.digest):
+                return [(a, config if a.phase else c) for a, c in planned], step
             self.rejected += 1
-            return planned, None
-        return [(a, config if a.phase else c) for a, c in planned], step
+        return planned, None
 
     def choose(self, algorithm: Algorithm, target: Target) -> Config:
         """The best config whose kernel is not known to be wrong. Raises Unsupported when the first
