@@ -173,7 +173,7 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
 def test_channels_are_not_scattered_pixel_by_pixel() -> None:
     """Of a stride phase in channels first no two results are neighbours; stored from a swapped tile,
     each would be a sector of its own (44 ms instead of 9 on an H200)."""
-    p = ConvProblem.parse("mb64ic128ih129oc128oh64kh3sh2 dt=bf16")
+    p = ConvProblem.parse("mb64ic128ih513oc128oh256kh3sh2 dt=bf16")
     for algorithm in algorithms(p, Prop.BWD_D):
         best = heuristics.candidates(algorithm, TARGETS["sm_90"])[0]
         assert "c" in best.pack.split(".") or not best.swap, (algorithm.name, best)
