@@ -154,10 +154,58 @@ def check_table(rows: list[Row]) -> str:
                       "worst exact error", "worst share of the bound", "worst 2-norm error"], lines)
 
 
+def networks_table(rows: list[Row]) -> str:
+    """A line per model, precision and layout: errors against f64 and times, torch's then ours."""
+    whats = list(dict.fromkeys(r["what"] for r in rows))
+    found: dict[tuple[str, ...], dict[str, Row]] = {}
+    for r in rows:
+        found.setdefault((r["model"], r["precision"], r["layout"]), {})[r["what"]] = r
+    units = {r["what"]: r["unit"] for r in rows if r["unit"]}
+    head = ["model", "precision", "layout", *(f"{w} [{units.get(w, '')}]" for w in whats)]
+    return markdown(head, ([*key, *(_both(found[key].get(w)) for w in whats)]
+                           for key in sorted(found)))
+
+
+def _both(row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    torch, ours = number(row, "torch"), number(row, "transconv")
+    if torch is None or ours is None:
+        return str(row["error"] or "not run")
+    return f"{torch:.3g} → {ours:.3g} ({_ratio(number(row, 'ratio'))})"
+
+
+def overhead_table(rows: list[Row]) -> str:
+    """Microseconds of the host per call, torch's and ours, and ours as a share of torch's."""
+    found: dict[str, dict[tuple[str, str], Row]] = {}
+    compared = {(r["case"], r["mode"]) for r in rows if r["side"] == "torch"}
+    rows = [r for r in rows if (r["case"], r["mode"]) in compared]
+    for r in rows:
+        found.setdefault(r["case"], {})[r["mode"], r["side"]] = r
+    modes = list(dict.fromkeys(r["mode"] for r in rows))
+    cells = ([case, *(_host(of.get((m, "torch")), of.get((m, "transconv"))) for m in modes)]
+             for case, of in found.items())
+    return markdown(["call", *modes], cells)
+
+
+def _host(torch: Row | None, ours: Row | None) -> str:
+    if torch is None or ours is None:
+        return "not run"
+    times = (number(r, "median_us") or 0.0 for r in (torch, ours))
+    return "{:.1f} → {:.1f}".format(*times) + f" ({_ratio(number(ours, 'ratio'))})"
+
+
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "summary": ("timing", summary_table), "layers": ("timing", layer_table),
-    "check": ("check", check_table),
+    "check": ("check", check_table), "networks": ("networks", networks_table),
+    "overhead": ("overhead", overhead_table),
 }
+
+
+def kind_of(row: Row) -> str:
+    """Which of the tables a row is for."""
+    return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
+                                           ("mode", "overhead")) if column in row), "check")
 
 
 def fill_markers(text: str, tables: dict[str, str]) -> str:
@@ -178,13 +226,13 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
 def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
     and fill in the README. Returns 1 if there is nothing to report."""
-    by_kind: dict[str, list[Row]] = {"timing": [], "check": []}
+    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": []}
     for source in options.csv:
         if not Path(source).exists():
             print(f"{source} does not exist")
             continue
         for row in read(Path(source)):
-            by_kind["timing" if "ours_us" in row else "check"].append(row)
+            by_kind[kind_of(row)].append(row)
     tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
     if not tables:
         return 1
@@ -207,7 +255,8 @@ def main(options: Namespace) -> int:
 def provenance(by_kind: dict[str, list[Row]]) -> str:
     """What the numbers were measured with, one line."""
     rows = [r for rows in by_kind.values() for r in rows]
-    found = [sorted({r[c] for r in rows}) for c in ("device", "torch", "triton", "commit")]
+    versions = [{**r, "torch": r.get("versions_torch", r["torch"])} for r in rows]
+    found = [sorted({r[c] for r in versions}) for c in ("device", "torch", "triton", "commit")]
     return "Measured on {}, torch {}, Triton {}, commit {}.".format(*(", ".join(f) for f in found))
 
 

@@ -195,3 +195,27 @@ def test_summary_of_checks() -> None:
     assert found["not right"] == ["wrong: p fwd: bad"]
     assert found["worst"]["exact_err"][0] == 0
     assert check.describe(found)[0] == "3 of 5 tasks ran: 1 right, 1 refused, 1 wrong"
+
+
+@pytest.mark.parametrize(("page", "sources"), [
+    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "check")),
+    ("docs/drop_in.md", ("networks", "overhead"))])
+def test_the_tables_of_the_pages_are_those_of_the_files(page: str, sources: tuple[str, ...]) -> None:
+    rows = [r for s in sources for r in read(ROOT / "bench" / "results" / f"h200_{s}.csv")]
+    tables = {name: make(of) for name, (kind, make) in report.TABLES.items()
+              if (of := [r for r in rows if report.kind_of(r) == kind])}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert report.fill_markers(text, tables) == text
+    assert text.count("<!-- table:") == 2
+
+
+def test_models_and_calls_without_a_number_say_why() -> None:
+    line = {"model": "net", "precision": "bf16", "layout": "nhwc", "what": "forward", "unit": "ms",
+           "torch": "2", "transconv": "1", "ratio": "2", "error": ""}
+    lost = {**line, "what": "compiled forward", "torch": "", "transconv": "", "error": "out of budget"}
+    assert report.networks_table([line, lost, {**line, "layout": "nchw"}]).splitlines()[2:] == [
+        "| net | bf16 | nchw | 2 → 1 (2.00) | not run |",
+        "| net | bf16 | nhwc | 2 → 1 (2.00) | out of budget |"]
+    calls = [{"case": "c", "mode": m, "side": s, "median_us": "4", "ratio": "1"}
+             for m, s in (("grad", "torch"), ("grad", "transconv"), ("no grad", "torch"))]
+    assert report.overhead_table(calls).splitlines()[2] == "| c | 4.0 → 4.0 (1.00) | not run |"

@@ -4,7 +4,7 @@
     kernel phase 0_1: role products: for pid in program..784 dealt: ...
 
         ->  kernel: role products: for pid in program..784 dealt: ...            (phase 0_0)
-                                   for pid in (program + 124) % 132..784 dealt: ...  (phase 0_1)
+                                   for pid in (program + 8) % 132..784 dealt: ...  (phase 0_1)
 
 The phases write other rows and columns of one result, so their order is free. In one launch the rings
 stay full from phase to phase, and the multiprocessors that are done with one phase begin the next.
