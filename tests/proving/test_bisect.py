@@ -22,8 +22,9 @@ from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp import run
+from transconv.passes.together import together
 from transconv.problem import ConvProblem, Prop
-from transconv.proving import bisect_emitted
+from transconv.proving import bisect, bisect_emitted
 from transconv.proving.bisect import blame
 from transconv.proving.bisect_replay import (
     NAMES,
@@ -72,6 +73,31 @@ def test_epilogues_sums_and_phases(text: str, prop: Prop, config: str, epilogue:
 def test_the_emitted_text_is_asked_in_a_process_of_its_own() -> None:
     found = blame("mb1ic4iw6oc4ow6kw3pw1", "fwd", "sm_90", parts=("emitter",))
     assert not found and "emit        right" in found.text
+
+
+def test_a_bug_of_the_one_launch_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stride phases that are right one by one: in one launch, a tile of the second is left out."""
+    text = "mb4ic16ih16oc16oh8kh3sh2ph1 dt=f16 tag=axb"
+    config = "mb:4 qh:2 qw:8 ic:16 oc:16 | a=box b=box via=gluon | c=box programs=2"
+    found = blame(text, "bwd_d", "sm_90", config, parts=("ir",))
+    assert not found and "together    right" in found.text
+
+    def planted_together(kernels: list[Kernel]) -> Kernel | None:
+        made = together(kernels)
+        assert made is not None
+        seen = [x for role in ir.find(made, ir.Role) for x in ir.statements(role.body)
+                if isinstance(x, ir.For)]
+        second = seen[1::len(seen) // 2]
+
+        class Late(ir.Mutator):
+            def mutate_For(self, loop: ir.For) -> ir.Stmt:
+                return replace(loop, start=loop.start + 2) if loop in second else self.generic(loop)
+
+        return Late().mutate(made)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(bisect, "together", planted_together)
+    found = blame(text, "bwd_d", "sm_90", config, parts=("ir",))
+    assert found.stage == "together" and "are wrong" in found.verdict, found.text
 
 
 def test_a_config_that_is_not_legal_is_no_bug() -> None:

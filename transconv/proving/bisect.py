@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transconv import knobs
 from transconv.algorithm import algorithms
@@ -24,6 +24,8 @@ from transconv.epilogue import Epilogue
 from transconv.ir import Kernel
 from transconv.ir.memory import InterpError
 from transconv.ir.reading import readable
+from transconv.packing import PACK
+from transconv.passes.together import together
 from transconv.pipeline import PIPELINE
 from transconv.problem import ConvProblem, Prop
 from transconv.proving.bisect_emitted import ask_compiler, ask_emitter
@@ -145,7 +147,26 @@ class _Trial:
         for stage, name in enumerate(NAMES):
             if found := self.judge_stage(launches, stage, name):
                 return found
-        return self.judge_widths()
+        return self.judge_together(launches) or self.judge_widths()
+
+    def judge_together(self, launches: list[Stages]) -> Blame | None:
+        """The stride phases as one launch, where they become one."""
+        phases = [s for s in launches if s.algorithm.phase]
+        if len({s.config for s in phases}) != 1 or phases[0].config.split_k > 1:
+            return None
+        last = len(NAMES) - 1
+        joined = together([s.kernel(last) for s in phases])
+        if joined is None:
+            return None
+        whole = replace(phases[0], kernels=[(name, joined) for name in NAMES])
+        others = [s for s in launches if s not in phases]
+        order = [*(s for s in others if s.algorithm.name.startswith(PACK)), whole,
+                 *(s for s in others if not s.algorithm.name.startswith(PACK))]
+        if reason := self.result(order, [last] * len(order)):
+            return self.guilty("together", reason,
+                               diff=changes(phases[0].kernel(last), joined, "roles", "together"))
+        self.say("together", "right")
+        return None
 
     def judge_widths(self) -> Blame | None:
         """Whether indices fit into their types at the size that was asked for."""
