@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
 from transconv.compiler import plan
 from transconv.plans import Compiled
@@ -128,3 +130,39 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     for at in range(1, 2 * MAPS_KEPT):
         start([16 * at] * len(first), first, 1)
     assert len(encoded) > 2 * MAPS_KEPT
+
+
+class Compiling:
+    """What Triton's JIT functions do, with a compiler that always makes the same texts."""
+
+    def __init__(self, asm: dict[str, str]) -> None:
+        self.kernel = SimpleNamespace(asm=asm)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def warmup(self, *args: Any, grid: Any, **options: Any) -> Any:
+        self.calls.append(("compiled", args, grid, options))
+        return self.kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def start(*args: Any, **options: Any) -> Any:
+            self.calls.append(("started", args, grid, options))
+            return self.kernel
+
+        return start
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_kernel_is_looked_at_before_it_starts(lost: bool) -> None:
+    asm = {"ptx": ".version 8.7\nadd.s16x2 %r3, %r1, %r2;",
+           "sass": f"VIADD.16x2 R6, R6, {'0x0' if lost else '0x32'};"}
+    launcher = Launcher("", "kernel", None, 5, 4, 3)
+    launcher.jit = made = Compiling(asm)
+    given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
+    if lost:
+        with pytest.raises(Miscompiled, match="kernel: ptxas lost the constant"):
+            launcher._dispatch(given, True)
+        assert [c[0] for c in made.calls] == ["compiled"]
+    else:
+        assert launcher._dispatch(given, True) is made.kernel
+        (_, *compiled), (word, *started) = made.calls
+        assert word == "started" and compiled == started  # so that it is compiled once
