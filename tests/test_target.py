@@ -9,7 +9,7 @@ import pytest
 
 from transconv import target
 from transconv.errors import ConfigError, Unsupported
-from transconv.ir.dtype import bf16, f16, f32, f64, i8
+from transconv.ir.dtype import bf16, f16, f64
 from transconv.target import TARGETS, Target
 
 
@@ -42,13 +42,6 @@ def test_only_one_amd_chip_takes_tf32() -> None:
     amd = [t for t in TARGETS.values() if t.backend == "hip"]
     assert [t.name for t in amd if t.precisions != ("ieee",)] == ["gfx942"]
     assert "tf32" in TARGETS["gfx942"].precisions
-
-
-def test_least_dot() -> None:
-    assert TARGETS["sm_90"].min_dot_of(f16) == (1, 1, 16)
-    assert TARGETS["sm_90"].min_dot_of(i8) == (1, 1, 32)
-    assert TARGETS["xpu"].min_dot_of(i8) == (1, 16, 32)
-    assert TARGETS["gfx942"].min_dot_of(i8) == TARGETS["gfx942"].min_dot_of(f32) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(("name", "like", "arch"), [

@@ -6,6 +6,9 @@ copy is kept where a change could go unseen or the copy could be used too early:
 (they count no versions), while a CUDA graph is captured (it would replay the old weights), and while
 gradients are recorded (the weights are about to change).
 
+``Compiled.launch_keeping`` takes the store. The public functions do not hand one over yet: each of
+their calls copies packed weights anew.
+
 What the version does not count is a write through ``tensor.data`` or by foreign kernels. Who does
 that calls ``forget``.
 """

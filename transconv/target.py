@@ -56,11 +56,6 @@ class Target:
     def __str__(self) -> str:
         return self.name
 
-    def min_dot_of(self, dtype: DType) -> tuple[int, int, int]:
-        """The least (m, n, k) of a dot with operands of this type."""
-        m, n, k = self.min_dot
-        return (m, n, 32) if dtype.bits == 8 and k > 1 else self.min_dot
-
     @property
     def ridge(self) -> float:
         """Operations a byte above which 16-bit matrix products are bound by arithmetic."""

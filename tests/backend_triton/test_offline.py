@@ -25,7 +25,8 @@ def compiled() -> dict[str, list[Resources | CompileFailure]]:
 
 @pytest.mark.parametrize("target", list(MATRIX))
 def test_resources(compiled: dict[str, list[Resources | CompileFailure]], target: str) -> None:
-    assert len(compiled[target]) >= 3  # forward, the stride phases, and the weight gradient
+    # Forward, the four stride phases or one launch for them all, the weight gradient and its sum.
+    assert len(compiled[target]) >= (3 if target == "sm_90" else 6)
     for found in compiled[target]:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
         assert 0 < found.registers <= 255 if target.startswith("sm") else 512

@@ -99,11 +99,6 @@ class Trial:
         return without_boxes(made) if self.shift else made
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every step of the computation is exact on small whole numbers."""
-        return all(op in ("bias", "res", *draw.EXACT) for op in Epilogue.parse(self.epilogue).ops)
-
-    @property
     def facts(self) -> dict[str, str]:
         """What the trial is about, to count by: a word for each dimension of the drawing."""
         p = self.problem
