@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
+from transconv.torch_ops import library, operators
 
-OP = torch.ops.transconv.convolution.default
-BACKWARD = torch.ops.transconv.convolution_backward.default
+OP = library.convolution
+BACKWARD = library.convolution_backward
 FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
 
 
@@ -252,3 +253,48 @@ def test_the_plain_autograd_function() -> None:
     assert torch.equal(y, z)
     torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), (x, w, b)),
                                torch.autograd.grad(z.sin().sum(), (x, w, b)))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_opcheck_without_derivatives(transposed: bool) -> None:
+    x, w, b = (t.detach() for t in operands(form=s.channels_last))
+    numbers = ([2, 1], [1, 1], [1, 2], transposed, [0, 0], 2)
+    flat = operators.flat(operators.resolve(x, w, None, numbers))
+    y = operators.fwd(x, w, b, None, "", flat)
+    assert torch.equal(y, OP(x, w, b, *numbers))
+    res = None if transposed else torch.randn_like(y)
+    assert set(opcheck(operators.fwd, (x, w, b, res, "" if transposed else "relu", flat)).values()
+               ) == {"SUCCESS"}
+    wanted = BACKWARD(y, x, w, *numbers, [True, True, False])
+    for op, right in zip((operators.bwd_d, operators.bwd_w), wanted, strict=False):
+        assert set(opcheck(op, (y, x, w, flat)).values()) == {"SUCCESS"}
+        torch.testing.assert_close(op(y, x, w, flat), right)
+    for op in (operators.bwd_d, operators.bwd_w):
+        with pytest.raises(RuntimeError, match="Expected grad_output of size"):
+            op(x, x, w, flat)
+    with pytest.raises(RuntimeError, match="expected 5 numbers per spatial dim"):
+        operators.fwd(x, w, None, None, "", flat[1:])
+
+
+def test_traced_graphs_hold_operators_without_derivatives() -> None:
+    """Python's derivatives would cost a compiled graph more than a launch per call."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    x, w, b = operands(form=s.channels_last)
+    seen: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(n.target) for n in graph.graph.nodes if "transconv" in str(n.target))
+        return make_boxed_func(graph.forward)
+
+    f = torch.compile(lambda x: transconv.fused_conv2d(
+        transconv.conv2d(x, w, b, padding=1, groups=2), w, b, groups=2, activation="relu"),
+        backend=aot_autograd(fw_compiler=note))
+    f(x).sum().backward()
+    assert sorted(seen) == sorted(["transconv.fwd.default"] * 2 + ["transconv.bwd_d.default"] * 2
+                                  + ["transconv.bwd_w.default"] * 2)
+    seen.clear()
+    with torch.no_grad():
+        f(x)
+    assert seen == ["transconv.fwd.default"] * 2

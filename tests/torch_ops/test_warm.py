@@ -379,3 +379,83 @@ def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     general.clear()
     transconv.conv2d(x, w, **KWARGS)
     assert len(general) == 1
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("leaves", ["weight", "input", "all", "none"])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_autocast_takes_the_short_way(biased: bool, leaves: str, given: torch.dtype,
+                                      general: list[Any]) -> None:
+    x, w, b = operands()
+    x = x.to(given).requires_grad_(leaves in ("input", "all"))
+    w.requires_grad_(leaves in ("weight", "all"))
+    b.requires_grad_(leaves in ("weight", "all"))
+    args = (x, w, b if biased else None)
+    wanted = [t for t in args if t is not None and t.requires_grad]
+
+    def run(f: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu", dtype=dtype):
+            y = f(*args, **KWARGS)
+        return y, *(torch.autograd.grad(y.sin().sum(), wanted) if wanted else ())
+
+    heat(lambda: run(transconv.conv2d, torch.bfloat16))
+    general.clear()
+    found = run(transconv.conv2d, torch.bfloat16)
+    assert not general
+    for got, right in zip(found, run(F.conv2d, torch.bfloat16), strict=True):
+        assert got.dtype == right.dtype
+        torch.testing.assert_close(got, right, rtol=2e-2, atol=2e-2)
+    assert run(transconv.conv2d, torch.float16)[0].dtype == torch.float16
+    if given is torch.float32:
+        assert transconv.conv2d(*args, **KWARGS).dtype == torch.float32
+
+
+def test_autocast_can_be_differentiated_twice() -> None:
+    x, w, _ = operands(requires_grad=True)
+
+    def twice(f: Any) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = f(x, w, **KWARGS)
+        dx, dw = torch.autograd.grad(y.float().square().sum(), (x, w), create_graph=True)
+        return torch.autograd.grad(dx.sum() + dw.sin().sum(), (x, w))
+
+    for _ in range(warm.PATIENCE + 2):
+        for got, right in zip(twice(transconv.conv2d), twice(F.conv2d), strict=True):
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got, right, rtol=5e-2, atol=0.05 * float(right.abs().max()))
+
+
+def test_autocast_saves_the_same_cold_and_warm() -> None:
+    """Checkpointing compares what a forward saves with what its repetition saves."""
+    x, w, b = operands(requires_grad=True)
+
+    def saved(run: Callable[[], Any]) -> list[tuple[torch.dtype, torch.Size]]:
+        seen: list[tuple[torch.dtype, torch.Size]] = []
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            seen.append((t.dtype, t.shape))
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            run()
+        return seen
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            transconv.conv2d(x, w, b, **KWARGS)
+
+    cold = saved(run)
+    heat(run)
+    assert saved(run) == cold
+
+
+def test_autocast_gradients_of_frozen_double_weights() -> None:
+    """float64 is left as it is by autocast."""
+    x, w, _ = (t.double() for t in operands())
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(warm.PATIENCE + 2):
+            got = transconv.conv2d(x, w, **KWARGS)
+            assert got.dtype == torch.float64
+            torch.testing.assert_close(torch.autograd.grad(got.sum(), x),
+                                       torch.autograd.grad(F.conv2d(x, w, **KWARGS).sum(), x))

@@ -123,7 +123,7 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
         _spread("dilation", dilation, ndims), bool(transposed),
         _spread("output_padding", output_padding, ndims), groups)
     _check_signs(params)
-    _check_shapes(input_shape, weight_shape, bias_shape, params)
+    check_shapes(input_shape, weight_shape, bias_shape, params)
     return params
 
 
@@ -174,8 +174,9 @@ def _rank_mismatch(input_shape: Sequence[int], weight_shape: Sequence[int]) -> s
             f"{list(input_shape)} instead")
 
 
-def _check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
-                  bias_shape: Sequence[int] | None, p: Params) -> None:
+def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
+                 bias_shape: Sequence[int] | None, p: Params) -> None:
+    """RuntimeError, in torch's order and words, where shapes do not fit each other."""
     weight, groups = list(weight_shape), p.groups
     if len(weight) != len(input_shape):
         raise RuntimeError(_rank_mismatch(input_shape, weight_shape))

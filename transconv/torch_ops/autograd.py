@@ -38,8 +38,34 @@ class ConvolutionFunction(torch.autograd.Function):
         return *_gradients(ctx.route, wanted, grad, input, weight, wanted[:3]), None
 
 
+class CastConvolutionFunction(torch.autograd.Function):
+    """Under autocast: ``apply(input, weight, bias, cast weight, cast bias, route)``. Weight and bias
+    are as the caller gave them, their casts carry no history: autograd's engine casts the gradients
+    back, and a call costs one node instead of three."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, cast: Tensor,
+                cast_bias: Tensor | None, route: Route) -> Tensor:
+        ctx.save_for_backward(input, cast, weight)
+        ctx.route = route
+        return route.forward(input, cast, cast_bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, cast, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        found = _gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
+        return *found, None, None, None
+
+
+def _history(cast: Tensor, weight: Tensor) -> Tensor:
+    """The cast of a weight; made anew where its own derivatives are recorded."""
+    return weight.to(cast.dtype) if torch.is_grad_enabled() else cast
+
+
 # Function.apply also looks for functorch transforms, which the callers here have done.
 apply_function: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
+apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
 def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
@@ -60,12 +86,18 @@ def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tens
     return made.run(grad, input, weight)
 
 
-def bound_function(route: Route, biased: bool) -> Callable[..., Tensor]:
+def bound_function(route: Route, biased: bool, cast: torch.dtype | None) -> Callable[..., Tensor]:
     """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function that knows
     its route: each argument, and each thing kept in the context, would cost a tenth of a
-    microsecond and more per call. For the device and the tensors that ``route.start`` is for."""
-    if route.function is not None:
-        return route.function
+    microsecond and more per call. For the device and the tensors that ``route.start`` is for.
+    With ``cast`` it casts weight and bias to this type, as CastConvolutionFunction has them cast."""
+    if route.function is None or route.function[0] is not cast:
+        made = _casting(route, biased, cast) if cast else _plain(route, biased)
+        route.function = cast, made
+    return route.function[1]
+
+
+def _plain(route: Route, biased: bool) -> Callable[..., Tensor]:
     known = warm.gradients_of(route)
     start = route.start
 
@@ -90,14 +122,47 @@ def bound_function(route: Route, biased: bool) -> Callable[..., Tensor]:
         return _gradients(route, wanted, grad, input, weight,
                           wanted if biased else (*wanted, False))
 
+    return _class_of(forward_biased if biased else forward_unbiased, backward)
+
+
+def _casting(route: Route, biased: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
+    known = warm.gradients_of(route)
+    run = route.forward
+
+    def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+        cast = weight.to(dtype)
+        ctx.to_save = (input, cast, weight)  # all that save_for_backward does
+        return run(input, cast, None)
+
+    def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        cast = weight.to(dtype)
+        ctx.to_save = (input, cast, weight)
+        return run(input, cast, bias.to(dtype))
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, cast, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if not _compiling():
+            gradients = known.get(wanted)
+            if gradients is not None:
+                found = gradients(grad, input, cast)
+                if found is not None:
+                    return found
+        return _gradients(route, wanted, grad, input, _history(cast, weight),
+                          wanted if biased else (*wanted, False))
+
+    return _class_of(forward_biased if biased else forward_unbiased, backward)
+
+
+def _class_of(forward: Callable[..., Tensor],
+              backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
+    """``apply`` of an autograd function made of these two."""
     # autograd looks these up by name at every call, class by class: the nearest is the cheapest.
-    own = {"forward": staticmethod(forward_biased if biased else forward_unbiased),
-           "backward": staticmethod(backward),
+    own = {"forward": staticmethod(forward), "backward": staticmethod(backward),
            "setup_context": staticmethod(torch.autograd.Function.setup_context),
            "clear_saved_tensors_on_access": False, "boxed_grads_call": False}
     made: Any = _new_class("ConvolutionFunction", (torch.autograd.Function,), own)
     # The node's own `apply` would look for the function above, in two more calls.
     made._backward_cls.apply = backward
     apply: Callable[..., Tensor] = super(torch.autograd.Function, made).apply
-    route.function = apply
     return apply

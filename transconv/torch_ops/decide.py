@@ -12,7 +12,7 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.problem import Prop
-from transconv.torch_ops import execute, shapes, stats
+from transconv.torch_ops import arguments, execute, shapes, stats
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
 
@@ -77,7 +77,10 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
 
 def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
                   mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> BackwardRoutes:
-    """Decide who computes which gradient."""
+    """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
+    arguments.check_tensors(x, w, None)
+    arguments.check_shapes(x.shape, w.shape, None, params)
+    shapes.check_grad(grad, x.shape, w.shape, params)
     channels_last = shapes.channels_last_result(x, w)
     made: list[Route | None] = [None, None]
     why = execute.reasons(x, w)

@@ -65,9 +65,11 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
     if forward_ad._current_level >= 0:
         _note_transform("transform:forward_ad", input)
         return _hand_over(f, input, weight, bias, *rest)
-    if not (_is_plain(input) and _is_plain(weight) and (bias is None or _is_plain(bias))):
+    if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
+    given, cast = (input, weight, bias), None
     if torch._C._is_any_autocast_enabled():
+        cast = autocast_dtype(input)
         input, weight, bias = autocast(input, weight, bias)
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() or input.is_meta:
         return _operator(f, input, weight, bias, *rest)
@@ -86,11 +88,13 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
     else:
-        warm.note(dispatch, autograd.bound_function, f, (input, weight, bias), rest, route, flags,
-                  aligned)
+        warm.note(dispatch, autograd.bound_function, f, given, (input, weight, bias), rest, route,
+                  flags, aligned, cast)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
-        return autograd.apply_function(input, weight, bias, route)
+        if weight is given[1] and bias is given[2]:
+            return autograd.apply_function(input, weight, bias, route)
+        return autograd.apply_cast(input, *given[1:], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result
 
@@ -101,13 +105,13 @@ def _note_transform(reason: str, input: Any) -> None:
         stats.handed_over(reason)
 
 
-def _is_plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
     return tensor.__class__ is Tensor or tensor.__class__ is _Parameter
 
 
 def is_known(tensor: Tensor) -> bool:
     """Plain tensors and the fakes of compilers, as opposed to other subclasses."""
-    return _is_plain(tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor))
+    return is_plain(tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def _unusual(f: Function, *call: Any) -> Tensor:
@@ -209,24 +213,29 @@ def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Te
     return _operator(f, input, weight, bias, *rest)
 
 
+def autocast_dtype(input: Tensor) -> torch.dtype | None:
+    """What autocast makes of a tensor on this device; None where it is off."""
+    device = input.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
 def autocast(input: Tensor, weight: Tensor,
               bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
     dtype, float64 and integers not."""
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    device, dtype = input.device.type, autocast_dtype(input)
+    if dtype is None:
         return input, weight, bias
-    dtype = torch.get_autocast_dtype(device)
     return (_cast(input, device, dtype), _cast(weight, device, dtype),
             None if bias is None else _cast(bias, device, dtype))
 
 
 def cast_like(tensor: Tensor, input: Tensor) -> Tensor:
     """A further operand of an autocast call: as the cast input, where torch would cast it."""
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensor
-    return _cast(tensor, device, torch.get_autocast_dtype(device))
+    dtype = autocast_dtype(input)
+    return tensor if dtype is None else _cast(tensor, input.device.type, dtype)
 
 
 def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:

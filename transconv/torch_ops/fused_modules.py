@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from transconv.torch_ops import arguments, modules, shapes
-from transconv.torch_ops.fused import ACTIVATIONS, fused_conv1d, fused_conv2d, fused_conv3d
+from transconv.torch_ops.fused import fused_conv1d, fused_conv2d, fused_conv3d
+from transconv.torch_ops.fused_route import ACTIVATIONS
 
 Tensor = torch.Tensor
 

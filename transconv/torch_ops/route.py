@@ -71,7 +71,8 @@ class Route:
         # From the given tensors to the result with nothing left to decide, on `device` as the
         # current one and for tensors that are no negated views. Bound after the first launch.
         self.start: Run | None = None
-        self.function: Run | None = None  # the autograd function made for `start`: see autograd.py
+        # The autograd function made for `start`, and the type it casts to: see autograd.py.
+        self.function: tuple[torch.dtype | None, Run] | None = None
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
 

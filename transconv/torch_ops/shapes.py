@@ -31,6 +31,15 @@ def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Par
     return (input_shape[0], channels, *spatial)
 
 
+def check_grad(grad: torch.Tensor, input_shape: Sequence[int], weight_shape: Sequence[int],
+               p: Params) -> None:
+    """RuntimeError unless a gradient has the shape of the result."""
+    shape = output_shape(input_shape, weight_shape, p)
+    if tuple(grad.shape) != shape:
+        raise RuntimeError(f"Expected grad_output of size {list(shape)}, "
+                           f"but got {list(grad.shape)}")
+
+
 def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether torch takes a tensor for channels_last; ambiguous ones (one channel, say) are not.
 

@@ -51,11 +51,11 @@ def gradients_of(route: Route) -> dict[tuple[bool, ...], Gradients]:
 # Read at every call; each is a plain function in C.
 _modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._is_torch_function_mode_enabled
-_autocast = torch._C._is_any_autocast_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _cudnn_deterministic = torch._C._get_cudnn_deterministic
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _grad_enabled = torch.is_grad_enabled
+_autocast_dtype = torch.get_autocast_dtype
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
@@ -101,27 +101,35 @@ def _due(key: Hashable, chain: int) -> int:
     return visits[2]
 
 
-def note(general: Call, autograd: Callable[[Route, bool], Call], function: Any,
-         tensors: tuple[Any, ...], numbers: tuple[Any, ...], route: Route, flags: Flags,
-         aligned: bool) -> None:
+def note(general: Call, autograd: Callable[[Route, bool, torch.dtype | None], Call], function: Any,
+         given: tuple[Any, ...], used: tuple[Any, ...], numbers: tuple[Any, ...], route: Route,
+         flags: Flags, aligned: bool, cast: torch.dtype | None) -> None:
     """A call went the general way: after a few, make an entry for its kind.
 
-    ``general`` is that way; ``autograd(route, biased)`` makes the differentiable call;
-    ``numbers`` are stride, padding, output_padding, dilation and groups as the caller gave them.
+    ``general`` is that way; ``autograd(route, biased, cast)`` makes the differentiable call;
+    ``numbers`` are stride, padding, output_padding, dilation and groups as the caller gave them,
+    ``given`` the tensors, ``used`` what autocast made of them, and ``cast`` the type that it gives,
+    None outside of it.
     """
-    if _autocast() or _function_modes() or not all(n.__class__ in FIXED for n in numbers):
+    if _function_modes() or not all(n.__class__ in FIXED for n in numbers):
         return
-    weight = id(tensors[1])
+    weight, biased = id(given[1]), given[2] is not None
     place = _due(weight, CHAIN)
-    given = tensors if tensors[2] is not None else tensors[:2]
-    check = _guard(*given) if place else None
+    tensors = given if biased else given[:2]
+    check = _guard(*tensors) if place else None
     if check is not None:
         others = _forward.get(weight, general) if place > 1 else general
-        make = _unbiased if len(given) == 2 else _biased
-        differentiable = any(t.requires_grad for t in given)
-        apply = autograd(route, len(given) == 3) if differentiable else None
-        _forward[weight] = make(others, apply, check, function, numbers, route,
-                                _Switches(flags, given[0].dtype), aligned)
+        differentiable = any(t.requires_grad for t in tensors)
+        x, w, b = (a is not b for a, b in zip(given, used, strict=True))
+        apply = autograd(route, biased, cast if w or b else None) if differentiable else None
+        if cast is None:
+            make = _biased if biased else _unbiased
+            _forward[weight] = make(others, apply, check, function, numbers, route,
+                                    _Switches(flags, given[0].dtype), aligned)
+        else:
+            _forward[weight] = _autocast(others, apply, check, function, numbers, route,
+                                         flags.deterministic, aligned, cast, given[0].device.type,
+                                         biased, (x, w, b))
 
 
 class _Switches:
@@ -178,6 +186,37 @@ def _biased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[.
             if apply is not None and _grad_enabled():
                 return apply(x, w, b)
             return run(x, w, b)
+        return others(f, x, w, b, s, p, o, d, g)
+
+    return call
+
+
+def _autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..., bool],
+              function: Any, numbers: tuple[Any, ...], route: Route, deterministic: bool,
+              aligned: bool, cast: torch.dtype, kind: str, biased: bool,
+              casts: tuple[bool, bool, bool]) -> Call:
+    """For calls with and without bias, of which ``casts`` says what is cast. That autocast is on,
+    the guard sees; a cast tensor is an aligned one."""
+    stride, padding, output_padding, dilation, groups = numbers
+    device = _only_on(route)
+    casts_x, casts_w, casts_b = casts
+
+    def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
+             g: Any) -> Tensor:
+        if (p is padding and s is stride and g is groups and d is dilation and f is function
+                and o is output_padding and (b is not None) is biased
+                and (check(x, w) if b is None else check(x, w, b))
+                and not _modes() and not _function_modes() and forward_ad._current_level < 0
+                and _autocast_dtype(kind) is cast
+                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (not ((0 if casts_x else x.data_ptr()) | (0 if casts_w else w.data_ptr())
+                          | (0 if casts_b or b is None else b.data_ptr())) & ALIGNMENT) is aligned
+                and (device is None or device == _current_device())):
+            if casts_x:
+                x = x.to(cast)
+            if apply is not None and _grad_enabled():
+                return apply(x, w) if b is None else apply(x, w, b)
+            return route.forward(x, w.to(cast), None if b is None else b.to(cast))
         return others(f, x, w, b, s, p, o, d, g)
 
     return call
