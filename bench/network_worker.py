@@ -27,6 +27,7 @@ Tensor = torch.Tensor
 PRECISIONS = ("bf16", "tf32", "ieee")
 LAYOUTS = ("nhwc", "nchw")
 STEPS = 20
+QUIET = ".quiet"  # ends the name of the file that says that all kernels are compiled
 
 
 # -- the setting of a measurement ------------------------------------------------------------------
@@ -91,6 +92,16 @@ def gpu(lock: str, exclusive: bool) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def quiet(lock: str, patience: float = 180.0) -> None:
+    """Wait until nobody compiles kernels any more: most calls are bound by the host, which the
+    compilers would share. Raises TimeoutError."""
+    end = time.monotonic() + patience
+    while not Path(lock + QUIET).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"kernels are still being compiled after {patience:.0f} s")
+        time.sleep(0.05)
 
 
 def prepare() -> None:
@@ -186,6 +197,7 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
             for run in runs:
                 run[what]()
         setting.wait()
+    quiet(lock)
     with gpu(lock, exclusive=True):
         for what in runs[0]:
             rows.append({"what": what, **timed(runs[0][what], runs[1][what], setting, seconds)})
@@ -343,6 +355,7 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
             call()
         setting.wait()
         compiling = time.perf_counter() - start
+    quiet(lock)
     with gpu(lock, exclusive=True):
         for what, call in run.items():
             count = repetitions(call, setting, seconds / 5)

@@ -18,7 +18,7 @@ import torch
 
 from bench import models
 from bench.environment import versions, worker_environment
-from bench.network_worker import LAYOUTS, PRECISIONS, STEPS, Row
+from bench.network_worker import LAYOUTS, PRECISIONS, QUIET, STEPS, Row
 from transconv.proving.pool import Group, Pool, Task
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
@@ -67,7 +67,8 @@ class Run:
         self.halves: dict[tuple[Case, str], Row] = {}
         measured = "measure_compiled" if options.compiled else "measure"
         worker, variables = "bench.network_worker:", worker_environment(options.cache)
-        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # this pool's processes are daemons
+        threads = max(1, options.workers // options.processes)
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         self.pool = Pool({
             "collect": Group(f"{worker}collect", 2, variables),
             "compile": Group(f"{worker}compile_one", options.workers, variables),
@@ -80,6 +81,7 @@ class Run:
                 "device": self.options.device, "small": self.options.small, "lock": self.lock}
 
     def go(self) -> None:
+        Path(self.lock + QUIET).unlink(missing_ok=True)
         tasks = [Task("collect", self.setting(case), 120) for case in self.cases]
         for task, row in self.pool.run(tasks, self.options.time_budget, grace_s=30):
             self.progress.step()
@@ -123,7 +125,9 @@ class Run:
         self.ready()
 
     def ready(self) -> None:
-        """Start measuring what has all of its kernels."""
+        """Start measuring what has all of its kernels; times are taken once all have theirs."""
+        if len(self.kernels) == len(self.cases) and not any(self.waits.values()):
+            Path(self.lock + QUIET).touch()
         for case in [c for c, waiting in self.waits.items() if not waiting]:
             del self.waits[case]
             payload = {**self.setting(case), "kernels": self.kernels[case]}
@@ -194,7 +198,8 @@ def main(options: argparse.Namespace) -> int:
     for case, row in list(run.leftovers()):
         run.finish(case, row)
     print("\n".join(sorted(map(line, _typed(table.rows)))))
-    (out / "gpu.lock").unlink(missing_ok=True)
+    for file in out.glob("gpu.lock*"):
+        file.unlink()
     return 1 if any(r["error"] for r in table.rows) else 0
 
 
