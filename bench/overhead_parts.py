@@ -45,7 +45,7 @@ def parts(device: str) -> dict[str, Call]:
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }
-    apply = autograd.bound_function(found, False)
+    apply = autograd.bound_function(found, False, None)
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
         "the same without a memory": lambda: dispatch.dispatch(

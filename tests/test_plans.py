@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.test_pipeline import shapes
-from transconv import compiler, kept, knobs, steps, trust, verdicts
+from transconv import allocator, compiler, kept, knobs, steps, trust, verdicts
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.plans import Compiled
@@ -199,9 +199,9 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [x.data_ptr() for x in tensors] == list(pointers) and stream == 7
             calls.append((name, list(pointers)))
         step.launcher.kept[0, True] = start
-    empty = torch.empty
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))
+    monkeypatch.setattr(allocator, "quickest", lambda: lambda shape, strides, dtype:
+                        torch.empty_strided(shape, strides, dtype=dtype))
     t = tensors_of(compiled.problem, FWD)
     assert compiled.starter(0, False) is None and compiled.starter(0, True, ("src", "dst")) is None
     begin = compiled.starter(0, True, ("dst", "src", "wei"))

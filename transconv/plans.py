@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transconv import allocator
 from transconv.algorithm import Algorithm
 from transconv.backend_triton.launch import Launcher
 from transconv.config import Config
@@ -87,13 +88,12 @@ class Compiled:
             return None
         if len(steps) == 1 and not self.workspaces and steps[0][1] is None:
             return steps[0][0]
-        import torch
-
-        spaces = [(spec.layout.span, torch_type(spec)) for spec in self.workspaces.values()]
+        spaces = [((spec.layout.span,), torch_type(spec)) for spec in self.workspaces.values()]
+        empty = allocator.quickest()
 
         def run(*given: Any) -> None:
-            for span, dtype in spaces:
-                given = (*given, torch.empty(span, dtype=dtype, device=given[0].device))
+            for shape, dtype in spaces:
+                given = (*given, empty(shape, (1,), dtype))
             for begin, zero in steps:
                 if zero is not None:
                     given[zero].zero_()

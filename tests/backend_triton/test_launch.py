@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from transconv import allocator
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
 from transconv.compiler import plan
@@ -32,6 +33,8 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     current = {0: 70}
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[device],
                         raising=False)
+    monkeypatch.setattr(allocator, "quickest", lambda: lambda shape, strides, dtype:
+                        torch.empty_strided(shape, strides, dtype=dtype))
     return current
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from transconv import allocator
 from transconv.problem import Prop
 from transconv.torch_ops import execute, shapes, stats
 from transconv.torch_ops.arguments import Ints, Params
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
 Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
 
 
-def _allocator() -> Callable[[Ints, Ints, torch.dtype], torch.Tensor]:
-    """How to make an empty tensor on the current device: the entry that torch's compiled code uses
-    takes a third of the time of the public one."""
-    lean = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    found = getattr(lean, "_empty_strided_cuda", None)
-    if found is not None:
-        return found  # type: ignore[no-any-return]
-    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype,
-                                                             device="cuda")
-
-
-_empty = _allocator()
+_empty = allocator.quickest()
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
