@@ -142,7 +142,7 @@ def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
 
     def start(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         route.calls += 1
-        made = empty(shape, strides, dtype)
+        made: torch.Tensor = empty(shape, strides, dtype)
         begin(first, second, made)
         return made
 
@@ -154,7 +154,7 @@ def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
 
     def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
         route.calls += 1
-        made = empty(shape, strides, dtype)
+        made: torch.Tensor = empty(shape, strides, dtype)
         begin(first, second, third, made)
         return made
 
