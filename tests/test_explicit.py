@@ -10,6 +10,7 @@ from tests.reference import convolve, integers, pack, unpack
 from tests.test_pipeline import ROLES, SM90, shapes
 from transconv import ir, pipeline
 from transconv.algorithm import algorithms
+from transconv.backend_triton.emit import emit
 from transconv.compiler import plan_steps
 from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
@@ -142,6 +143,27 @@ def test_without_the_baton_a_team_is_a_round_early_or_waits_for_ever(name: str, 
     with pytest.raises(InterpError, match=fault):
         for seed in range(8):
             answer(p, FWD, [without(kernel, name, "baton")], seed, values)
+
+
+def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
+    p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=5 programs=3")
+    lines = emit(kernel).splitlines()
+    loop = lines.index("    for slot in gl.static_range(5):")
+    assert [x.strip() for x in lines[loop + 1:loop + 4]] == [
+        "mbarrier.init(landed.index(slot), count=1)", "mbarrier.init(free.index(slot), count=1)",
+        "mbarrier.init(baton.index(0), count=1)"]
+    assert lines[loop + 3].startswith("    mbarrier")
+    assert sum("mbarrier.init" in x for x in lines) == 3
+
+
+@pytest.mark.parametrize(("split", "programs"), [(2, 8), (3, 8), (1, 0)])
+def test_parts_of_sums_are_dealt_out_like_tiles(split: int, programs: int) -> None:
+    """5 tiles are fewer than 8 programs, their parts are more."""
+    p = ConvProblem.parse("mb5ic32ih8oc16oh8kh3ph1 dt=f16 tag=axb")
+    kernel = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {ROLE} split_k={split} programs=8")[0]
+    dealt = [x.programs for x in ir.find(kernel, ir.For) if x.kind == "dealt"]
+    assert dealt == [programs] * 2 * (programs > 0)
 
 
 @pytest.mark.parametrize(("words", "reason"), [

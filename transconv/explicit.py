@@ -90,7 +90,7 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algor
     yield from _persistent(config, m, n, k, alg, target) if waves > 1 else [config]
     if waves < 1:  # every tile is then shared, none is written twice
         yield replace(config, reduce="stream", programs=target.sms, group_m=1)
-    for wanted in (0.5, 1, 2, 3):
+    for wanted in (0.5, 1, 2, 3, 5):
         split = int(wanted * target.sms / tiles)
         if 1 < split <= steps // 2 and c == "gather":
             made = replace(config, split_k=split)
