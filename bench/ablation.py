@@ -35,7 +35,7 @@ COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "
            "torch", "triton", "commit")
 KEY = ("problem", "prop", "what", "variant")
 SAME = "same text"
-STRUCTURE = ("swap", "via", "pack", "reduce")  # words that decide which tiles are legal
+STRUCTURE = ("swap", "via", "pack", "reduce", "teams")  # words that decide which tiles are legal
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ def _changes(base: Config, target: Target) -> Iterator[tuple[str, dict[str, Any]
     yield "warps", {"warps": 4 if base.warps == 8 else 8}
     if not base.programs:
         yield "programs=all", {"programs": target.sms}
+    if base.teams == 1 and base.via == "gluon":
+        yield "teams=2", {"teams": 2}
     if base.split_k == 1:
         yield "split_k=2", {"split_k": 2}
     if not base.unroll:

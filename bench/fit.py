@@ -25,7 +25,7 @@ from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target
 
 REFERENCE = "cudnn"
-NOT_FITTED = ("fma_share", "latency_ns", "meeting_us")
+NOT_FITTED = ("fma_share", "latency_ns", "meeting_us", "baton_ns")
 SHARES = ("persistent", "memory_share", "exposed")  # at most 1
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
 

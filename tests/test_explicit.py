@@ -10,16 +10,18 @@ from tests.reference import convolve, integers, pack, unpack
 from tests.test_pipeline import ROLES, SM90, shapes
 from transconv import ir, pipeline
 from transconv.algorithm import algorithms
+from transconv.backend_triton.emit import emit
 from transconv.compiler import plan_steps
 from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
-from transconv.ir.memory import Memory
+from transconv.ir.memory import InterpError, Memory
 from transconv.ir.verify import verify
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 ROLE = "a=box b=box via=gluon"
+TEAMS = f"{ROLE} teams=2"
 STREAM = f"{ROLE} reduce=stream group_m=1"
 CASES = [
     ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3"),
@@ -36,6 +38,15 @@ CASES = [
     ("mb2ic16ih16oc64oh16kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=5"),
     ("mb4ic16ih4oc64oh4kh1", FWD, f"mb.oh.ow:64 oc:16 ic:16 | {ROLE} programs=3"),
     ("g2mb2ic96ih8oc32oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:16 oh:4 ow:4 | {ROLE} split_k=3"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=2 programs=1"),
+    ("mb5ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=4 programs=3"),
+    ("mb7ic16ih8oc24oh8kh1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} stages=5 programs=3"),
+    ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {TEAMS} c=box swap=1 programs=3"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} split_k=3 programs=2"),
+    ("g2mb2ic32ih7oc48oh7kh3ph2dh1", FWD, f"mb:2 oh:8 ow:4 oc:16 ic:16 | {TEAMS} programs=2"),
+    ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:16 oh:4 ow:4 | {TEAMS} programs=5"),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {TEAMS} swap=1 split_k=2 programs=2"),
     ("mb2ic32ih8oc40oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=4 c=box"),
     ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7"),
     ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1"),
@@ -93,3 +104,79 @@ def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal:
     config = Config.parse(f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} split_k=2")
     (algorithm,) = algorithms(p, BWD_W)
     assert (why_not(config, algorithm, SM90) is None) == legal
+
+
+def test_teams_take_turns_at_the_tiles_of_a_program() -> None:
+    """Each team has every second tile, and a place of its own to store it from."""
+    p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box programs=3")
+    evens, odds, fetches = ir.find(kernel, ir.Role)
+    loops = [next(x for x in ir.find(r, ir.For) if x.kind == "dealt") for r in (evens, odds, fetches)]
+    assert [(str(x.start), x.programs) for x in loops] == [
+        ("program", 6), ("(program + 3)", 6), ("program", 3)]
+    assert ir.find(evens, ir.Put)[0].piece.buffer is not ir.find(odds, ir.Put)[0].piece.buffer
+
+
+def without(kernel: ir.Kernel, name: str, barrier: str) -> ir.Kernel:
+    """The kernel without its calls of a function at a barrier."""
+
+    class Without(ir.Mutator):
+        def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt | None:
+            found = at.func.name == name and getattr(at.args[0], "name", "") == barrier
+            return None if found else at
+
+    made: ir.Kernel = Without().mutate(kernel)
+    assert made is not kernel
+    return made
+
+
+@pytest.mark.parametrize(("name", "fault"), [
+    ("wait", "before its copy has landed|nothing is in it|while it is still being read"),
+    ("arrive", "role odds waits for phase 0 of baton"),
+])
+def test_without_the_baton_a_team_is_a_round_early_or_waits_for_ever(name: str, fault: str) -> None:
+    """Nine steps a tile and three slots: the second team begins at phase 3, which a new barrier takes
+    for the one before the first."""
+    p = ConvProblem.parse("mb5ic16ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=3 programs=3")
+    values = {n: np.ones(shapes(p)[n], np.float32) for n in ("src", "wei")}
+    with pytest.raises(InterpError, match=fault):
+        for seed in range(8):
+            answer(p, FWD, [without(kernel, name, "baton")], seed, values)
+
+
+def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
+    p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=5 programs=3")
+    lines = emit(kernel).splitlines()
+    loop = lines.index("    for slot in gl.static_range(5):")
+    assert [x.strip() for x in lines[loop + 1:loop + 4]] == [
+        "mbarrier.init(landed.index(slot), count=1)", "mbarrier.init(free.index(slot), count=1)",
+        "mbarrier.init(baton.index(0), count=1)"]
+    assert lines[loop + 3].startswith("    mbarrier")
+    assert sum("mbarrier.init" in x for x in lines) == 3
+
+
+@pytest.mark.parametrize(("split", "programs"), [(2, 8), (3, 8), (1, 0)])
+def test_parts_of_sums_are_dealt_out_like_tiles(split: int, programs: int) -> None:
+    """5 tiles are fewer than 8 programs, their parts are more."""
+    p = ConvProblem.parse("mb5ic32ih8oc16oh8kh3ph1 dt=f16 tag=axb")
+    kernel = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {ROLE} split_k={split} programs=8")[0]
+    dealt = [x.programs for x in ir.find(kernel, ir.For) if x.kind == "dealt"]
+    assert dealt == [programs] * 2 * (programs > 0)
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    ("teams=2 via=tl", "only in an explicit kernel"),
+    (f"{ROLE} teams=3 programs=3", "by one team, or by two in turns"),
+    (f"{TEAMS} programs=3 warps=8", "one group of 4 warps"),
+    (f"{TEAMS}", "fewer than the 10 tiles"),
+    (f"{TEAMS} programs=10", "fewer than the 10 tiles"),
+    (f"{TEAMS} programs=3 split_k=4", "sums of different lengths"),
+    (f"{STREAM} teams=2 programs=3", "no turns to take"),
+])
+def test_why_teams_cannot_take_turns(words: str, reason: str) -> None:
+    p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    (algorithm,) = algorithms(p, FWD)
+    told = why_not(Config.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), algorithm, SM90)
+    assert told is not None and reason in told

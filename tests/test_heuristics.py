@@ -124,6 +124,20 @@ def test_long_sums_are_split_to_fill_the_chip() -> None:
     assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
 
 
+def test_teams_take_turns_where_storing_takes_long_beside_the_sum() -> None:
+    """9 steps and a store for each of 48 tiles of a program; and 36 steps of 256x128 to a tile."""
+    short = first("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
+    assert short.teams == 2 and short.warps == 4 and tile_of(short) == 256 * 64
+    alone = replace(short, teams=1)
+    alg = algorithm("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
+    assert heuristics.estimate(short, alg, SM90) < 0.95 * heuristics.estimate(alone, alg, SM90)
+    assert first("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=nhwc").teams == 1
+
+
+def tile_of(config: Config) -> int:
+    return extent(config, "mb") * extent(config, "oh") * extent(config, "ow") * extent(config, "oc")
+
+
 def test_summed_pixels_are_also_tiled_without_divisions() -> None:
     alg = algorithm("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc", Prop.BWD_W)
     found = heuristics.candidates(alg, SM90)

@@ -49,7 +49,9 @@ class Config:
               worked at meet as ``partials`` do
     programs  0 starts one program per tile; otherwise so many programs work through the tiles
     unroll    1 writes the steps of the sum out instead of looping
-    stages    loop iterations whose loads are in flight; warps   warps per program
+    teams     2: two groups of ``warps`` take turns at the tiles of a program, so that one multiplies
+              while the other stores (explicit kernels that are given several tiles each)
+    stages    loop iterations whose loads are in flight; warps   warps per program (of each team)
     via       ``tl`` leaves shared memory and waits to Triton; ``gluon`` has them written out, one more
               warp fetches boxes while the others multiply straight from shared memory
     """
@@ -67,6 +69,7 @@ class Config:
     reduce: str = "partials"
     programs: int = 0
     unroll: int = 0
+    teams: int = 1
     stages: int = 3
     warps: int = 4
     via: str = "tl"
@@ -232,7 +235,7 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
     if c.unit == "mma" and alg.b is not None:
         per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
         need = per_stage * max(1, c.stages)
-        need += m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
+        need += c.teams * m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
         if need > target.shared_bytes:
             return (f"{c.stages} stages of {m}x{k} and {k}x{n} need {need} bytes of shared memory, "
                     f"{target.name} has {target.shared_bytes}")
@@ -331,6 +334,37 @@ def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
+def _teams(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.teams == 1:
+        return None
+    if c.teams != 2:
+        return f"teams={c.teams}: tiles are worked at by one team, or by two in turns"
+    if c.via != "gluon":
+        return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
+    if c.warps != 4:
+        return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
+    if c.reduce == "stream":
+        return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
+    tiles, steps = programs(c, alg), k_steps(c, alg)
+    if not 0 < c.programs < tiles:
+        return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
+                f"fewer than the {tiles} tiles (programs=132)")
+    if steps % c.split_k:
+        return f"teams=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+    return None
+
+
+def programs(config: Config, alg: Algorithm) -> int:
+    """How many programs the kernel has, each with a tile; persistent ones deal them out."""
+    found = config.split_k
+    for kind in "BMN":
+        for b in config.blocks:
+            if alg.kind(b.axes[0]) == kind:
+                found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+        found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
+    return max(1, found)
+
+
 def k_steps(c: Config, alg: Algorithm) -> int:
     """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
     steps = 1
@@ -340,5 +374,5 @@ def k_steps(c: Config, alg: Algorithm) -> int:
     return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
 
 
-RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _explicit,
+RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _explicit, _teams,
                            _boxes)

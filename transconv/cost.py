@@ -3,6 +3,7 @@
 The model counts, per multiprocessor, what its programs do one after another:
 
     program = fill + steps * step + store             step = matrix unit | fetch | waiting
+    two teams = fill + max(steps * step + baton, half of steps * step + store)
     kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
 
 ``Work`` holds the counts, which need no constant; ``Constants`` the few rates that counting cannot
@@ -17,7 +18,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.config import Block, Config, k_steps, tile
+from transconv.config import Block, Config, k_steps, programs, tile
 from transconv.ir import Const, Expr, View
 from transconv.ir.visit import substitute
 from transconv.packing import copies, over_copies, share
@@ -48,6 +49,7 @@ class Constants:
     late_access_ns: float = 0.07  # more for one of less than 4 bytes: it goes through registers
     scatter_ns: float = 1.6  # to store an element that has no neighbour beside it
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
+    baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
@@ -128,17 +130,6 @@ def _interpreted(config: Config, alg: Algorithm) -> float:
     fetched = (m * k + k * n) * group
     each = steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2
     return programs(config, alg) * each
-
-
-def programs(config: Config, alg: Algorithm) -> int:
-    """How many programs the kernel has."""
-    found = config.split_k
-    for kind in "BMN":
-        for b in config.blocks:
-            if alg.kind(b.axes[0]) == kind:
-                found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
-        found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
-    return max(1, found)
 
 
 def count(config: Config, alg: Algorithm, target: Target) -> Work:
@@ -301,10 +292,14 @@ def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float
     elif w.stored.alone:
         store = max(store, w.stored.accesses * c.scatter_ns)
     if config.programs:
-        store *= c.persistent
         step *= c.flat_pixels if w.pixels_summed else 1.0
     fills = 1.0 if config.programs else rounds / together
-    busy = (rounds * (w.steps * step + store / together) + fills * c.fill_ns) / 1e3
+    products = w.steps * step
+    if config.teams > 1:  # a team stores while the other multiplies; nobody does at the last store
+        each, last = max(products + c.baton_ns, (products + store) / config.teams), store
+    else:
+        each, last = products + store * (c.persistent if config.programs else 1 / together), 0.0
+    busy = (rounds * each + last + fills * c.fill_ns) / 1e3
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (w.traffic + w.partial / 2) / bandwidth
     total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)

@@ -1,5 +1,5 @@
 """Stage 3, proposals for explicit kernels (``via=gluon``): tiles that fill shared memory, dealt out so
-that no multiprocessor idles.
+that no multiprocessor idles, nor its matrix unit while a tile is stored.
 
 A product reads both sides straight from shared memory, so tiles are large and deep: as many stages as
 fit. Where whole tiles would leave multiprocessors idle, the sum is split, or the steps of all tiles
@@ -14,8 +14,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps
-from transconv.cost import programs
+from transconv.config import Block, Config, k_steps, programs
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
 
@@ -81,22 +80,34 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algor
     The wider side is the right one, which the matrix unit reads once for 64 rows of the left one; of
     a sum over pixels the side whose neighbours are neighbours in memory is, for the stores' sake.
     """
-    a, b = alg.a.tensor.dtype.bytes, alg.a.tensor.dtype.bytes
-    room = target.shared_bytes - BARRIERS - (m * n * alg.c.tensor.dtype.bytes if c == "box" else 0)
-    stages = min(DEEPEST, room // (k * (m * a + n * b)))
-    if stages < FEWEST:
-        return
     swap = 1 if m >= n or alg.axes_of("K")[-1].role == "pixel" else 0
-    config = Config(blocks, a="box", b="box", c=c, swap=swap, stages=stages,
+    config = Config(blocks, a="box", b="box", c=c, swap=swap, stages=_stages(m, n, k, c, 1, alg, target),
                     warps=8 if m * n > 128 * 128 else 4, via="gluon")
+    if config.stages < FEWEST:
+        return
     tiles, steps = programs(config, alg), k_steps(config, alg)
     waves = tiles / target.sms
-    many = replace(config, programs=target.sms) if waves > 1 else config
-    yield many
+    yield from _persistent(config, m, n, k, alg, target) if waves > 1 else [config]
     if waves < 1:  # every tile is then shared, none is written twice
         yield replace(config, reduce="stream", programs=target.sms, group_m=1)
-    for wanted in (0.5, 1, 2, 3):
+    for wanted in (0.5, 1, 2, 3, 5):
         split = int(wanted * target.sms / tiles)
         if 1 < split <= steps // 2 and c == "gather":
             made = replace(config, split_k=split)
-            yield made if tiles * split <= target.sms else replace(made, programs=target.sms)
+            yield from [made] if tiles * split <= target.sms else _persistent(made, m, n, k, alg, target)
+
+
+def _persistent(config: Config, m: int, n: int, k: int, alg: Algorithm,
+                target: Target) -> Iterator[Config]:
+    """A program for every multiprocessor; its warps all at one tile, or two teams of them in turns."""
+    yield replace(config, programs=target.sms)
+    stages = _stages(m, n, k, config.c, 2, alg, target)
+    if config.warps == 4 and stages >= FEWEST:
+        yield replace(config, programs=target.sms, teams=2, stages=stages)
+
+
+def _stages(m: int, n: int, k: int, c: str, teams: int, alg: Algorithm, target: Target) -> int:
+    """As many as fit beside the tiles that wait to be stored."""
+    waiting = teams * m * n * alg.c.tensor.dtype.bytes if c == "box" else 0
+    stage = k * (m + n) * alg.a.tensor.dtype.bytes
+    return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting) // stage)

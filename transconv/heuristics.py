@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps, why_not
-from transconv.cost import axis_strides, estimate, programs
+from transconv.config import Block, Config, k_steps, programs, why_not
+from transconv.cost import axis_strides, estimate
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.packing import is_copy, over_copies, rows_of_channels

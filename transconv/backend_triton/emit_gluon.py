@@ -244,9 +244,14 @@ def _reserve(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
         if what.members > 1:
             yield from _pile(what, box)
     barriers = [b for b in shared if isinstance(b, Barrier)]
-    yield f"    for slot in gl.static_range({barriers[0].slots}):"
-    for b in barriers:
-        yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
+    for slots in dict.fromkeys(b.slots for b in barriers):
+        alike = [b for b in barriers if b.slots == slots]
+        if slots == 1:
+            yield from (f"    mbarrier.init({b.name}.index(0), count={b.arrivals})" for b in alike)
+            continue
+        yield f"    for slot in gl.static_range({slots}):"
+        for b in alike:
+            yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
 
 
 def _pile(what: Buffer, box: str) -> Iterator[str]:

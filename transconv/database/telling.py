@@ -63,7 +63,9 @@ def parts(config: Config, algorithm: Algorithm, target: Target) -> str:
     moved = w.traffic + w.partial
     text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "
             f"{'programs' if config.programs else 'multiprocessors'} are {waves:.3g} waves, "
-            f"{idle:.0%} of the last one idle; {w.steps} steps of {w.m * w.group}x{w.n}x{w.k}; "
+            f"{idle:.0%} of the last one idle; "
+            f"{'two teams take turns at them; ' if config.teams > 1 else ''}"
+            f"{w.steps} steps of {w.m * w.group}x{w.n}x{w.k}; "
             f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate; "
             f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
     return text + (f", {w.partial / 1e6:.3g} MB of them parts of sums" if w.partial else "")

@@ -147,6 +147,7 @@ class _Run:
         self.turns: Turns | None = None
         self.running: list[list[Cell]] = []  # what products in flight read, oldest first
         self.sending: list[list[Cell]] = []
+        self.unfenced: list[Cell] = []  # what the role has put; its own fence shows it to the engine
 
     def execute(self, s: Stmt) -> None:
         method: Callable[[Stmt], None] | None = getattr(self, f"_{type(s).__name__}", None)
@@ -327,8 +328,9 @@ class _Run:
                 case "send_wait", (Expr() as pending,):
                     self._retire(self.sending, int(self.eval.compute(pending).item()))
                 case "fence", ():
-                    for cell in (c for ring in self.shared.cells.values() for x in ring for c in x):
-                        cell.state = "ready" if cell.state == "put" else cell.state
+                    for cell in self.unfenced:
+                        cell.state = "ready"
+                    self.unfenced.clear()
                 case "atomic_add", (Tensor() as tensor, Expr() as at, Expr() as x, Expr() as mask):
                     self._write(s, tensor, at, x, mask)
                 case "assume", (Expr() as condition,):
@@ -366,7 +368,7 @@ class _Run:
         run.eval.piece = run._read
         run.frames, run.extents = list(self.frames), list(self.extents)
         run.allocated, run.bound, run.turns = {}, [], turns
-        run.running, run.sending = [], []
+        run.running, run.sending, run.unfenced = [], [], []
 
         def act() -> None:
             run.execute(role.body)
@@ -434,6 +436,7 @@ class _Run:
             value, *within = self.eval.compute_all(s.value, *s.piece.within)
             cell.data[...] = scatter(cell, tuple(within), convert(value, s.piece.dtype))
             cell.state = "put"
+            self.unfenced.append(cell)
 
     def _Send(self, s: xp.Send) -> None:
         with self._blame(s):

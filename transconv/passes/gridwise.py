@@ -157,7 +157,8 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
                       *(statements(guard.mutate(Seq(nest.after)))))
     for side in reversed(outer):
         inner = side.wrap(inner)
-    programs = config.programs if 0 < config.programs < grid else 0
+    several = 0 < config.programs < grid * config.split_k  # parts of a sum are dealt out one by one
+    programs = config.programs if several else 0
     whole = For(pid, grid, seq(*grid_lets, inner), "grid", programs=programs)
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
 

@@ -14,6 +14,22 @@ written down, and its warps in two roles (``via=gluon``).
 
 One warp runs ahead and fills the rings, also with boxes of the next tile while the result of this one
 is stored; the others only multiply. A product is waited for one step later, so two are under way.
+
+With ``teams=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong): while
+the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
+
+    role evens warps=4:                             role odds warps=4:
+        for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
+            fetched = pid // 132 * 36                       fetched = pid // 132 * 36
+            slot, phase = fetched % 3, fetched // 3 % 2     ...
+            wait(baton, 0, 1)                               wait(baton, 0, 0)
+            for step: wait landed; dot_async; free          ...
+            arrive(baton)                                   arrive(baton)
+            put, fence, send dst_tile0                      put, fence, send dst_tile1
+
+A barrier knows only whether a phase is even or odd, so a team that waits for a slot must not be a round
+of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
+a barrier whose parity is the team whose turn it is.
 """
 
 from __future__ import annotations
@@ -38,12 +54,9 @@ from transconv.ir import (
     BoxStore,
     Buffer,
     Const,
-    Expr,
-    Fetch,
     For,
     FuncCall,
     Kernel,
-    Lane,
     Let,
     Mutator,
     Node,
@@ -59,19 +72,20 @@ from transconv.ir import (
     Var,
     eq,
     find,
-    free_vars,
     i32,
-    lanes_of,
     select,
     seq,
     statements,
     substitute,
 )
 from transconv.passes.lets import optimise_lets
-from transconv.simplify import simplify
+from transconv.passes.rings import SLOT, Rings, rings
 
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
-PROGRAM, SLOT, PHASE = Var("program"), Var("slot", i32), Var("phase", i32)
+TEAM_REGISTERS = 240  # of each of two teams: what is then left, in steps of 8
+TEAMS = ("evens", "odds")
+PROGRAM, PHASE, FETCHED = Var("program"), Var("phase", i32), Var("fetched")
+BATON = Barrier("baton", 1)  # its phase completes at the end of a tile's sum
 
 
 def roles(kernel: Kernel, config: Config) -> Kernel:
@@ -82,15 +96,30 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     assert isinstance(grid, For) and grid.kind == "grid", "an explicit kernel is one grid"
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
-    rings = _rings(tile, config)
-    own = [_clean("products", config.warps, 0, _dealt(grid, around, _products(tile, rings))),
-           _clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, rings)))]
-    reserved = [Shared(r.buffer) for r in rings.of.values()]
-    reserved += [Shared(rings.landed), Shared(rings.free)]
-    reserved += [Shared(x.piece.buffer) for x in find(own[0], Put)]
+    ring = rings(tile.fetched, (*tile.before, *tile.lets), config.stages)
+    teams = [_Team(number, config.teams) for number in range(config.teams)]
+    own = [_clean(t.name, config.warps, TEAM_REGISTERS if t.number else 0,
+                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
+    reserved = [Shared(r.buffer) for r in ring.of.values()]
+    reserved += [Shared(ring.landed), Shared(ring.free)]
+    reserved += [Shared(BATON)] if config.teams > 1 else []
+    reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)]
+    own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring))))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """Warps that multiply: one group of all there are, or one ``of`` several that take turns."""
+
+    number: int = 0
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        return "products" if self.of == 1 else TEAMS[self.number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,79 +170,6 @@ def _take_apart(body: Stmt) -> _Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
-    """An operand's buffer, and the fetches that fill a slot of it."""
-
-    buffer: Buffer
-    piece: Piece
-    fetches: tuple[Fetch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rings:
-    of: dict[Var, _Ring]
-    landed: Barrier
-    free: Barrier
-
-    @property
-    def slots(self) -> int:
-        return self.landed.slots
-
-
-def _rings(tile: _Tile, config: Config) -> _Rings:
-    landed, free = Barrier("landed", config.stages), Barrier("free", config.stages)
-    spread = _laned_lets((*tile.before, *tile.lets))
-    made = {}
-    for var, box in tile.fetched.items():
-        corners = [_whole(c, spread) for c in box.corner]
-        stacked = {x for c in corners for x in lanes_of(c)}
-        members, member = _members(stacked, box) if stacked else (1, ZERO)
-        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, config.stages, box.extents, members)
-        within = tuple(_whole(w, spread) for w in box.within)
-        piece = Piece(buffer, SLOT, member, within)
-        fetches = tuple(
-            Fetch(box.tensor, tuple(_member(c, j, members) for c in corners),
-                  replace(piece, member=Const(j)), landed, SLOT)
-            for j in range(members))
-        made[var] = _Ring(buffer, piece, fetches)
-    return _Rings(made, landed, free)
-
-
-def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
-    """Names that vary along lanes, which a copy's corner cannot."""
-    scope: dict[Var, tuple[Lane, ...]] = {}
-    found: dict[Var, Expr] = {}
-    for s in lets:
-        if isinstance(s, Let):
-            scope[s.var] = lanes_of(s.value, scope)
-            if scope[s.var]:
-                found[s.var] = s.value
-    return found
-
-
-def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
-    while values := {v: lets[v] for v in free_vars(e) if v in lets}:
-        e = substitute(e, values)
-    return e
-
-
-def _members(stacked: set[Lane], box: BoxLoad) -> tuple[int, Expr]:
-    """How many boxes lie side by side along the lane that the corner varies along, and which of
-    them a lane is in."""
-    (lane,) = stacked
-    inner = 1
-    for within, extent in zip(box.within, box.extents, strict=True):
-        inner *= extent if lane in lanes_of(within) else 1
-    return lane.extent // inner, lane // inner
-
-
-def _member(corner: Expr, member: int, members: int) -> Expr:
-    """The corner of one box of several."""
-    values = {x: Const(member * (x.extent // members)) for x in lanes_of(corner)}
-    return simplify(substitute(corner, values)) if values else corner
-
-
-@dataclass(frozen=True, slots=True)
 class _Act:
     """What a role does at first, for every tile, and at last."""
 
@@ -226,7 +182,7 @@ def _counters(phase: int) -> tuple[Stmt, ...]:
     return Alloc(SLOT, (), Const(0, i32)), Alloc(PHASE, (), Const(phase, i32))
 
 
-def _fetches(tile: _Tile, rings: _Rings) -> _Act:
+def _fetches(tile: _Tile, rings: Rings) -> _Act:
     """Fill a slot per step as soon as it is free. Before the first round all of them are, which a
     wait for the phase before the first one says."""
     fetches = [f for ring in rings.of.values() for f in ring.fetches]
@@ -237,7 +193,7 @@ def _fetches(tile: _Tile, rings: _Rings) -> _Act:
     return _Act(_counters(1), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
-def _products(tile: _Tile, rings: _Rings) -> _Act:
+def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
     """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
@@ -245,14 +201,28 @@ def _products(tile: _Tile, rings: _Rings) -> _Act:
                FuncCall(DOT_ASYNC, (tile.acc.var, left, right)),
                FuncCall(DOT_WAIT, (ONE,)),
                FuncCall(ARRIVE, (rings.free, last, tile.loop.var > 0)), *_advance(rings.slots))
-    after = [_Results().mutate(s) for s in tile.after]
+    loop = seq(replace(tile.loop, body=step, stages=0))
+    first = _counters(0)
+    if team.of > 1:
+        first, loop = (), _in_turn(loop, tile, rings, grid, team)
+    after = [_Results(team).mutate(s) for s in tile.after]
     sent = any(find(s, BoxStore) for s in tile.after)
-    whole = seq(*tile.before, tile.acc, replace(tile.loop, body=step, stages=0),
-                FuncCall(DOT_WAIT, (ZERO,)), FuncCall(ARRIVE, (rings.free, last, TRUE)), *after)
-    return _Act(_counters(0), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+    whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
+                FuncCall(ARRIVE, (rings.free, last, TRUE)), *after)
+    return _Act(first, whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
-def _operand(arg: Node, rings: _Rings) -> Piece:
+def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> Stmt:
+    """The sum of a team's tile: from the slot where the tiles before it end, and when the other team
+    has begun all its products. What is left of those runs on beside the first ones here."""
+    fetched = grid.var // grid.programs * tile.loop.stop
+    return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
+               Alloc(PHASE, (), FETCHED // rings.slots % 2),
+               FuncCall(WAIT, (BATON, ZERO, Const(1 - team.number, i32))), loop,
+               FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
+
+
+def _operand(arg: Node, rings: Rings) -> Piece:
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
     return rings.of[var].piece
@@ -267,20 +237,26 @@ def _advance(slots: int) -> list[Stmt]:
 class _Results(Mutator):
     """A box goes out through shared memory, which the box before it must have left."""
 
+    def __init__(self, team: _Team) -> None:
+        self.name = "tile" if team.of == 1 else f"tile{team.number}"
+
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
-        buffer = Buffer(f"{at.tensor.name}_tile", at.tensor.dtype, 1, at.extents)
+        buffer = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
         piece = Piece(buffer, ZERO, ZERO, at.within)
         return seq(FuncCall(SEND_WAIT, (ZERO,)), Put(piece, at.value), FuncCall(FENCE, ()),
                    Send(at.tensor, at.corner, piece))
 
 
-def _dealt(grid: For, around: Around, act: _Act) -> Stmt:
-    """The tiles of one program: one, every ``programs``-th, or a run of them."""
+def _dealt(grid: For, around: Around, act: _Act, team: _Team = _Team()) -> Stmt:
+    """The tiles of one program: one, every ``programs``-th, or a run of them. Teams take turns."""
     tile = act.tile
     for before, loop in reversed(around):
         tile = seq(*before, replace(loop, body=tile))
-    tile = replace(grid, body=tile, kind="dealt", start=PROGRAM) if grid.programs else (
-        substitute(tile, {grid.var: PROGRAM}))
+    if grid.programs:
+        start = PROGRAM + team.number * grid.programs if team.number else PROGRAM
+        tile = replace(grid, body=tile, kind="dealt", start=start, programs=team.of * grid.programs)
+    else:
+        tile = substitute(tile, {grid.var: PROGRAM})
     return seq(*act.first, tile, *act.last)
 
 

@@ -7,7 +7,7 @@ filter. A word that joins ``Config`` is drawn from then on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from math import prod
 from random import Random
@@ -24,7 +24,10 @@ NUMBERS = (0, 1, 2, 3)
 VALUES: dict[str, tuple[int, ...]] = {
     "group_m": (1, 2, 3, 8), "split_k": (1, 1, 2, 3, 5), "programs": (0, 1, 2, 5, 132),
     "swap": (0, 1), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
+    "teams": (1, 2),
 }
+# Words that decide whether another is legal, and are drawn with it; so are smaller blocks.
+COMPANIONS = {"teams": ("programs", "warps", "split_k")}
 DEFAULTS = Config()
 SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
@@ -116,12 +119,28 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
         if chance(rng, 3):
             continue
         value = _value(rng, name, algorithms[0], seen)
-        change: dict[str, Any] = {name: value}
-        other = replace(made, **change)
-        if value != getattr(made, name) and is_legal(other, algorithms, target) and (
-                kernels(other, algorithms) <= MOST_KERNELS or chance(rng, 3)):
-            made = other
+        for change in _changes(rng, made, name, value, algorithms[0], seen):
+            other = replace(made, **change)
+            if value != getattr(made, name) and is_legal(other, algorithms, target) and (
+                    kernels(other, algorithms) <= MOST_KERNELS or chance(rng, 3)):
+                made = other
+                break
     return made
+
+
+def _changes(rng: Random, made: Config, name: str, value: object, algorithm: Algorithm,
+             seen: Sequence[Config]) -> Iterator[dict[str, Any]]:
+    """A word alone, or several times with others that it depends on."""
+    if name not in COMPANIONS or value == getattr(DEFAULTS, name):
+        yield {name: value}
+        return
+    for _ in range(TRIES):
+        blocks = list(made.blocks)
+        for _ in range(rng.randrange(3) if blocks else 0):
+            at = rng.randrange(len(blocks))
+            blocks[at] = replace(blocks[at], extent=max(1, blocks[at].extent // 2))
+        yield {n: _value(rng, n, algorithm, seen) for n in COMPANIONS[name]} | {
+            name: value, "blocks": tuple(b for b in blocks if b.extent > 1)}
 
 
 def _value(rng: Random, name: str, algorithm: Algorithm, seen: Iterable[Config]) -> object:

@@ -1,0 +1,38 @@
+"""Two teams that take turns, compiled: both multiply whole groups of rows, nothing is spilt, and the
+matrix unit is not made to wait after every product."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.config import Config
+from transconv.matrix.jobs import jobs_of
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+SM90 = TARGETS["sm_90"]
+BOXES = "mma | a=box b=box | swap=1 programs=132 teams=2 warps=4 via=gluon"
+CASES = [  # and how the products of a team are cut, and how many of them there are in a step
+    ("mb32ic64ih224oc64oh224kh3ph1", Prop.FWD, f"oh:8 ow:32 oc:64 ic:64 | {BOXES} c=box stages=4",
+     "64x256x16", 4),
+    ("mb16ic128ih160oc256oh80kh3sh2ph1", Prop.BWD_D,
+     f"qh:8 qw:16 ic:128 oc:64 | {BOXES} c=box stages=5", "64x128x16", 8 * 4),  # four phases
+    ("ic1280ih32oc1280oh32kh3ph1", Prop.BWD_W, f"ic:128 oc:128 oh:8 ow:8 | {BOXES} stages=6",
+     "64x128x16", 8),
+]
+WARPS = 12  # two teams of four, and the one that fetches, which counts as four
+
+
+@pytest.mark.parametrize(("text", "prop", "config", "shape", "products"), CASES,
+                         ids=[str(c[1]) for c in CASES])
+def test_both_teams_multiply(text: str, prop: Prop, config: str, shape: str, products: int) -> None:
+    problem = ConvProblem.parse(f"{text} dt=bf16 tag=nhwc")
+    (job,) = jobs_of(problem, prop, SM90, Config.parse(config), None, "sass")
+    (found,) = compile_offline([job])
+    assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+    assert not found.spill_bytes and not found.serialised and not found.warnings
+    assert found.shared_bytes <= SM90.shared_bytes
+    assert found.registers == SM90.regs // (WARPS * 32) // 8 * 8
+    cut = [x for x in found.texts["sass"].splitlines() if "HGMMA" in x]
+    assert len(cut) == 2 * products and all(f"HGMMA.{shape}" in x for x in cut)

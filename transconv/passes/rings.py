@@ -1,0 +1,110 @@
+"""Stage 9b, shared memory. In: the boxes that a step of the sum fetches. Out: a ring of buffers for
+each, with the copies that fill a slot of it (see ``roles.py``).
+
+    a = box_load(src, at=[..])   ->   shared src_ring[3]; fetch src at=[..] -> src_ring[slot]
+
+Where a lane lies in one of several boxes side by side (a pile), a slot has a member for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from transconv.ir import (
+    ZERO,
+    Barrier,
+    BoxLoad,
+    Buffer,
+    Const,
+    Expr,
+    Fetch,
+    Lane,
+    Let,
+    Piece,
+    Stmt,
+    Var,
+    free_vars,
+    i32,
+    lanes_of,
+    substitute,
+)
+from transconv.simplify import simplify
+
+SLOT = Var("slot", i32)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """An operand's buffer, and the fetches that fill a slot of it."""
+
+    buffer: Buffer
+    piece: Piece
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The buffers by what they hold, and the barriers that fetching and multiplying share: a slot has
+    ``landed``, a slot is ``free`` again."""
+
+    of: dict[Var, Ring]
+    landed: Barrier
+    free: Barrier
+
+    @property
+    def slots(self) -> int:
+        return self.landed.slots
+
+
+def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> Rings:
+    """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes."""
+    landed, free = Barrier("landed", stages), Barrier("free", stages)
+    spread = _laned_lets(lets)
+    made = {}
+    for var, box in fetched.items():
+        corners = [_whole(c, spread) for c in box.corner]
+        stacked = {x for c in corners for x in lanes_of(c)}
+        members, member = _members(stacked, box) if stacked else (1, ZERO)
+        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents, members)
+        within = tuple(_whole(w, spread) for w in box.within)
+        piece = Piece(buffer, SLOT, member, within)
+        fetches = tuple(
+            Fetch(box.tensor, tuple(_member(c, j, members) for c in corners),
+                  replace(piece, member=Const(j)), landed, SLOT)
+            for j in range(members))
+        made[var] = Ring(buffer, piece, fetches)
+    return Rings(made, landed, free)
+
+
+def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
+    """Names that vary along lanes, which a copy's corner cannot."""
+    scope: dict[Var, tuple[Lane, ...]] = {}
+    found: dict[Var, Expr] = {}
+    for s in lets:
+        if isinstance(s, Let):
+            scope[s.var] = lanes_of(s.value, scope)
+            if scope[s.var]:
+                found[s.var] = s.value
+    return found
+
+
+def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
+    while values := {v: lets[v] for v in free_vars(e) if v in lets}:
+        e = substitute(e, values)
+    return e
+
+
+def _members(stacked: set[Lane], box: BoxLoad) -> tuple[int, Expr]:
+    """How many boxes lie side by side along the lane that the corner varies along, and which of
+    them a lane is in."""
+    (lane,) = stacked
+    inner = 1
+    for within, extent in zip(box.within, box.extents, strict=True):
+        inner *= extent if lane in lanes_of(within) else 1
+    return lane.extent // inner, lane // inner
+
+
+def _member(corner: Expr, member: int, members: int) -> Expr:
+    """The corner of one box of several."""
+    values = {x: Const(member * (x.extent // members)) for x in lanes_of(corner)}
+    return simplify(substitute(corner, values)) if values else corner
