@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
+ROW = 128  # bytes of a row of shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
 
     A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
     box: every tap looks at the same pixels from another corner. An explicit kernel fetches one box
-    of up to 64 channels (a row of shared memory) per tap and lays them side by side; rows of less
+    of up to 128 bytes of channels (a row of shared memory) per tap and lays them side by side; rows of less
     than 32 bytes have no layout that could be read across boxes.
     """
     *taps, channel = block.axes
@@ -167,10 +168,26 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
     if not any(roles[x.name] == "pixel" and x.name in seen for x in algorithm.axes_of("K")):
         return 0
-    wide = min(block.extent, 64)
+    wide = min(block.extent, ROW // view.tensor.dtype.bytes)
     while algorithm.size(channel) % wide:
         wide //= 2
     return wide if wide * view.tensor.dtype.bytes >= 32 else 0
+
+
+def turned(view: View, config: Config, algorithm: Algorithm) -> bool:
+    """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
+
+    The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K
+    only. A box of the latter whose innermost dimension is not summed (pixels times channels, where
+    pixels are summed) is written once more with K innermost, by warps that do nothing else.
+    """
+    if config.via != "gluon" or view.tensor.dtype.bits <= 16:
+        return False
+    box = box_of(view, config, algorithm)
+    if isinstance(box, str):
+        return False
+    inner = box.moving[-1]
+    return inner is not None and algorithm.kind(inner.name.partition("_")[0]) != "K"
 
 
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:

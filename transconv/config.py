@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.boxes import Box, box_of
+from transconv.boxes import ROW, Box, box_of, turned
 from transconv.errors import ConfigError
 from transconv.packing import letters, over_copies, rows_of_channels, view_of
 from transconv.target import Target
@@ -231,11 +231,13 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
                 f"{c.warps} warps have 224 to give")
     if c.unit == "mma" and alg.b is not None:
         per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
+        per_stage += turned_bytes(c, alg)
         need = per_stage * max(1, c.stages)
         need += m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
         if need > target.shared_bytes:
-            return (f"{c.stages} stages of {m}x{k} and {k}x{n} need {need} bytes of shared memory, "
-                    f"{target.name} has {target.shared_bytes}")
+            twice = ", with what is turned" if turned_bytes(c, alg) else ""
+            return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
+                    f"memory, {target.name} has {target.shared_bytes}")
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None
@@ -312,8 +314,11 @@ def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
         return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
-    if alg.a.tensor.dtype.bits != 16:
-        return f"via=gluon: the matrix unit takes {alg.a.tensor.dtype} only along K, boxes are not so"
+    dtype = alg.a.tensor.dtype
+    if dtype.bits != 16 and dtype.name != "f32":
+        return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
+    if dtype.name == "f32" and alg.math != "tf32":
+        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {alg.math}"
     if c.unroll:
         return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
     left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
@@ -323,12 +328,23 @@ def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
     if tile(c, alg, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
+    if turned_bytes(c, alg) and tile(c, alg, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, alg, 'K')} steps of "
+                "the sum are more")
     steps = k_steps(c, alg)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
     if c.stages < 2:
         return "via=gluon: one slot cannot be filled while it is read, stages is at least 2"
     return None
+
+
+def turned_bytes(c: Config, alg: Algorithm) -> int:
+    """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
+    k = tile(c, alg, "K")
+    return sum(tile(c, alg, kind) * k * view.tensor.dtype.bytes
+               for kind, view in (("M", alg.a), ("N", alg.b))
+               if view is not None and turned(view, c, alg))
 
 
 def k_steps(c: Config, alg: Algorithm) -> int:

@@ -80,6 +80,6 @@ def run_of(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
 
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
     """Extents along channels that are not mostly empty."""
-    least = 32 if most == 64 else 64
+    least = min(most, 32) if most <= 64 else 64
     return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
                  and (e == least or e < 2 * run[1]))

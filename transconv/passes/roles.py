@@ -14,6 +14,13 @@ written down, and its warps in two roles (``via=gluon``).
 
 One warp runs ahead and fills the rings, also with boxes of the next tile while the result of this one
 is stored; the others only multiply. A product is waited for one step later, so two are under way.
+
+The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.turned``)
+are turned between the two by a third role, into a ring of their own:
+
+    role turns warps=4:
+        for pid in program..784 dealt:
+            for step: wait landed, taken; put src_turned = src_ring; fence; arrive turned, free
 """
 
 from __future__ import annotations
@@ -67,9 +74,11 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes.lanewise import AXIS as LANE_AXES
 from transconv.passes.lets import optimise_lets
 from transconv.simplify import simplify
 
+TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 PROGRAM, SLOT, PHASE = Var("program"), Var("slot", i32), Var("phase", i32)
 
@@ -83,10 +92,14 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
     rings = _rings(tile, config)
-    own = [_clean("products", config.warps, 0, _dealt(grid, around, _products(tile, rings))),
-           _clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, rings)))]
+    own = [_clean("products", config.warps, 0, _dealt(grid, around, _products(tile, rings)))]
+    if rings.turns:
+        own.append(_clean("turns", TURN_WARPS, TURN_REGISTERS,
+                          _dealt(grid, around, _turns(tile, rings))))
+    own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, rings))))
     reserved = [Shared(r.buffer) for r in rings.of.values()]
-    reserved += [Shared(rings.landed), Shared(rings.free)]
+    reserved += [Shared(r.turned.buffer) for r in rings.of.values() if r.turned is not None]
+    reserved += [Shared(b) for b in rings.barriers]
     reserved += [Shared(x.piece.buffer) for x in find(own[0], Put)]
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
@@ -142,11 +155,13 @@ def _take_apart(body: Stmt) -> _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """An operand's buffer, and the fetches that fill a slot of it."""
+    """An operand's buffer, the fetches that fill a slot of it, and what of it is multiplied: a slot
+    itself, or what was turned of it."""
 
     buffer: Buffer
     piece: Piece
     fetches: tuple[Fetch, ...]
+    turned: Piece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +169,21 @@ class _Rings:
     of: dict[Var, _Ring]
     landed: Barrier
     free: Barrier
+    turned: Barrier
+    taken: Barrier
+
+    @property
+    def turns(self) -> list[_Ring]:
+        return [r for r in self.of.values() if r.turned is not None]
+
+    @property
+    def direct(self) -> bool:
+        """Whether an operand is multiplied as it landed."""
+        return len(self.turns) < len(self.of)
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()))
 
     @property
     def slots(self) -> int:
@@ -161,9 +191,9 @@ class _Rings:
 
 
 def _rings(tile: _Tile, config: Config) -> _Rings:
-    landed, free = Barrier("landed", config.stages), Barrier("free", config.stages)
     spread = _laned_lets((*tile.before, *tile.lets))
     made = {}
+    landed = Barrier("landed", config.stages)
     for var, box in tile.fetched.items():
         corners = [_whole(c, spread) for c in box.corner]
         stacked = {x for c in corners for x in lanes_of(c)}
@@ -175,8 +205,22 @@ def _rings(tile: _Tile, config: Config) -> _Rings:
             Fetch(box.tensor, tuple(_member(c, j, members) for c in corners),
                   replace(piece, member=Const(j)), landed, SLOT)
             for j in range(members))
-        made[var] = _Ring(buffer, piece, fetches)
-    return _Rings(made, landed, free)
+        made[var] = _Ring(buffer, piece, fetches, _turned(piece))
+    readers = len({r.turned is None for r in made.values()})
+    free = Barrier("free", config.stages, readers)
+    return _Rings(made, landed, free, Barrier("turned", config.stages), Barrier("taken", config.stages))
+
+
+def _turned(piece: Piece) -> Piece | None:
+    """Where a piece goes, K innermost, that the matrix unit does not take as it lies."""
+    if piece.dtype.bits <= 16:
+        return None
+    along, across = sorted(lanes_of(piece), key=lambda x: x.axis != LANE_AXES["k"])
+    if along in lanes_of(piece.within[-1]):
+        return None
+    buffer = Buffer(piece.buffer.name.replace("_ring", "_turned"), piece.dtype, piece.buffer.slots,
+                    (across.extent, along.extent))
+    return Piece(buffer, SLOT, ZERO, (across, along))
 
 
 def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
@@ -237,25 +281,40 @@ def _fetches(tile: _Tile, rings: _Rings) -> _Act:
     return _Act(_counters(1), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
+def _turns(tile: _Tile, rings: _Rings) -> _Act:
+    """Write what has landed to the same slot of another ring, K innermost. Before the first round
+    that slot has been taken."""
+    puts = [Put(r.turned, r.piece) for r in rings.turns if r.turned is not None]
+    step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
+               FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
+               FuncCall(ARRIVE, (rings.turned, SLOT, TRUE)),
+               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *_advance(rings.slots))
+    return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+
+
 def _products(tile: _Tile, rings: _Rings) -> _Act:
     """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
-    step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
+    ready = [b for b, there in ((rings.landed, rings.direct), (rings.turned, rings.turns)) if there]
+    read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
+    step = seq(*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
                FuncCall(DOT_ASYNC, (tile.acc.var, left, right)),
                FuncCall(DOT_WAIT, (ONE,)),
-               FuncCall(ARRIVE, (rings.free, last, tile.loop.var > 0)), *_advance(rings.slots))
+               *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read),
+               *_advance(rings.slots))
     after = [_Results().mutate(s) for s in tile.after]
     sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, replace(tile.loop, body=step, stages=0),
-                FuncCall(DOT_WAIT, (ZERO,)), FuncCall(ARRIVE, (rings.free, last, TRUE)), *after)
+                FuncCall(DOT_WAIT, (ZERO,)), *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
     return _Act(_counters(0), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
 def _operand(arg: Node, rings: _Rings) -> Piece:
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
-    return rings.of[var].piece
+    ring = rings.of[var]
+    return ring.piece if ring.turned is None else ring.turned
 
 
 def _advance(slots: int) -> list[Stmt]:
