@@ -16,7 +16,7 @@ from math import prod
 from transconv.algorithm import Algorithm
 from transconv.boxes import ROW, Box, box_of, turned
 from transconv.errors import ConfigError
-from transconv.packing import letters, over_copies, rows_of_channels, view_of
+from transconv.packing import CHANNELS, innermost, letters, lies_as_copied, over_copies, view_of
 from transconv.target import Target
 
 
@@ -39,7 +39,7 @@ class Config:
     a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
               element, ``box`` has the copy engine move rectangular pieces
     pack      ``a.c`` copies A before and C after by kernels of their own: the main kernel sees them
-              with channels innermost (see packing.py)
+              with channels innermost, f32 weights with those that are summed (see packing.py)
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
@@ -51,7 +51,8 @@ class Config:
     unroll    1 writes the steps of the sum out instead of looping
     stages    loop iterations whose loads are in flight; warps   warps per program
     via       ``tl`` leaves shared memory and waits to Triton; ``gluon`` has them written out, one more
-              warp fetches boxes while the others multiply straight from shared memory
+              warp fetches boxes while the others multiply straight from shared memory; f32 boxes
+              that do not lie along the sum are turned on the way by four warps more (see roles.py)
     """
 
     blocks: tuple[Block, ...] = ()
@@ -150,8 +151,9 @@ def _packs(c: Config, alg: Algorithm) -> str | None:
         view = view_of(alg, letter)
         if view is None:
             return f"pack={letter}, but {alg.name} has no second operand"
-        if rows_of_channels(view.tensor):
-            return (f"pack={letter}: {view.tensor.name} already has its channels innermost and rows "
+        if lies_as_copied(alg, letter):
+            which = "channels" if innermost(alg, letter) == CHANNELS else "summed channels"
+            return (f"pack={letter}: {view.tensor.name} already has its {which} innermost and rows "
                     "that begin at multiples of 16 bytes")
         if 0 in view.tensor.shape:
             return f"pack={letter}: {view.tensor.name} is empty"

@@ -14,7 +14,8 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps
+from transconv.boxes import ROW
+from transconv.config import Block, Config, k_steps, turned_bytes
 from transconv.cost import programs
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
@@ -22,12 +23,13 @@ from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
 BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
 FEWEST = 3  # one is read, one is waited for, one is filled
+FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are turned or filled
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 
 def explicit(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Configs worth asking about, legal or not."""
-    if "wgmma" not in target.features or alg.b is None or alg.a.tensor.dtype.bits != 16:
+    if "wgmma" not in target.features or alg.b is None:
         return
     wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
             for kind in "MNK"}
@@ -41,7 +43,7 @@ def _over_pixels(alg: Algorithm, target: Target,
                  wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
     columns, summed = run_of(wide["N"], alg), run_of(wide["K"], alg)
     whole = tuple(x.name for x in wide["M"])
-    for (m, n), k in itertools.product(SHAPES, extents(summed, 64)):
+    for (m, n), k in itertools.product(SHAPES, extents(summed, ROW // alg.a.tensor.dtype.bytes)):
         if n not in extents(columns):
             continue
         for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
@@ -55,7 +57,8 @@ def _summing_pixels(alg: Algorithm, target: Target,
                     wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
     rows, columns = _piles(alg, wide["M"]), run_of(wide["N"], alg)
     whole = tuple(x.name for x in wide["K"])
-    for (m, n), k in itertools.product(SHAPES, (64, 128)):
+    row = ROW // alg.a.tensor.dtype.bytes
+    for (m, n), k in itertools.product(SHAPES, (row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
@@ -83,12 +86,14 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algor
     """
     a, b = alg.a.tensor.dtype.bytes, alg.a.tensor.dtype.bytes
     room = target.shared_bytes - BARRIERS - (m * n * alg.c.tensor.dtype.bytes if c == "box" else 0)
-    stages = min(DEEPEST, room // (k * (m * a + n * b)))
-    if stages < FEWEST:
-        return
     swap = 1 if m >= n or alg.axes_of("K")[-1].role == "pixel" else 0
-    config = Config(blocks, a="box", b="box", c=c, swap=swap, stages=stages,
+    config = Config(blocks, a="box", b="box", c=c, swap=swap,
                     warps=8 if m * n > 128 * 128 else 4, via="gluon")
+    turned = turned_bytes(config, alg)
+    stages = min(DEEPEST, room // (k * (m * a + n * b) + turned))
+    if stages < (FEWEST_TURNED if turned else FEWEST):
+        return
+    config = replace(config, stages=stages)
     tiles, steps = programs(config, alg), k_steps(config, alg)
     waves = tiles / target.sms
     many = replace(config, programs=target.sms) if waves > 1 else config
