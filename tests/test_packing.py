@@ -307,7 +307,7 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=abx",
                                   "mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb",
-                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx"])
+                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx math=ieee"])
 def test_others_do_not(text: str) -> None:
     for prop in Prop:
         algorithm = algorithms(ConvProblem.parse(text), prop)[0]

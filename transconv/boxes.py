@@ -155,9 +155,9 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     """How many channels each box of a pile holds, 0 for a block that is no pile.
 
     A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
-    box: every tap looks at the same pixels from another corner. An explicit kernel fetches one box
-    of up to 128 bytes of channels (a row of shared memory) per tap and lays them side by side; rows of less
-    than 32 bytes have no layout that could be read across boxes.
+    box: every tap looks at the same pixels from another corner. An explicit kernel fetches boxes of
+    up to 128 bytes of channels (a row of shared memory) per tap and lays them side by side; rows of
+    less than 32 bytes have no layout that could be read across boxes.
     """
     *taps, channel = block.axes
     roles = {x.name: x.role for x in algorithm.axes}

@@ -103,9 +103,9 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
     if even and kind != "depthwise":  # pitches of whole 16 bytes, as the copy engine wants them
         ic, oc = (g * max(16, c // g // 16 * 16) for c in (ic, oc))
     made = ConvProblem.make(mb, ic, oc, i, k, stride, dilation, pad, o=o, g=g,
-                            dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16")) * even, prop))
+                            dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16", "f32")) * even, prop))
     if made.src.dtype.name == "f32":
-        made = replace(made, math=rng.choice(MATHS))
+        made = replace(made, math="tf32" if even else rng.choice(MATHS))
     return made.with_layout(_layouts(rng, made, prop, even))
 
 
