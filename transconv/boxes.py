@@ -166,6 +166,9 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
             or view is algorithm.c):
         return 0
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
+    inner = {b.dim for b in view.tensor.layout.blocks if b.stride == 1}
+    if not any(Var(channel) in free_vars(view.dims[d].coord) for d in inner):
+        return 0
     if not any(roles[x.name] == "pixel" and x.name in seen for x in algorithm.axes_of("K")):
         return 0
     wide = min(block.extent, ROW // view.tensor.dtype.bytes)

@@ -39,7 +39,7 @@ class Config:
     a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
               element, ``box`` has the copy engine move rectangular pieces
     pack      ``a.c`` copies A before and C after by kernels of their own: the main kernel sees them
-              with channels innermost, f32 weights with those that are summed (see packing.py)
+              with channels innermost, f32 with the channels or images that are summed (see packing.py)
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
@@ -152,7 +152,8 @@ def _packs(c: Config, alg: Algorithm) -> str | None:
         if view is None:
             return f"pack={letter}, but {alg.name} has no second operand"
         if lies_as_copied(alg, letter):
-            which = "channels" if innermost(alg, letter) == CHANNELS else "summed channels"
+            inner = innermost(alg, letter)
+            which = "channels" if inner == CHANNELS else f"summed {view.tensor.dims[inner]}"
             return (f"pack={letter}: {view.tensor.name} already has its {which} innermost and rows "
                     "that begin at multiples of 16 bytes")
         if 0 in view.tensor.shape:

@@ -18,7 +18,7 @@ from transconv.boxes import ROW
 from transconv.config import Block, Config, k_steps, turned_bytes
 from transconv.cost import programs
 from transconv.target import Target
-from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
+from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings
 
 BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
@@ -62,7 +62,7 @@ def _summing_pixels(alg: Algorithm, target: Target,
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
-            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
                          *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
                 yield from _words(blocks, m, n, k, "gather", alg, target)

@@ -20,7 +20,7 @@ from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.packing import is_copy, lies_as_copied, over_copies
 from transconv.target import Target
-from transconv.tiling import extents, fusable, rows_of_pixels, run_of, tilings
+from transconv.tiling import extents, fusable, rows_of_pixels, run_of, summed_rows, tilings
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
@@ -146,7 +146,7 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
     elif pixels["K"]:
         whole = tuple(x.name for x in wide["K"])
         for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
-            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
                            *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, alg, target)

@@ -6,10 +6,11 @@ main kernel looks at the copy through the same view:
     pack=a      src[mb, ic, ih, iw]  -- pack_src -->  src_packed[mb, ih, iw, ic]  -- main -->  dst
     pack=a.c    ... main -->  dst_packed[mb, oh, ow, oc]  -- unpack_dst -->  dst[mb, oc, oh, ow]
 
-The matrix unit reads operands of 32 bits along the sum only. Weights whose sum runs over their output
-channels are then copied with those innermost, once per call:
+The matrix unit reads operands of 32 bits along the sum only. What is summed over output channels of
+weights, or over images, is then copied with those innermost:
 
     pack=b      wei[oc, kh, kw, ic]   -- pack_wei -->  wei_packed[ic, kh, kw, oc]  -- main -->  src
+    pack=a.b    src[mb, ih, iw, ic]   -- pack_src -->  src_packed[ic, ih, iw, mb]  -- main -->  wei
 
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
 through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
@@ -31,16 +32,17 @@ PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
 
 
 CHANNELS = 1  # the dimension of every tensor that a copy has innermost, as a rule
+IMAGES = 32  # fewer do not fill a row of shared memory
 
 
 def innermost(algorithm: Algorithm, letter: str) -> int:
-    """The dimension that lies innermost in the copy of an operand: its channels, but of f32 weights
-    for the matrix unit those that are summed."""
+    """The dimension that lies innermost in the copy of an operand: its channels, but of f32 for the
+    matrix unit, which reads along the sum, the outer one of the first two if that is summed."""
     view = view_of(algorithm, letter)
     assert view is not None, f"{algorithm.name} has no operand {letter}"
     if letter == "c" or algorithm.math == "ieee" or view.tensor.dtype.name != "f32":
         return CHANNELS
-    summed = {x.var for x in algorithm.axes_of("K") if x.role == "channel"}
+    summed = {x.var for x in algorithm.axes_of("K") if x.role == "channel" or x.size >= IMAGES}
     return 0 if summed & free_vars(view.dims[0].coord) else CHANNELS
 
 

@@ -139,7 +139,7 @@ def _take_apart(body: Stmt) -> _Tile:
     if at is None:  # a sum of one step, which has been written out
         at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.name == "dot")
         end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
-        once = For(Var("step"), 1, seq(*parts[first:end]))
+        once = For(Var("once"), 1, seq(*parts[first:end]))
         parts = (*parts[:first], once, *parts[end:])
         at = first
     loop = parts[at]
