@@ -24,6 +24,7 @@ BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
 FEWEST = 3  # one is read, one is waited for, one is filled
 FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are turned or filled
+SMALL = (64, 64)  # worth it where turning costs more than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 
@@ -58,7 +59,8 @@ def _summing_pixels(alg: Algorithm, target: Target,
     rows, columns = _piles(alg, wide["M"]), run_of(wide["N"], alg)
     whole = tuple(x.name for x in wide["K"])
     row = ROW // alg.a.tensor.dtype.bytes
-    for (m, n), k in itertools.product(SHAPES, (row, 2 * row)):
+    shapes = SHAPES if alg.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
+    for (m, n), k in itertools.product(shapes, (row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
