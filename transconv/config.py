@@ -236,7 +236,7 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
         per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
         per_stage += turned_bytes(c, alg)
         need = per_stage * max(1, c.stages)
-        need += m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
+        need += m * n * alg.c.tensor.dtype.bytes if c.c == "box" or _reordered(c, alg) else 0
         if need > target.shared_bytes:
             twice = ", with what is turned" if turned_bytes(c, alg) else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
@@ -244,6 +244,12 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None
+
+
+def _reordered(c: Config, alg: Algorithm) -> bool:
+    """Whether Triton keeps room beside the operands' to bring a result into the order of its stores:
+    the loads of a program's next tile are under way by then. (Results of 16 bits have had room.)"""
+    return c.via == "tl" and c.programs > 0 and alg.c.tensor.dtype.bits > 16
 
 
 def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
