@@ -53,6 +53,25 @@ CASES = [
     ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}"),
 ]
 
+# f32: what lies along K is multiplied as it landed, everything else is turned first.
+TURNED = [
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3", []),
+    ("mb2ic32ih8oc16oh8kh3ph1", BWD_D, f"mb:1 ih:8 iw:8 ic:16 oc:16 | {ROLE} stages=3", ["wei"]),
+    ("mb2ic64ih8oc24oh8kh3ph1", BWD_D, f"ih:4 iw:4 ic:64 oc:32 | {ROLE} c=box swap=1 stages=2 programs=3",
+     ["wei"]),
+    ("mb2ic16ih8oc32oh4kh3sh2ph1", BWD_D, f"mb:2 qh:8 qw:4 oc:16 ic:16 | {ROLE} c=box", ["wei"]),
+    ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:32 oh:4 ow:4 | {ROLE}", ["src", "dst"]),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:8 | {ROLE} swap=1 split_k=2 programs=3",
+     ["src", "dst"]),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=2",
+     ["src", "dst"]),
+    ("g2mb2ic64ih8oc128oh8kh3ph1", BWD_W, f"kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 programs=5",
+     ["src", "dst"]),
+    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1",
+     ["src", "dst"]),
+    ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}", ["src", "dst"]),
+]
+
 
 def kernels(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
     steps = plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
@@ -77,7 +96,21 @@ def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
 @pytest.mark.parametrize(("text", "prop", "config"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
                                                                   enumerate(CASES)])
 def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, config: str) -> None:
-    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, config)
+
+
+@pytest.mark.parametrize(("text", "prop", "config", "turned"), TURNED,
+                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)])
+def test_what_lies_across_the_sum_is_turned(text: str, prop: Prop, config: str,
+                                            turned: list[str]) -> None:
+    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, config)
+    rings = [s.what.name for s in ir.find(launches[0], ir.Shared)]
+    assert [r for r in rings if r.endswith("_turned")] == [f"{t}_turned" for t in turned]
+    assert ("turns" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(turned)
+
+
+def right_in_any_order(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
+    """The kernels of an explicit config, whose answer is the reference's whoever goes first."""
     rng = np.random.default_rng(0)
     values = {n: integers(rng, shapes(p)[n], 2) for n in ROLES[prop][:2]}
     expected = convolve(p, prop, values[ROLES[prop][0]], values[ROLES[prop][1]])
@@ -87,6 +120,50 @@ def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, config: s
     assert ir.find(launches[0], ir.Roles)
     for seed in range(3):
         assert np.array_equal(answer(p, prop, launches, seed, values), expected)
+    return launches
+
+
+class _Without(ir.Mutator):
+    """A kernel without the functions of one name, or those of them that are about one barrier."""
+
+    def __init__(self, name: str, barrier: str = "") -> None:
+        self.name, self.barrier = name, barrier
+
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt | None:
+        about = getattr(at.args[0], "name", "") if at.args else ""
+        return None if at.func.name == self.name and about == self.barrier else at
+
+
+@pytest.mark.parametrize(("name", "barrier", "said"), [
+    ("fence", "", "is multiplied before it is fenced"),
+    ("wait", "taken", "is written"),
+    ("wait", "landed", "is used"),
+    ("wait", "turned", "is used and nothing is in it"),
+    ("arrive", "turned", "the roles wait for one another"),
+])
+def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said: str) -> None:
+    text, prop, config, _ = TURNED[4]
+    p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
+    rng = np.random.default_rng(0)
+    values = {n: integers(rng, shapes(p)[n], 2) for n in ROLES[prop][:2]}
+    broken = [_Without(name, barrier).mutate(k) for k in kernels(p, prop, config)]
+    with pytest.raises(ir.InterpError, match=said):
+        for seed in range(20):
+            answer(p, prop, broken, seed, values)
+
+
+@pytest.mark.parametrize(("math", "k", "said"), [
+    ("ieee", 32, "multiplies f32 as tf32 alone, not ieee"),
+    ("tf32x3", 32, "multiplies f32 as tf32 alone, not tf32x3"),
+    ("tf32", 64, "is turned in rows of 128 bytes"),
+    ("tf32", 32, ""),
+])
+def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None:
+    p = ConvProblem.parse(f"mb8ic64ih8oc64oh8kh3ph1 dt=f32 tag=axb math={math}")
+    config = Config.parse(f"ic:64 oc:64 mb:{k // 16} oh:4 ow:4 | {ROLE} stages=2")
+    (algorithm,) = algorithms(p, BWD_W)
+    reason = why_not(config, algorithm, SM90)
+    assert (said in reason) if said and reason else reason is None and not said
 
 
 def test_no_branch_for_whole_tiles_that_nobody_has() -> None:

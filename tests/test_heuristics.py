@@ -14,8 +14,9 @@ from bench import fit
 from tests.strategies import problems
 from transconv import compiler, cost, heuristics
 from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Block, Config, k_steps, why_not
+from transconv.config import Block, Config, k_steps, turned_bytes, why_not
 from transconv.epilogue import Epilogue
+from transconv.packing import over_copies
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 
@@ -116,6 +117,36 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
 
+@pytest.mark.parametrize(("shape", "prop", "pack", "turned"), [
+    ("mb32ic256ih14oc256oh14kh3ph1", Prop.FWD, "", False),
+    ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_D, "b", False),  # weights are copied quickly
+    ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_W, "a.b", False),  # short rows of images
+    ("mb32ic64ih56oc64oh56kh3ph1", Prop.BWD_W, "", True),  # copies would take as long as products
+    ("mb32ic64ih56oc256oh56kh1", Prop.BWD_W, "", True),
+    ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # two images are no row
+])
+def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack: str,
+                                                    turned: bool) -> None:
+    text = f"{shape} dt=f32 tag=axb"
+    best = first(text, prop)
+    assert (best.a, best.b, best.pack) == ("box", "box", pack)
+    alg = over_copies(algorithm(text, prop), pack)
+    assert bool(turned_bytes(best, alg)) == turned
+    assert first(f"{text} math=ieee", prop).a == "gather"
+    assert first(text, prop, "sm_80").a == "gather"
+
+
+def test_gathering_across_the_sum_costs_more() -> None:
+    """f32 weights of the data gradient go to shared memory element by element, 16-bit ones do not."""
+    config = Config.parse("mb.ih.iw:128 ic:128 oc:32 | mma | a=gather b=gather | stages=3 warps=8")
+    def cost_of(words: str, target: str = "sm_90", prop: Prop = Prop.BWD_D) -> float:
+        alg = algorithm(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
+        return cost.estimate(config, alg, TARGETS[target])
+    assert cost_of("dt=f32") > 1.3 * cost_of("dt=f32 math=ieee")
+    assert cost_of("dt=f32", "sm_80") == cost_of("dt=f32 math=ieee", "sm_80")
+    assert cost_of("dt=bf16") == cost_of("dt=bf16 math=ieee")
+
+
 def test_long_sums_are_split_to_fill_the_chip() -> None:
     """64x64 results of 9 taps are 9 tiles of a sum over 401408 pixels."""
     alg = algorithm("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
@@ -139,7 +170,7 @@ def tile_of(config: Config) -> int:
 
 
 def test_summed_pixels_are_also_tiled_without_divisions() -> None:
-    alg = algorithm("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc", Prop.BWD_W)
+    alg = algorithm("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc math=ieee", Prop.BWD_W)
     found = heuristics.candidates(alg, SM90)
     gathered = [c for c in found if c.a == c.b == "gather"]
     assert any(all(len(b.axes) == 1 for b in c.blocks) for c in gathered)

@@ -22,7 +22,16 @@ from transconv.ir import Kernel, Layout, Tensor, f16, f32
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
-from transconv.packing import copies, copy_of, is_copy, over_copies, rows_of_channels
+from transconv.packing import (
+    copies,
+    copy_of,
+    innermost,
+    is_copy,
+    lies_as_copied,
+    over_copies,
+    rows_of_channels,
+    workspaces,
+)
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
@@ -97,6 +106,54 @@ def test_boxes_over_copies(text: str, prop: Prop, config: str) -> None:
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
+# f32 for the matrix unit: what is summed lies innermost, output channels of weights and images too.
+SUMMED = [
+    ("mb4ic24ih7oc16oh7kh3ph1", BWD_D, f"mb:2 ih:2 iw:4 oc:16 ic:16 | {BOXED} pack=b", {"wei": 0}),
+    ("g2mb4ic32ih8oc40oh4kh3sh2ph1", BWD_D, "mb:2 qh:2 qw:4 oc:16 ic:16 | pack=b", {"wei": 0}),
+    ("mb2ic64ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:64 oc:32 | {BOXED} pack=b stages=2 via=gluon",
+     {"wei": 0}),
+    ("mb32ic16ih3oc24oh3kh3ph1", BWD_W, f"mb:32 oc:16 ic:16 | {BOXED} pack=a.b", {"src": 0, "dst": 0}),
+    ("mb32ic64ih3oc32oh2kh3sh2ph1", BWD_W, f"mb:32 oc:32 ic:64 | {BOXED} pack=a.b via=gluon stages=2 "
+     "swap=0", {"src": 0, "dst": 0}),
+    ("mb32ic64ih2oc32oh2kh1", BWD_W, "mb:16 oc:32 ic:64 | pack=b split_k=3", {"dst": 0}),
+]
+
+
+@pytest.mark.parametrize("tag", ["abx", "axb"])
+@pytest.mark.parametrize(("text", "prop", "config", "inner"), SUMMED,
+                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)])
+def test_what_is_summed_lies_innermost(text: str, prop: Prop, config: str, inner: dict[str, int],
+                                       tag: str) -> None:
+    p = ConvProblem.parse(f"{text} dt=f32 tag={tag}")
+    chosen = Config.parse(config)
+    if tag == "abx" and prop is BWD_D and "box" in config:
+        chosen = replace(chosen, pack="a.b")
+    steps = compiler.plan_steps(p, prop, SM90, chosen, Epilogue())
+    assert wrong_stages(p, prop, launches_of(steps)) == []
+    made = {a.c.tensor.name: a.c.tensor.layout.strides() for a, _ in steps if a.name.startswith("pack_")}
+    for name, dim in inner.items():
+        assert made[f"{name}_packed"][dim] == 1
+
+
+@pytest.mark.parametrize(("text", "prop", "letter", "inner"), [
+    ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "a", 0),
+    ("mb31ic32ih8oc32oh8kh3ph1", BWD_W, "a", 1),  # a row is not full
+    ("mb32ic32ih8oc32oh8kh3ph1 dt=bf16", BWD_W, "a", 1),  # read along either side
+    ("mb32ic32ih8oc32oh8kh3ph1 math=ieee", BWD_W, "a", 1),  # not for the matrix unit
+    ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "c", 1),
+    ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "b", 0),
+    ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "a", 1),  # its summed channels are its channels
+    ("mb32ic32ih8oc32oh8kh3ph1", FWD, "a", 1),
+    ("mb32ic32ih8oc32oh8kh3ph1", FWD, "b", 1),
+])
+def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: int) -> None:
+    algorithm = algorithms(ConvProblem.parse(f"{text}"), prop)[0]
+    (tensor,) = workspaces(algorithm, letter, 1)
+    strides = tensor.layout.strides()
+    assert strides is not None and strides[inner] == 1
+    assert lies_as_copied(over_copies(algorithm, letter), letter)
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
           report_multiple_bugs=False, phases=PHASES)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
@@ -127,7 +184,7 @@ def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: 
     config = replace(config, blocks=small)
     whole = {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
     assert whole is not None
-    here, there = whole.tensor, copy_of(whole.tensor)
+    here, there = whole.tensor, copy_of(whole.tensor, innermost(algorithm, letter))
     values = integers(np.random.default_rng(1), here.shape, 2)
     source, target = (there, here) if letter == "c" else (here, there)
     for stage, kernel in compiler.lower(copy, config, SM90, "copy"):
@@ -307,7 +364,7 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=abx",
                                   "mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb",
-                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx"])
+                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx math=ieee"])
 def test_others_do_not(text: str) -> None:
     for prop in Prop:
         algorithm = algorithms(ConvProblem.parse(text), prop)[0]

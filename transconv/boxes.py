@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
+ROW = 128  # bytes of a row of shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,9 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     """How many channels each box of a pile holds, 0 for a block that is no pile.
 
     A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
-    box: every tap looks at the same pixels from another corner. An explicit kernel fetches one box
-    of up to 64 channels (a row of shared memory) per tap and lays them side by side; rows of less
-    than 32 bytes have no layout that could be read across boxes.
+    box: every tap looks at the same pixels from another corner. An explicit kernel fetches boxes of
+    up to 128 bytes of channels (a row of shared memory) per tap and lays them side by side; rows of
+    less than 32 bytes have no layout that could be read across boxes.
     """
     *taps, channel = block.axes
     roles = {x.name: x.role for x in algorithm.axes}
@@ -165,12 +166,31 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
             or view is algorithm.c):
         return 0
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
+    inner = {b.dim for b in view.tensor.layout.blocks if b.stride == 1}
+    if not any(Var(channel) in free_vars(view.dims[d].coord) for d in inner):
+        return 0
     if not any(roles[x.name] == "pixel" and x.name in seen for x in algorithm.axes_of("K")):
         return 0
-    wide = min(block.extent, 64)
+    wide = min(block.extent, ROW // view.tensor.dtype.bytes)
     while algorithm.size(channel) % wide:
         wide //= 2
     return wide if wide * view.tensor.dtype.bytes >= 32 else 0
+
+
+def turned(view: View, config: Config, algorithm: Algorithm) -> bool:
+    """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
+
+    The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K
+    only. A box of the latter whose innermost dimension is not summed (pixels times channels, where
+    pixels are summed) is written once more with K innermost, by warps that do nothing else.
+    """
+    if config.via != "gluon" or view.tensor.dtype.bits <= 16:
+        return False
+    box = box_of(view, config, algorithm)
+    if isinstance(box, str):
+        return False
+    inner = box.moving[-1]
+    return inner is not None and algorithm.kind(inner.name.partition("_")[0]) != "K"
 
 
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:

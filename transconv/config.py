@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.boxes import Box, box_of
+from transconv.boxes import ROW, Box, box_of, turned
 from transconv.errors import ConfigError
-from transconv.packing import letters, over_copies, rows_of_channels, view_of
+from transconv.packing import CHANNELS, innermost, letters, lies_as_copied, over_copies, view_of
 from transconv.target import Target
 
 
@@ -39,7 +39,7 @@ class Config:
     a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
               element, ``box`` has the copy engine move rectangular pieces
     pack      ``a.c`` copies A before and C after by kernels of their own: the main kernel sees them
-              with channels innermost (see packing.py)
+              with channels innermost, f32 with the channels or images that are summed (see packing.py)
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
@@ -53,7 +53,8 @@ class Config:
               while the other stores (explicit kernels that are given several tiles each)
     stages    loop iterations whose loads are in flight; warps   warps per program (of each team)
     via       ``tl`` leaves shared memory and waits to Triton; ``gluon`` has them written out, one more
-              warp fetches boxes while the others multiply straight from shared memory
+              warp fetches boxes while the others multiply straight from shared memory; f32 boxes
+              that do not lie along the sum are turned on the way by four warps more (see roles.py)
     """
 
     blocks: tuple[Block, ...] = ()
@@ -153,8 +154,10 @@ def _packs(c: Config, alg: Algorithm) -> str | None:
         view = view_of(alg, letter)
         if view is None:
             return f"pack={letter}, but {alg.name} has no second operand"
-        if rows_of_channels(view.tensor):
-            return (f"pack={letter}: {view.tensor.name} already has its channels innermost and rows "
+        if lies_as_copied(alg, letter):
+            inner = innermost(alg, letter)
+            which = "channels" if inner == CHANNELS else f"summed {view.tensor.dims[inner]}"
+            return (f"pack={letter}: {view.tensor.name} already has its {which} innermost and rows "
                     "that begin at multiples of 16 bytes")
         if 0 in view.tensor.shape:
             return f"pack={letter}: {view.tensor.name} is empty"
@@ -234,14 +237,23 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
                 f"{c.warps} warps have 224 to give")
     if c.unit == "mma" and alg.b is not None:
         per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
+        per_stage += turned_bytes(c, alg)
         need = per_stage * max(1, c.stages)
-        need += c.teams * m * n * alg.c.tensor.dtype.bytes if c.c == "box" else 0
+        held = c.c == "box" or _reordered(c, alg)
+        need += c.teams * m * n * alg.c.tensor.dtype.bytes if held else 0
         if need > target.shared_bytes:
-            return (f"{c.stages} stages of {m}x{k} and {k}x{n} need {need} bytes of shared memory, "
-                    f"{target.name} has {target.shared_bytes}")
+            twice = ", with what is turned" if turned_bytes(c, alg) else ""
+            return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
+                    f"memory, {target.name} has {target.shared_bytes}")
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None
+
+
+def _reordered(c: Config, alg: Algorithm) -> bool:
+    """Whether Triton keeps room beside the operands' to bring a result into the order of its stores:
+    the loads of a program's next tile are under way by then. (Results of 16 bits have had room.)"""
+    return c.via == "tl" and c.programs > 0 and alg.c.tensor.dtype.bits > 16
 
 
 def _split(c: Config, alg: Algorithm, target: Target) -> str | None:
@@ -315,8 +327,11 @@ def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
         return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
-    if alg.a.tensor.dtype.bits != 16:
-        return f"via=gluon: the matrix unit takes {alg.a.tensor.dtype} only along K, boxes are not so"
+    dtype = alg.a.tensor.dtype
+    if dtype.bits != 16 and dtype.name != "f32":
+        return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
+    if dtype.name == "f32" and alg.math != "tf32":
+        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {alg.math}"
     if c.unroll:
         return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
     left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
@@ -326,6 +341,9 @@ def _explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
     if tile(c, alg, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
+    if turned_bytes(c, alg) and tile(c, alg, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, alg, 'K')} steps of "
+                "the sum are more")
     steps = k_steps(c, alg)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
@@ -343,6 +361,8 @@ def _teams(c: Config, alg: Algorithm, target: Target) -> str | None:
         return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
     if c.warps != 4:
         return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
+    if turned_bytes(c, alg):
+        return "teams=2: operands are turned on the way here, which leaves no registers for two teams"
     if c.reduce == "stream":
         return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
     tiles, steps = programs(c, alg), k_steps(c, alg)
@@ -363,6 +383,14 @@ def programs(config: Config, alg: Algorithm) -> int:
                 found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
         found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
     return max(1, found)
+
+
+def turned_bytes(c: Config, alg: Algorithm) -> int:
+    """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
+    k = tile(c, alg, "K")
+    return sum(tile(c, alg, kind) * k * view.tensor.dtype.bytes
+               for kind, view in (("M", alg.a), ("N", alg.b))
+               if view is not None and turned(view, c, alg))
 
 
 def k_steps(c: Config, alg: Algorithm) -> int:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.config import Block, Config, k_steps, programs, tile
+from transconv.config import Block, Config, k_steps, programs, tile, turned_bytes
 from transconv.ir import Const, Expr, View
 from transconv.ir.visit import substitute
 from transconv.packing import copies, over_copies, share
@@ -51,6 +51,8 @@ class Constants:
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
     baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
+    across_ns: float = 0.15  # more for one across the sum, where f32 must lie along it: 4 bytes each
+    shared_gbs: float = 190.0  # of a multiprocessor's shared memory, GB/s; bounds what turns operands
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
 
@@ -75,6 +77,7 @@ class Fetch:
     row: float  # bytes that follow one another in memory
     ahead: bool = True  # whether it can be under way while earlier ones are multiplied
     alone: bool = False  # whether every element has gaps on both sides
+    across: bool = False  # whether it is written across its rows, for a unit that reads along K only
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Work:
     traffic: int  # bytes that cross the memory's pins at least
     partial: int  # bytes of the partial sums, written and read again
     bits: int  # of an operand's element
+    turned: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
 
 
 def estimate(config: Config, alg: Algorithm, target: Target,
@@ -138,7 +142,8 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
     m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
     views = [v for v in (alg.a, alg.b) if v is not None]
     words = (config.a, config.b)
-    fetched = tuple(_fetch(v, config, alg, word) for v, word in zip(views, words, strict=False))
+    along = _only_along(config, alg, target)
+    fetched = tuple(_fetch(v, config, alg, word, along) for v, word in zip(views, words, strict=False))
     results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
     blocks = [b for b in config.blocks if alg.kind(b.axes[0]) == "K"]
     return Work(
@@ -151,7 +156,14 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
         traffic=sum(_touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
-        bits=alg.a.tensor.dtype.bits)
+        bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg))
+
+
+def _only_along(config: Config, alg: Algorithm, target: Target) -> bool:
+    """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
+    can see to that. Asynchronous units do so with operands of more than 16 bits."""
+    return (config.unit == "mma" and config.via == "tl" and alg.a.tensor.dtype.name == "f32"
+            and alg.math != "ieee" and bool({"wgmma", "tcgen05"} & target.features))
 
 
 def _partials(config: Config, alg: Algorithm, results: int, tile_of_c: int) -> int:
@@ -173,7 +185,7 @@ def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: i
     if config.unit == "mma" and alg.b is not None:
         a, b = alg.a.tensor.dtype.bytes, alg.b.tensor.dtype.bytes
         m, n = (tile(config, alg, kind) for kind in "MN")
-        shared = config.stages * k * (m * a + n * b) + 1024
+        shared = config.stages * (k * (m * a + n * b) + turned_bytes(config, alg)) + 1024
         shared += results * alg.c.tensor.dtype.bytes if config.c == "box" else 0
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
@@ -209,19 +221,27 @@ def axis_strides(view: View, alg: Algorithm) -> dict[str, int]:
     return found | {"": first}
 
 
+def along_sum(view: View, alg: Algorithm) -> bool:
+    """Whether neighbours in memory are neighbours in the sum."""
+    strides = axis_strides(view, alg)
+    return any(strides[x.name] == 1 for x in alg.axes_of("K") if x.size > 1)
+
+
 def _value(e: Expr) -> int:
     e = simplify(e)
     assert isinstance(e, Const), e
     return int(e.value)
 
 
-def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
+def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bool = False) -> Fetch:
     """What it takes to move a view's tile once."""
     strides = axis_strides(view, alg)
     blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
     found = min((_row(strides, b, alg, size) for b in blocks), default=_Row(SECTOR, SECTOR))
+    if only_along and not along_sum(view, alg):
+        return Fetch(elements * max(size, found.each), elements, found.bytes, across=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
@@ -324,6 +344,7 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     fetch /= c.fetch_gbs
     fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
+    fetch += sum(f.accesses for f in w.fetched if f.across) * c.across_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
     in_flight = max(1, w.steps if config.unroll else config.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
@@ -331,4 +352,16 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     if config.unit == "fma":  # the cores that multiply also compute addresses, and then they wait
         work = multiply + fetch
         return max(work, (work + late) / together) + wait
-    return max(multiply, fetch, late / together) + wait
+    return max(multiply, fetch, late / together, _turning_ns(w, config, c)) + wait
+
+
+def _turning_ns(w: Work, config: Config, c: Constants) -> float:
+    """What a step moves through shared memory where operands are turned there: what lands, what is
+    read and written again, and what the products read (rows for up to 128 or 256 columns at a time,
+    columns once for 64 rows)."""
+    if not w.turned:
+        return 0.0
+    landed = (w.left + w.right) * w.k * w.bits / 8
+    wide = 256 if config.warps == 4 else 128
+    read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
+    return (landed + 2 * w.turned + read) / c.shared_gbs

@@ -14,19 +14,22 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps, programs
+from transconv.boxes import ROW
+from transconv.config import Block, Config, k_steps, programs, turned_bytes
 from transconv.target import Target
-from transconv.tiling import Run, extents, rows_of_pixels, run_of, tilings
+from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings
 
 BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
 FEWEST = 3  # one is read, one is waited for, one is filled
+FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are turned or filled
+SMALL = (64, 64)  # worth it where turning costs more than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 
 def explicit(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Configs worth asking about, legal or not."""
-    if "wgmma" not in target.features or alg.b is None or alg.a.tensor.dtype.bits != 16:
+    if "wgmma" not in target.features or alg.b is None:
         return
     wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
             for kind in "MNK"}
@@ -40,7 +43,7 @@ def _over_pixels(alg: Algorithm, target: Target,
                  wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
     columns, summed = run_of(wide["N"], alg), run_of(wide["K"], alg)
     whole = tuple(x.name for x in wide["M"])
-    for (m, n), k in itertools.product(SHAPES, extents(summed, 64)):
+    for (m, n), k in itertools.product(SHAPES, extents(summed, ROW // alg.a.tensor.dtype.bytes)):
         if n not in extents(columns):
             continue
         for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
@@ -54,11 +57,13 @@ def _summing_pixels(alg: Algorithm, target: Target,
                     wide: dict[str, tuple[Axis, ...]]) -> Iterator[Config]:
     rows, columns = _piles(alg, wide["M"]), run_of(wide["N"], alg)
     whole = tuple(x.name for x in wide["K"])
-    for (m, n), k in itertools.product(SHAPES, (64, 128)):
+    row = ROW // alg.a.tensor.dtype.bytes
+    shapes = SHAPES if alg.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
+    for (m, n), k in itertools.product(shapes, (row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
-            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
                          *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
                 yield from _words(blocks, m, n, k, "gather", alg, target)
@@ -81,9 +86,11 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algor
     a sum over pixels the side whose neighbours are neighbours in memory is, for the stores' sake.
     """
     swap = 1 if m >= n or alg.axes_of("K")[-1].role == "pixel" else 0
-    config = Config(blocks, a="box", b="box", c=c, swap=swap, stages=_stages(m, n, k, c, 1, alg, target),
-                    warps=8 if m * n > 128 * 128 else 4, via="gluon")
-    if config.stages < FEWEST:
+    config = Config(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
+                    via="gluon")
+    turned = turned_bytes(config, alg)
+    config = replace(config, stages=_stages(m, n, k, c, 1, turned, alg, target))
+    if config.stages < (FEWEST_TURNED if turned else FEWEST):
         return
     tiles, steps = programs(config, alg), k_steps(config, alg)
     waves = tiles / target.sms
@@ -101,13 +108,15 @@ def _persistent(config: Config, m: int, n: int, k: int, alg: Algorithm,
                 target: Target) -> Iterator[Config]:
     """A program for every multiprocessor; its warps all at one tile, or two teams of them in turns."""
     yield replace(config, programs=target.sms)
-    stages = _stages(m, n, k, config.c, 2, alg, target)
-    if config.warps == 4 and stages >= FEWEST:
+    stages = _stages(m, n, k, config.c, 2, 0, alg, target)
+    if config.warps == 4 and stages >= FEWEST and not turned_bytes(config, alg):
         yield replace(config, programs=target.sms, teams=2, stages=stages)
 
 
-def _stages(m: int, n: int, k: int, c: str, teams: int, alg: Algorithm, target: Target) -> int:
-    """As many as fit beside the tiles that wait to be stored."""
+def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, alg: Algorithm,
+            target: Target) -> int:
+    """As many as fit beside the tiles that wait to be stored; ``turned``: the bytes of a step that are
+    written once more."""
     waiting = teams * m * n * alg.c.tensor.dtype.bytes if c == "box" else 0
-    stage = k * (m + n) * alg.a.tensor.dtype.bytes
+    stage = k * (m + n) * alg.a.tensor.dtype.bytes + turned
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting) // stage)

@@ -13,13 +13,14 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
+from transconv.boxes import ROW
 from transconv.config import Block, Config, k_steps, programs, why_not
-from transconv.cost import axis_strides, estimate
+from transconv.cost import along_sum, axis_strides, estimate
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
-from transconv.packing import is_copy, over_copies, rows_of_channels
+from transconv.packing import is_copy, lies_as_copied, over_copies
 from transconv.target import Target
-from transconv.tiling import extents, fusable, rows_of_pixels, run_of, tilings
+from transconv.tiling import extents, fusable, rows_of_pixels, run_of, summed_rows, tilings
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
@@ -62,7 +63,9 @@ def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
               and rows and columns and summed and _worth_the_matrix_unit(alg))
     if matrix:
         yield from _matrix(alg, target)
-        if "box" in target.features and alg.a.tensor.dtype.bits == 16:
+        if "box" in target.features and (
+                alg.a.tensor.dtype.bits == 16
+                or alg.a.tensor.dtype.name == "f32" and alg.math == "tf32"):
             yield from _boxes(alg, target)
             yield from explicit(alg, target)
             yield from _packed(alg, target)
@@ -122,8 +125,12 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
 
 def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Pixels as boxes on the right side of the product, the other operand as its left side."""
+    bits = alg.a.tensor.dtype.bits
+    if bits > 16 and not all(along_sum(v, alg) for v in (alg.a, alg.b) if v is not None):
+        return  # Triton would turn them through registers, with every step of the sum
     wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
             for kind in "MNK"}
+    depth = ROW * 8 // bits
     pixels = {kind: all(x.role == "pixel" for x in wide[kind]) for kind in "MNK"}
     runs = {kind: run_of(wide[kind], alg) for kind in "MNK"}
     if pixels["M"]:
@@ -131,15 +138,15 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
         for summed in dict.fromkeys((runs["K"], innermost)):
             for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
-                                             extents(summed, 64)):
+                                             extents(summed, depth)):
                 for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
                                *rows_of_pixels(wide["M"], m, alg.c.tensor)]:
                     blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
                     yield from _box_words(blocks, m, n, alg, target)
     elif pixels["K"]:
         whole = tuple(x.name for x in wide["K"])
-        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (64,)):
-            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
                            *rows_of_pixels(wide["K"], k, alg.a.tensor)]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, alg, target)
@@ -174,7 +181,7 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
     """The same over copies with channels innermost, where the tensors do not lie so."""
     views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
     apart = [letter for letter, view in views if view is not None
-             and not rows_of_channels(view.tensor) and 0 not in view.tensor.shape]
+             and not lies_as_copied(alg, letter) and 0 not in view.tensor.shape]
     if any(view is not None and view.tensor.shape[1] < FEW_CHANNELS for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")

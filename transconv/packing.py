@@ -6,6 +6,12 @@ main kernel looks at the copy through the same view:
     pack=a      src[mb, ic, ih, iw]  -- pack_src -->  src_packed[mb, ih, iw, ic]  -- main -->  dst
     pack=a.c    ... main -->  dst_packed[mb, oh, ow, oc]  -- unpack_dst -->  dst[mb, oc, oh, ow]
 
+The matrix unit reads operands of 32 bits along the sum only. What is summed over output channels of
+weights, or over images, is then copied with those innermost:
+
+    pack=b      wei[oc, kh, kw, ic]   -- pack_wei -->  wei_packed[ic, kh, kw, oc]  -- main -->  src
+    pack=a.b    src[mb, ih, iw, ic]   -- pack_src -->  src_packed[ic, ih, iw, mb]  -- main -->  wei
+
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
 through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
 channels; what lies between them is never read, because a box knows how long a row is.
@@ -19,21 +25,36 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim
+from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, free_vars
 
 ROW_ALIGN = 16  # bytes
 PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
 
 
-def copy_of(tensor: Tensor) -> Tensor:
-    """The workspace for a tensor: dimension 1 (channels) innermost, the others in their order, rows
-    padded to 16 bytes. Same dimensions, shape and dtype."""
-    order = [1, *range(len(tensor.shape) - 1, 1, -1), 0]
+CHANNELS = 1  # the dimension of every tensor that a copy has innermost, as a rule
+IMAGES = 32  # fewer do not fill a row of shared memory
+
+
+def innermost(algorithm: Algorithm, letter: str) -> int:
+    """The dimension that lies innermost in the copy of an operand: its channels, but of f32 for the
+    matrix unit, which reads along the sum, the outer one of the first two if that is summed."""
+    view = view_of(algorithm, letter)
+    assert view is not None, f"{algorithm.name} has no operand {letter}"
+    if letter == "c" or algorithm.math == "ieee" or view.tensor.dtype.name != "f32":
+        return CHANNELS
+    summed = {x.var for x in algorithm.axes_of("K") if x.role == "channel" or x.size >= IMAGES}
+    return 0 if summed & free_vars(view.dims[0].coord) else CHANNELS
+
+
+def copy_of(tensor: Tensor, inner: int = CHANNELS) -> Tensor:
+    """The workspace for a tensor: dimension ``inner`` innermost, the others in their order (the outer
+    one of the first two outermost), rows padded to 16 bytes. Same dimensions, shape and dtype."""
+    order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     row = max(1, ROW_ALIGN // tensor.dtype.bytes)
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, tensor.shape[dim], step))
-        step *= -(-tensor.shape[dim] // row) * row if dim == 1 else tensor.shape[dim]
+        step *= -(-tensor.shape[dim] // row) * row if dim == inner else tensor.shape[dim]
     layout = Layout(tensor.dtype, len(tensor.shape), tuple(reversed(blocks)))
     return Tensor(f"{tensor.name}{COPY}", tensor.dims, tensor.shape, layout)
 
@@ -58,8 +79,14 @@ def without(pack: str, letter: str) -> str:
 
 def workspaces(algorithm: Algorithm, pack: str, split: int) -> list[Tensor]:
     """The tensors that the copies are made in, or the main kernel writes to."""
-    views = [view_of(algorithm, x) for x in letters(pack) if x != "c" or split == 1]
-    return [copy_of(v.tensor) for v in views if v is not None]
+    named = [x for x in letters(pack) if x != "c" or split == 1]
+    return [_workspace(algorithm, x) for x in named]
+
+
+def _workspace(algorithm: Algorithm, letter: str) -> Tensor:
+    view = view_of(algorithm, letter)
+    assert view is not None
+    return copy_of(view.tensor, innermost(algorithm, letter))
 
 
 def view_of(algorithm: Algorithm, letter: str) -> View | None:
@@ -72,7 +99,7 @@ def over_copies(algorithm: Algorithm, pack: str) -> Algorithm:
     for letter in letters(pack):
         view = view_of(algorithm, letter)
         assert view is not None, f"{algorithm.name} has no operand {letter}"
-        over = View(copy_of(view.tensor), view.dims)
+        over = View(_workspace(algorithm, letter), view.dims)
         algorithm = (replace(algorithm, a=over) if letter == "a" else
                      replace(algorithm, b=over) if letter == "b" else replace(algorithm, c=over))
     return algorithm
@@ -88,33 +115,39 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
             continue
         view = view_of(algorithm, letter)
         assert view is not None
-        tensor, copied = view.tensor, copy_of(view.tensor)
+        tensor, copied = view.tensor, _workspace(algorithm, letter)
         if letter == "c":
-            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, algorithm)
+            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, CHANNELS, algorithm)
         else:
-            yield _copy(f"{PACK}{tensor.name}", tensor, copied, algorithm)
+            inner = innermost(algorithm, letter)
+            yield _copy(f"{PACK}{tensor.name}", tensor, copied, inner, algorithm)
 
 
-def _copy(name: str, a: Tensor, c: Tensor, algorithm: Algorithm) -> Algorithm:
-    """``c = a`` for all elements; channels count fastest. Neighbouring dimensions that are one run
-    of memory in both tensors are one axis: an image's rows are."""
-    runs = _runs(a, c)
+def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm) -> Algorithm:
+    """``c = a`` for all elements; the innermost dimension of the copy counts fastest, the other
+    channels next where the original has them innermost. Neighbouring dimensions that are one run of
+    memory in both tensors are one axis: an image's rows are."""
+    runs = _runs(a, c, inner)
     a, c = _merged(a, runs), _merged(c, runs)
-    channels = runs.index((1,))
-    order = [d for d in range(len(runs)) if d != channels] + [channels]
+    channels = runs.index((inner,))
+    order = [d for d in range(len(runs)) if d != channels]
+    if inner != CHANNELS and rows_of_channels(a):
+        order.append(order.pop(order.index(runs.index((CHANNELS,)))))
+    order.append(channels)
     axes = tuple(Axis(a.dims[d], a.shape[d], "channel" if d == channels else "pixel") for d in order)
     dims = tuple(ViewDim(Var(name)) for name in a.dims)
     return Algorithm(name, axes, View(a, dims), None, View(c, dims), algorithm.acc)
 
 
-def _runs(a: Tensor, c: Tensor) -> list[tuple[int, ...]]:
+def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
     """Which dimensions become one. Those of size 1 join any neighbour but the channels."""
+    apart = {inner, CHANNELS}
     runs: list[tuple[int, ...]] = []
     strides = [t.layout.strides() for t in (a, c)]
     for dim, size in enumerate(a.shape):
         before = runs[-1] if runs else (1,)
         wide = [d for d in before if a.shape[d] != 1]
-        if before != (1,) and dim != 1 and all(strides) and (
+        if not apart.intersection(before) and dim not in apart and all(strides) and (
                 size == 1 or not wide
                 or all(s is not None and s[wide[-1]] == s[dim] * size for s in strides)):
             runs[-1] = (*before, dim)
@@ -142,14 +175,21 @@ def is_copy(algorithm: Algorithm) -> bool:
     return algorithm.b is None and not algorithm.axes_of("K") and not algorithm.epilogue
 
 
-def rows_of_channels(tensor: Tensor) -> bool:
+def lies_as_copied(algorithm: Algorithm, letter: str) -> bool:
+    """Whether a copy of an operand would lie as it does already."""
+    view = view_of(algorithm, letter)
+    assert view is not None
+    return rows_of_channels(view.tensor, innermost(algorithm, letter))
+
+
+def rows_of_channels(tensor: Tensor, inner: int = CHANNELS) -> bool:
     """Whether a tensor already lies as a copy would: channels next to one another, everything else
     at multiples of 16 bytes."""
     strides = tensor.layout.strides()
     if strides is None:
         return False
-    others = [s for d, s in enumerate(strides) if d != 1 and tensor.shape[d] > 1]
-    return (strides[1] == 1 or tensor.shape[1] == 1) and all(
+    others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
+    return (strides[inner] == 1 or tensor.shape[inner] == 1) and all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
 
 

@@ -77,8 +77,8 @@ PIPELINE: tuple[Pass, ...] = (
          lambda k, c: simplification.simplify_kernel(k)),
     Pass("lets", "names that nothing reads disappear", lambda k, c: lets.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
-    Pass("strength", "products with the loop counter become sums",
-         lambda k, c: strength.strength(k), default=False),
+    Pass("strength", "products with the loop counter become sums",  # a box has nothing to gain
+         lambda k, c: k if c.config.via == "gluon" else strength.strength(k), default=False),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
     Pass("tidy", "names that the passes before left over",
          lambda k, c: lets.optimise_lets(k)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from transconv import verdicts
 from transconv.algorithm import Algorithm, algorithms
@@ -42,7 +43,7 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
         mains.append((algorithm, chosen))
     made: Planned = []
     around: dict[str, Algorithm] = {}
-    for algorithm, chosen in _agreed(mains, target):
+    for algorithm, chosen in _agreed(_same_copies(mains, target), target):
         around |= {c.name: c for c in copies(algorithm, chosen.pack, chosen.split_k)}
         made.append((algorithm, chosen))
         if blockwise.meeting(chosen, over_copies(algorithm, chosen.pack)):
@@ -53,6 +54,19 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     before = [(c, choose(c, target)) for c in around.values() if c.name.startswith(PACK)]
     after = [(c, choose(c, target)) for c in around.values() if c.name.startswith(UNPACK)]
     return [*before, *made, *after]
+
+
+def _same_copies(mains: Planned, target: Target) -> Planned:
+    """Stride phases read the same copies: a copy that one of them asks for serves all, and phases of
+    one config are one launch. That of the longest sum is asked first."""
+    phases = [(a, c) for a, c in mains if a.phase and all(x.size for x in a.axes)]
+    if len({c.pack for _, c in phases}) < 2:
+        return mains
+    _, longest = max(phases, key=lambda m: prod(x.size for x in m[0].axes_of("K")))
+    if not longest.pack:
+        return mains
+    return [(a, longest if (a, c) in phases and c.pack != longest.pack
+             and why_not(longest, a, target) is None else c) for a, c in mains]
 
 
 def _agreed(mains: Planned, target: Target) -> Planned:

@@ -69,6 +69,13 @@ def rows_of_pixels(axes: tuple[Axis, ...], volume: int, tensor: Tensor) -> list[
     return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]
 
 
+def summed_rows(axes: tuple[Axis, ...], extent: int, alg: Algorithm) -> list[tuple[Block, ...]]:
+    """A run of the summed axis that lies innermost in both operands: images, where they do."""
+    views = [v for v in (alg.a, alg.b) if v is not None]
+    return [(Block((x.name,), extent),) for x in axes
+            if len(axes) > 1 and all(axis_strides(v, alg)[x.name] == 1 for v in views)]
+
+
 Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
 
 
@@ -80,6 +87,6 @@ def run_of(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
 
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
     """Extents along channels that are not mostly empty."""
-    least = 32 if most == 64 else 64
+    least = min(most, 32) if most <= 64 else 64
     return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
                  and (e == least or e < 2 * run[1]))

@@ -49,19 +49,20 @@ pile = gl.shared_memory_descriptor.reinterpret if hasattr(
 send_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 '''
 
+DOT_BITS = 256  # of an operand's row that one instruction takes along K
 WARPGROUP = 4  # warps that multiply together, 64 rows at a time
 PIECES = "pieces"  # what a pile of boxes is called when it is seen as one operand
 
 
 class GluonEmitter(TlEmitter):
-    """Spells one role. ``layout`` is how its sums lie in registers, ``sides`` the lanes of a tile's
-    two dimensions."""
+    """Spells one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the role,
+    ``wide`` the most columns that one of its products has."""
 
     space = "gl"
 
-    def __init__(self, sides: tuple[Lane, ...]) -> None:
+    def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int) -> None:
         super().__init__()
-        self.sides = sides
+        self.sides, self.warps, self.wide = sides, warps, wide
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         match e.name:
@@ -123,7 +124,11 @@ class GluonEmitter(TlEmitter):
         if len(s.piece.buffer.extents) != len(memory):
             text += f".reshape([{', '.join(str(x.extent) for x in memory)}])"
         text += ".permute([1, 0])" if list(lanes) != memory else ""
-        return [f"{text}.store({self.fit(s.value, lanes)})"]
+        value = self.fit(s.value, lanes)
+        if isinstance(s.value, Piece):
+            along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
+            value += f".load({turning_layout(lanes, along, self.warps)})"
+        return [f"{text}.store({value})"]
 
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
@@ -172,21 +177,42 @@ class GluonEmitter(TlEmitter):
         sums: list[str] = []
         if any(a.lanes for a in find(role, Alloc)):
             used = spelled_lanes(role.body)
-            sums = [f"sums: gl.constexpr = {sums_layout(self.sides, role.warps)}",
+            (bits,) = {a.dtype.bits for s in find(role, FuncCall) for a in s.args
+                       if isinstance(a, Piece)}
+            sums = [f"sums: gl.constexpr = {sums_layout(self.sides, role.warps, bits, self.wide)}",
                     *(f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
                       for at, x in enumerate(self.sides) if x in used)]
         return ["@gluon.jit", f"def {role.name}({', '.join(params)}):", *(f"    {x}" for x in sums),
                 f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
 
 
-def sums_layout(sides: tuple[Lane, ...], warps: int) -> str:
+def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
     """How the tile of a product lies in registers: groups of four warps take 64 rows each, and
     share the columns when there are more groups than rows for them."""
     left, right = (x.extent for x in sides)
     down = min(warps // WARPGROUP, left // 64) * WARPGROUP
     across = warps // down
     return (f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{down}, {across}], "
-            f"instr_shape=[16, {min(right // across, 256)}, 16])")
+            f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])")
+
+
+def widest_product(roles: Roles) -> int:
+    """The most columns of one instruction: 256, whose sums are 128 registers of a thread. A program of
+    more than 12 warps (three groups) starts with 128 each, which ptxas refuses to fill with them."""
+    groups = sum(-(-r.warps // WARPGROUP) for r in roles.roles)
+    return 256 if groups <= 3 else 128
+
+
+def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
+    """How a tile that is turned lies in registers: every thread has one row of what is written,
+    which lies along dimension ``along``, and its neighbours are neighbours in what is read. Short
+    tiles are dealt out along the rows too."""
+    rows, length = lanes[1 - along].extent, lanes[along].extent
+    threads, groups = min(rows, 32), min(warps, max(1, rows // 32))
+    own = max(1, length * threads * groups // (32 * warps))
+    sizes = [(own, 1), (32 // threads, threads), (warps // groups, groups)]
+    spelled = ", ".join(str([x, y] if along == 0 else [y, x]) for x, y in sizes)
+    return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
 def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
@@ -198,12 +224,13 @@ def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     boxed = boxes(kernel)
     params = [f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params]
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
+    wide = widest_product(roles)
     functions: list[str] = []
     calls = []
     for role in roles.roles:
         own = [*(p for p, t in zip(params, kernel.params, strict=True) if _mentions(role, t)),
                *_rings(role, shared)]
-        functions += [*GluonEmitter(sides).role(role, own, grid.var), "", ""]
+        functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *HEAD.splitlines(), "", "",
@@ -224,6 +251,7 @@ def _mentions(role: Role, tensor: Tensor) -> bool:
 def _rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
     used = {*find(role, Buffer), *find(role, Barrier)}
     read = {a.buffer for s in find(role, FuncCall) for a in s.args if isinstance(a, Piece)}
+    read |= {s.value.buffer for s in find(role, Put) if isinstance(s.value, Piece)}
     for what in shared:
         if what in used:
             piled = isinstance(what, Buffer) and what.members > 1 and what in read
@@ -238,7 +266,10 @@ def _reserve(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
                    "mbarrier.MBarrierLayout())")
             continue
-        box = boxed[what]
+        box = boxed.get(what)
+        if box is None:
+            yield from _turned(what, next(iter(boxed.values())))
+            continue
         shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
         yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
         if what.members > 1:
@@ -254,14 +285,26 @@ def _reserve(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
 
 
+def _turned(what: Buffer, box: str) -> Iterator[str]:
+    """A ring that no box lands in: it lies as the matrix unit likes it."""
+    shape = ", ".join(map(str, (what.slots, *what.extents)))
+    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
+           f"{shared_layout(what)})")
+
+
+def shared_layout(what: Buffer) -> str:
+    """Rows of up to 128 bytes, swizzled so that they can be read across."""
+    swizzle = min(128, what.extents[-1] * what.type.bytes)
+    return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
+            f"element_bitwidth={what.type.bits}, rank=2)")
+
+
 def _pile(what: Buffer, box: str) -> Iterator[str]:
     """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64."""
     rows, columns = prod(what.extents[:-1]), what.extents[-1] * what.members
-    swizzle = min(128, what.extents[-1] * what.type.bytes)
     yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
            f"[{what.slots}, {rows}, {columns}],")
-    yield (f"        gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
-           f"element_bitwidth={what.type.bits}, rank=2))")
+    yield f"        {shared_layout(what)})"
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:

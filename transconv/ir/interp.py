@@ -317,8 +317,10 @@ class _Run:
                     self._meet(name, barrier, slot, x)
                 case "dot_async", (Var() as acc, xp.Piece() as a, xp.Piece() as b):
                     self._pause()
-                    self._dot(acc, a, b)
                     cells = [c for p in (a, b) for c in self._cells(p)]
+                    if unfenced := next((c for c in cells if c.state == "put"), None):
+                        raise Fault(f"{unfenced.name} is multiplied before it is fenced")
+                    self._dot(acc, a, b)
                     self._hold(self.running, cells)
                     self.eval.busy.add(acc)
                 case "dot_wait", (Expr() as pending,):

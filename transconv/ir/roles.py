@@ -38,7 +38,7 @@ class Cell:
             raise Fault(f"{self.name} is written while it is still being read")
         if self.state == "landing":
             raise Fault(f"{self.name} is written while a copy is landing in it")
-        if self.state == "full" and not self.read:
+        if self.state != "empty" and not self.read:
             raise Fault(f"{self.name} is written before anybody read what is in it")
         self.read = False
 

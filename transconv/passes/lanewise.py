@@ -91,7 +91,9 @@ class _Vectorise(Mutator):
             case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
                     old is at.var and self.config.unit == "mma"):
                 # What an operand does not vary along (an expanded tensor) may vanish from its address.
-                left, right = sorted((Spread(v, self.scope[v]) for v in (a, b)),
+                # An axis that only the result has belongs to the operand that lacks a side.
+                alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
+                left, right = sorted((Spread(v, self.side(v, own, alone)) for v in (a, b)),
                                      key=lambda s: s.lanes[0].axis)
                 return FuncCall(dot(self.precision), (at.var, left, right))
             case Add(old, product) if old is at.var:
@@ -99,3 +101,9 @@ class _Vectorise(Mutator):
                     product = Reduce("sum", product, lane)
                 return Update(at.var, old + product)
         raise AssertionError(f"not a sum: {at}")
+
+    def side(self, v: Var, own: tuple[Lane, ...], alone: list[Lane]) -> tuple[Lane, ...]:
+        """The lanes of an operand of a product whose sums have the lanes ``own``."""
+        lanes = self.scope[v]
+        more = () if any(x in own for x in lanes) else alone
+        return tuple(sorted({*lanes, *more}, key=lambda x: (x.axis, x.name)))

@@ -28,6 +28,7 @@ from transconv.ir import (
     lanes_of,
     substitute,
 )
+from transconv.passes.lanewise import AXIS as LANE_AXES
 from transconv.simplify import simplify
 
 SLOT = Var("slot", i32)
@@ -35,21 +36,38 @@ SLOT = Var("slot", i32)
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """An operand's buffer, and the fetches that fill a slot of it."""
+    """An operand's buffer, the fetches that fill a slot of it, and what of it is multiplied: a slot
+    itself, or what was ``turned`` of it."""
 
     buffer: Buffer
     piece: Piece
     fetches: tuple[Fetch, ...]
+    turned: Piece | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """The buffers by what they hold, and the barriers that fetching and multiplying share: a slot has
-    ``landed``, a slot is ``free`` again."""
+    """The buffers by what they hold, and the barriers that the roles share: a slot has ``landed``, a
+    slot is ``free`` again; where operands are turned, one is ``turned``, and it was ``taken``."""
 
     of: dict[Var, Ring]
     landed: Barrier
     free: Barrier
+    turned: Barrier
+    taken: Barrier
+
+    @property
+    def turns(self) -> list[Ring]:
+        return [r for r in self.of.values() if r.turned is not None]
+
+    @property
+    def direct(self) -> bool:
+        """Whether an operand is multiplied as it landed."""
+        return len(self.turns) < len(self.of)
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()))
 
     @property
     def slots(self) -> int:
@@ -58,7 +76,7 @@ class Rings:
 
 def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> Rings:
     """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes."""
-    landed, free = Barrier("landed", stages), Barrier("free", stages)
+    landed = Barrier("landed", stages)
     spread = _laned_lets(lets)
     made = {}
     for var, box in fetched.items():
@@ -72,8 +90,22 @@ def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> R
             Fetch(box.tensor, tuple(_member(c, j, members) for c in corners),
                   replace(piece, member=Const(j)), landed, SLOT)
             for j in range(members))
-        made[var] = Ring(buffer, piece, fetches)
-    return Rings(made, landed, free)
+        made[var] = Ring(buffer, piece, fetches, _turned(piece))
+    readers = len({r.turned is None for r in made.values()})
+    free = Barrier("free", stages, readers)
+    return Rings(made, landed, free, Barrier("turned", stages), Barrier("taken", stages))
+
+
+def _turned(piece: Piece) -> Piece | None:
+    """Where a piece goes, K innermost, that the matrix unit does not take as it lies."""
+    if piece.dtype.bits <= 16:
+        return None
+    along, across = sorted(lanes_of(piece), key=lambda x: x.axis != LANE_AXES["k"])
+    if along in lanes_of(piece.within[-1]):
+        return None
+    buffer = Buffer(piece.buffer.name.replace("_ring", "_turned"), piece.dtype, piece.buffer.slots,
+                    (across.extent, along.extent))
+    return Piece(buffer, SLOT, ZERO, (across, along))
 
 
 def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:

@@ -30,6 +30,13 @@ the one stores its tile, the other multiplies. The rings stay as they are, in th
 A barrier knows only whether a phase is even or odd, so a team that waits for a slot must not be a round
 of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
 a barrier whose parity is the team whose turn it is.
+
+The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.turned``)
+are turned between the two by a third role, into a ring of their own:
+
+    role turns warps=4:
+        for pid in program..784 dealt:
+            for step: wait landed, taken; put src_turned = src_ring; fence; arrive turned, free
 """
 
 from __future__ import annotations
@@ -81,6 +88,7 @@ from transconv.ir import (
 from transconv.passes.lets import optimise_lets
 from transconv.passes.rings import SLOT, Rings, rings
 
+TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 TEAM_REGISTERS = 240  # of each of two teams: what is then left, in steps of 8
 TEAMS = ("evens", "odds")
@@ -100,10 +108,15 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     teams = [_Team(number, config.teams) for number in range(config.teams)]
     own = [_clean(t.name, config.warps, TEAM_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
+    if ring.turns:
+        own.append(_clean("turns", TURN_WARPS, TURN_REGISTERS,
+                          _dealt(grid, around, _turns(tile, ring))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
-    reserved += [Shared(ring.landed), Shared(ring.free)]
+    reserved += [Shared(r.turned.buffer) for r in ring.of.values() if r.turned is not None]
+    reserved += [Shared(b) for b in ring.barriers]
     reserved += [Shared(BATON)] if config.teams > 1 else []
-    reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)]
+    reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
+                 if x.piece.buffer.slots == 1]
     own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring))))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
@@ -155,7 +168,7 @@ def _take_apart(body: Stmt) -> _Tile:
     if at is None:  # a sum of one step, which has been written out
         at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.name == "dot")
         end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
-        once = For(Var("step"), 1, seq(*parts[first:end]))
+        once = For(Var("once"), 1, seq(*parts[first:end]))
         parts = (*parts[:first], once, *parts[end:])
         at = first
     loop = parts[at]
@@ -193,14 +206,27 @@ def _fetches(tile: _Tile, rings: Rings) -> _Act:
     return _Act(_counters(1), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
+def _turns(tile: _Tile, rings: Rings) -> _Act:
+    """Write what has landed to the same slot of another ring, K innermost. Before the first round
+    that slot has been taken."""
+    puts = [Put(r.turned, r.piece) for r in rings.turns if r.turned is not None]
+    step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
+               FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
+               FuncCall(ARRIVE, (rings.turned, SLOT, TRUE)),
+               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *_advance(rings.slots))
+    return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+
+
 def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
     """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
-    step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
+    ready = [b for b, there in ((rings.landed, rings.direct), (rings.turned, rings.turns)) if there]
+    read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
+    step = seq(*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
                FuncCall(DOT_ASYNC, (tile.acc.var, left, right)),
                FuncCall(DOT_WAIT, (ONE,)),
-               FuncCall(ARRIVE, (rings.free, last, tile.loop.var > 0)), *_advance(rings.slots))
+               *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read), *_advance(rings.slots))
     loop = seq(replace(tile.loop, body=step, stages=0))
     first = _counters(0)
     if team.of > 1:
@@ -208,7 +234,7 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
     after = [_Results(team).mutate(s) for s in tile.after]
     sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
-                FuncCall(ARRIVE, (rings.free, last, TRUE)), *after)
+                *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
     return _Act(first, whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
@@ -225,7 +251,8 @@ def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> S
 def _operand(arg: Node, rings: Rings) -> Piece:
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
-    return rings.of[var].piece
+    ring = rings.of[var]
+    return ring.piece if ring.turned is None else ring.turned
 
 
 def _advance(slots: int) -> list[Stmt]:

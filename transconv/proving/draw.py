@@ -22,6 +22,7 @@ from transconv.problem import ConvProblem, Prop
 T = TypeVar("T")
 
 DTYPES = ("f16",) * 4 + ("bf16",) * 4 + ("f32",) * 5 + ("f64",)
+MANY = 32  # images: enough for copies of f32 that have them innermost
 MATHS = ("ieee", "ieee", "tf32", "tf32", "tf32x3")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 16, 17, 20, 24, 32, 32, 33, 40)
 KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) * 3 + (
@@ -85,7 +86,7 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
     n = ndims or rng.choice((1, 2, 2, 2, 3))
     axes = _axes(rng, kind, n)
     g, ic, oc = _channels(rng, kind)
-    mb = 0 if chance(rng, 100) else rng.choice((1, 1, 2, 2, 3, 4, 5))
+    mb = 0 if chance(rng, 100) else MANY if chance(rng, 16) else rng.choice((1, 1, 2, 2, 3, 4, 5))
     i, o, k, stride, dilation, pad = (list(column) for column in zip(*axes, strict=True))
     while mb * oc * ic // g * prod(o) * prod(k) > MOST_MACS or MOST_ELEMENTS < max(
             mb * ic * prod(i), mb * oc * prod(o), oc * ic // g * prod(k)):
@@ -103,9 +104,9 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
     if even and kind != "depthwise":  # pitches of whole 16 bytes, as the copy engine wants them
         ic, oc = (g * max(16, c // g // 16 * 16) for c in (ic, oc))
     made = ConvProblem.make(mb, ic, oc, i, k, stride, dilation, pad, o=o, g=g,
-                            dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16")) * even, prop))
+                            dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16", "f32")) * even, prop))
     if made.src.dtype.name == "f32":
-        made = replace(made, math=rng.choice(MATHS))
+        made = replace(made, math="tf32" if even else rng.choice(MATHS))
     return made.with_layout(_layouts(rng, made, prop, even))
 
 

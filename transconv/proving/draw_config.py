@@ -159,6 +159,11 @@ def _value(rng: Random, name: str, algorithm: Algorithm, seen: Iterable[Config])
 def _random_blocks(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Config | None:
     """Any groups of neighbouring axes of one kind, with any extents that the rules let pass."""
     alg = algorithms[0]
+    if alg.b is not None and "wgmma" in target.features and chance(rng, 3):
+        for _ in range(TRIES):
+            explicit = _explicit_blocks(rng, alg)
+            if is_legal(explicit, algorithms, target):
+                return explicit
     for _ in range(TRIES):
         unit = "fma" if alg.b is None or alg.acc.name == "f64" or chance(rng, 3) else "mma"
         blocks: list[Block] = []
@@ -171,6 +176,18 @@ def _random_blocks(rng: Random, algorithms: Sequence[Algorithm], target: Target)
         if is_small(made) and is_legal(made, algorithms, target):
             return made
     return None
+
+
+def _explicit_blocks(rng: Random, alg: Algorithm) -> Config:
+    """Blocks of an explicit kernel, whose left side is 64 at least. Chance alone rarely finds all of
+    its words together."""
+    left = rng.choice("MN")
+    blocks: list[Block] = []
+    for kind in "MNK":
+        least = 64 if kind == left else 16
+        blocks += _blocks_of(rng, alg.axes_of(kind), least, 64 if kind != "K" else 32)
+    return Config(tuple(blocks), a="box", b="box", via="gluon", swap=int(left == "N"), warps=4,
+                  stages=rng.choice((2, 3, 4)))
 
 
 def _blocks_of(rng: Random, axes: tuple[Axis, ...], least: int, most: int) -> list[Block]:
