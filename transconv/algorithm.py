@@ -55,6 +55,7 @@ class Algorithm:
     c: View
     acc: DType
     epilogue: Epilogue = Epilogue()
+    merge: int = 1  # neighbouring groups that are seen as one (see merging.py)
 
     def kind(self, axis: str) -> str:
         """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B

@@ -17,7 +17,8 @@ from transconv.config import Block, Config, k_steps, why_not
 from transconv.cost import axis_strides, estimate, programs
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
-from transconv.packing import is_copy, over_copies, rows_of_channels
+from transconv.merging import merged
+from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.target import Target
 from transconv.tiling import extents, fusable, rows_of_pixels, run_of, tilings
 
@@ -25,6 +26,7 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 
 MOST = 200  # candidates that are worth checking and tuning
 FEW_CHANNELS = 16
+ROWS = (64, 32)  # channels of merged groups: what the copy engine and the matrix unit like
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
@@ -51,10 +53,32 @@ def default(algorithm: Algorithm, target: Target) -> Config:
 
 
 def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Configs worth asking about, legal or not; some come twice."""
+    """Configs worth asking about, legal or not; some come twice. Groups of few channels also merged."""
     if is_copy(alg):
         yield from _copies(alg, target)
         return
+    yield from _products(alg, target)
+    if alg.b is not None and target.backend != "interpreter":
+        for merge in merges(alg):
+            for config in _products(merged(alg, merge), target):
+                yield replace(config, merge=merge)
+
+
+def merges(alg: Algorithm) -> list[int]:
+    """How many neighbouring groups to see as one: as many as fill rows of so many channels, on
+    the wider side of the filter. One channel a group is no product of matrices."""
+    channels = [x.size for x in alg.axes if x.role == "channel"]
+    groups = next((x.size for x in alg.axes if x.role == "group"), 1)
+    found = []
+    for row in ROWS if 1 < max(channels) else ():
+        fitting = [m for m in range(2, groups + 1) if groups % m == 0 and m * max(channels) <= row]
+        if fitting and fitting[-1] * min(channels) >= FEW_CHANNELS:
+            found.append(fitting[-1])
+    return [*dict.fromkeys(found)]
+
+
+def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Configs of one way to see the groups."""
     if alg.b is None:
         yield from _turned(alg, target)
     batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
@@ -174,8 +198,9 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
     """The same over copies with channels innermost, where the tensors do not lie so."""
     views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
     apart = [letter for letter, view in views if view is not None
-             and not rows_of_channels(view.tensor) and 0 not in view.tensor.shape]
-    if any(view is not None and view.tensor.shape[1] < FEW_CHANNELS for _, view in views):
+             and not why_not_copied(view, alg, letter == "c")]
+    if any(view is not None and view.tensor.shape[1] * diagonal(view, alg) < FEW_CHANNELS
+           for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
     ways = [*filter(None, dict.fromkeys([before, ".".join(apart)]))]

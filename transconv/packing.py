@@ -9,6 +9,10 @@ main kernel looks at the copy through the same view:
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
 through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
 channels; what lies between them is never read, because a box knows how long a row is.
+
+The filter of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
+
+    wei[oc, ic % 4] where ic//4 == oc//4 % 16  -- pack_wei16 -->  wei_packed16[oc, kh, kw, ic]
 """
 
 from __future__ import annotations
@@ -19,28 +23,33 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim
+from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, eq
+from transconv.merging import inner_channel
 
 ROW_ALIGN = 16  # bytes
 PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
 
 
-def copy_of(tensor: Tensor) -> Tensor:
+def copy_of(tensor: Tensor, merge: int = 1) -> Tensor:
     """The workspace for a tensor: dimension 1 (channels) innermost, the others in their order, rows
-    padded to 16 bytes. Same dimensions, shape and dtype."""
+    padded to 16 bytes. Same dimensions, shape and dtype; but a filter of merged groups has the
+    channels of all of them."""
     order = [1, *range(len(tensor.shape) - 1, 1, -1), 0]
+    shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = max(1, ROW_ALIGN // tensor.dtype.bytes)
     blocks, step = [], 1
     for dim in order:
-        blocks.append(LayoutBlock(dim, tensor.shape[dim], step))
-        step *= -(-tensor.shape[dim] // row) * row if dim == 1 else tensor.shape[dim]
-    layout = Layout(tensor.dtype, len(tensor.shape), tuple(reversed(blocks)))
-    return Tensor(f"{tensor.name}{COPY}", tensor.dims, tensor.shape, layout)
+        blocks.append(LayoutBlock(dim, shape[dim], step))
+        step *= -(-shape[dim] // row) * row if dim == 1 else shape[dim]
+    layout = Layout(tensor.dtype, len(shape), tuple(reversed(blocks)))
+    name = f"{tensor.name}{COPY}{merge if merge > 1 else ''}"
+    return Tensor(name, tensor.dims, shape, layout)
 
 
 def operand_of(name: str) -> str:
     """The tensor that a workspace is a copy of; empty if it is none."""
-    return name.removesuffix(COPY) if name.endswith(COPY) else ""
+    operand, packed, _ = name.partition(COPY)
+    return operand if packed else ""
 
 
 def letters(pack: str) -> list[str]:
@@ -59,11 +68,16 @@ def without(pack: str, letter: str) -> str:
 def workspaces(algorithm: Algorithm, pack: str, split: int) -> list[Tensor]:
     """The tensors that the copies are made in, or the main kernel writes to."""
     views = [view_of(algorithm, x) for x in letters(pack) if x != "c" or split == 1]
-    return [copy_of(v.tensor) for v in views if v is not None]
+    return [copy_of(v.tensor, diagonal(v, algorithm)) for v in views if v is not None]
 
 
 def view_of(algorithm: Algorithm, letter: str) -> View | None:
     return {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+
+
+def diagonal(view: View, algorithm: Algorithm) -> int:
+    """How many blocks lie on the diagonal of what a view sees: 1 unless groups are merged in it."""
+    return 1 if inner_channel(view, algorithm) is None else algorithm.merge
 
 
 @lru_cache(maxsize=512)
@@ -72,7 +86,10 @@ def over_copies(algorithm: Algorithm, pack: str) -> Algorithm:
     for letter in letters(pack):
         view = view_of(algorithm, letter)
         assert view is not None, f"{algorithm.name} has no operand {letter}"
-        over = View(copy_of(view.tensor), view.dims)
+        dims = view.dims
+        if inner := inner_channel(view, algorithm):
+            dims = (dims[0], ViewDim(inner.var), *dims[2:])
+        over = View(copy_of(view.tensor, diagonal(view, algorithm)), dims)
         algorithm = (replace(algorithm, a=over) if letter == "a" else
                      replace(algorithm, b=over) if letter == "b" else replace(algorithm, c=over))
     return algorithm
@@ -88,23 +105,38 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
             continue
         view = view_of(algorithm, letter)
         assert view is not None
-        tensor, copied = view.tensor, copy_of(view.tensor)
+        tensor, copied = view.tensor, copy_of(view.tensor, diagonal(view, algorithm))
         if letter == "c":
             yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, algorithm)
+        elif diagonal(view, algorithm) > 1:
+            yield _copy(f"{PACK}{tensor.name}{algorithm.merge}", tensor, copied, algorithm,
+                        _in_blocks(view, algorithm))
         else:
             yield _copy(f"{PACK}{tensor.name}", tensor, copied, algorithm)
 
 
-def _copy(name: str, a: Tensor, c: Tensor, algorithm: Algorithm) -> Algorithm:
+def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
+    """Which inner channel of a filter a point of its copy shows, and whether it is in a block."""
+    oc, ic = (Var(n) for n in view.tensor.dims[:2])
+    across = inner_channel(view, algorithm)
+    along = next(x for x in algorithm.axes if x.role == "channel" and x is not across)
+    each, rows = view.tensor.shape[1], along.size // algorithm.merge
+    return ViewDim(ic % each, eq(ic // each, oc // rows % algorithm.merge))
+
+
+def _copy(name: str, a: Tensor, c: Tensor, algorithm: Algorithm,
+          channel: ViewDim | None = None) -> Algorithm:
     """``c = a`` for all elements; channels count fastest. Neighbouring dimensions that are one run
-    of memory in both tensors are one axis: an image's rows are."""
+    of memory in both tensors are one axis: an image's rows are. ``channel``: which channel of A
+    goes to one of C, if not the same one."""
     runs = _runs(a, c)
     a, c = _merged(a, runs), _merged(c, runs)
     channels = runs.index((1,))
     order = [d for d in range(len(runs)) if d != channels] + [channels]
-    axes = tuple(Axis(a.dims[d], a.shape[d], "channel" if d == channels else "pixel") for d in order)
-    dims = tuple(ViewDim(Var(name)) for name in a.dims)
-    return Algorithm(name, axes, View(a, dims), None, View(c, dims), algorithm.acc)
+    axes = tuple(Axis(c.dims[d], c.shape[d], "channel" if d == channels else "pixel") for d in order)
+    dims = tuple(ViewDim(Var(name)) for name in c.dims)
+    seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
+    return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc)
 
 
 def _runs(a: Tensor, c: Tensor) -> list[tuple[int, ...]]:
@@ -151,6 +183,19 @@ def rows_of_channels(tensor: Tensor) -> bool:
     others = [s for d, s in enumerate(strides) if d != 1 and tensor.shape[d] > 1]
     return (strides[1] == 1 or tensor.shape[1] == 1) and all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
+
+
+def why_not_copied(view: View, algorithm: Algorithm, stored: bool) -> str | None:
+    """None if a copy of a tensor would lie in another way than it does, else the reason."""
+    name = view.tensor.name
+    if 0 in view.tensor.shape:
+        return f"{name} is empty"
+    if diagonal(view, algorithm) > 1:
+        return f"only the blocks of {name} are stored, one element at a time" if stored else None
+    if rows_of_channels(view.tensor):
+        return (f"{name} already has its channels innermost and rows that begin at multiples of "
+                "16 bytes")
+    return None
 
 
 def share(algorithm: Algorithm) -> float:
