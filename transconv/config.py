@@ -153,7 +153,8 @@ def why_not(config: Config, algorithm: Algorithm, target: Target) -> str | None:
 
 def main_of(algorithm: Algorithm, config: Config) -> Algorithm:
     """The algorithm of the main kernel: groups merged, over the copies."""
-    return over_copies(merged(algorithm, config.merge), config.pack)
+    algorithm = merged(algorithm, config.merge)
+    return over_copies(algorithm, config.pack) if config.pack else algorithm
 
 
 def _packs(c: Config, alg: Algorithm) -> str | None:

@@ -18,9 +18,9 @@ from math import prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, main_of, tile
-from transconv.ir import Const, Expr, Mod, View, find
+from transconv.ir import Const, Expr, View
 from transconv.ir.visit import substitute
-from transconv.merging import merged
+from transconv.merging import inner_channel, merged
 from transconv.packing import copies, diagonal, share
 from transconv.simplify import simplify
 from transconv.target import Target
@@ -231,7 +231,7 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str) -> Fetch:
     blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
-    runs = _runs(view, alg)
+    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
     found = min((_row(strides, b, runs, size) for b in blocks), default=_Row(SECTOR, SECTOR))
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
@@ -263,10 +263,10 @@ class _Row:
 
 
 def _runs(view: View, alg: Algorithm) -> dict[str, int]:
-    """How many neighbours along each axis are equally far apart: all, or the channels of one group
-    where merged ones begin again."""
-    again = {m.a: m.b for d in view.dims for m in find(d.coord, Mod)}
-    return {x.name: _value(again.get(x.var, Const(x.size))) for x in alg.axes}
+    """How many neighbours along each axis are equally far apart: all, or the channels of one of
+    several groups on a diagonal."""
+    across = inner_channel(view, alg)
+    return alg.sizes | {across.name: across.size // alg.merge} if across else alg.sizes
 
 
 def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:

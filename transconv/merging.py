@@ -38,15 +38,23 @@ def why_not_merged(algorithm: Algorithm, merge: int) -> str | None:
         return f"merge={merge}, but {algorithm.name} has no groups"
     if group.size % merge:
         return f"merge={merge} does not divide the {group.size} groups"
+    across = _across(algorithm.c, algorithm)
+    if across is not None and across.size == 1:
+        return (f"merge={merge}: groups have one {across.name}, so that the places of all products of "
+                f"a row are the same in {algorithm.c.tensor.name}")
     return None
 
 
-@lru_cache(maxsize=512)
 def merged(algorithm: Algorithm, merge: int) -> Algorithm:
     """The algorithm that sees ``merge`` neighbouring groups as one. One that does so already, or that
     has no such groups (``why_not_merged`` tells), is returned as it is."""
+    return algorithm if algorithm.merge == merge else _made(algorithm, merge)
+
+
+@lru_cache(maxsize=512)
+def _made(algorithm: Algorithm, merge: int) -> Algorithm:
     group = _group(algorithm)
-    if group is None or algorithm.merge == merge or why_not_merged(algorithm, merge):
+    if group is None or why_not_merged(algorithm, merge):
         return algorithm
     a, c = (_merged(v, algorithm, group, merge) for v in (algorithm.a, algorithm.c))
     b = _merged(algorithm.b, algorithm, group, merge) if algorithm.b is not None else None
@@ -84,8 +92,12 @@ def _group(algorithm: Algorithm) -> Axis | None:
 
 def inner_channel(view: View, algorithm: Algorithm) -> Axis | None:
     """The axis that runs across the diagonal of a view; None where the view has no blocks."""
-    if algorithm.merge == 1:
-        return None
+    return _across(view, algorithm) if algorithm.merge > 1 else None
+
+
+@lru_cache(maxsize=512)
+def _across(view: View, algorithm: Algorithm) -> Axis | None:
+    """The one of two channels that does not count the groups."""
     seen = {v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
     channels = [x for x in algorithm.axes if x.role == "channel" and x.var in seen]
     across = [x for x in channels if x.var not in free_vars(view.dims[0].coord)]
