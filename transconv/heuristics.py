@@ -87,8 +87,9 @@ def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
     if matrix:
         yield from _matrix(alg, target)
         if "box" in target.features and alg.a.tensor.dtype.bits == 16:
-            yield from _boxes(alg, target)
-            yield from explicit(alg, target)
+            if alg.b is not None and diagonal(alg.b, alg) == 1:  # zeros are boxes only of a copy
+                yield from _boxes(alg, target)
+                yield from explicit(alg, target)
             yield from _packed(alg, target)
     else:
         yield from _elementwise(alg, target)

@@ -30,10 +30,10 @@ def why_not_merged(algorithm: Algorithm, merge: int) -> str | None:
     group = _group(algorithm)
     if merge < 1:
         return f"merge={merge}: at least one group is seen as one"
-    if algorithm.merge not in (1, merge):
-        return f"merge={merge}, but {algorithm.name} has {algorithm.merge} groups merged already"
-    if merge == 1 or algorithm.merge == merge:
+    if merge in (1, algorithm.merge):
         return None
+    if algorithm.merge > 1:
+        return f"merge={merge}, but {algorithm.name} has {algorithm.merge} groups merged already"
     if group is None:
         return f"merge={merge}, but {algorithm.name} has no groups"
     if group.size % merge:
@@ -48,7 +48,7 @@ def why_not_merged(algorithm: Algorithm, merge: int) -> str | None:
 def merged(algorithm: Algorithm, merge: int) -> Algorithm:
     """The algorithm that sees ``merge`` neighbouring groups as one. One that does so already, or that
     has no such groups (``why_not_merged`` tells), is returned as it is."""
-    return algorithm if algorithm.merge == merge else _made(algorithm, merge)
+    return algorithm if merge in (1, algorithm.merge) else _made(algorithm, merge)
 
 
 @lru_cache(maxsize=512)
@@ -91,8 +91,10 @@ def _group(algorithm: Algorithm) -> Axis | None:
 
 
 def inner_channel(view: View, algorithm: Algorithm) -> Axis | None:
-    """The axis that runs across the diagonal of a view; None where the view has no blocks."""
-    return _across(view, algorithm) if algorithm.merge > 1 else None
+    """The axis that runs across the diagonal of a view; None where the view has no blocks, or is of
+    a copy that has the zeros around them."""
+    across = _across(view, algorithm) if algorithm.merge > 1 else None
+    return None if across is None or view.dims[1].coord is across.var else across
 
 
 @lru_cache(maxsize=512)
