@@ -55,6 +55,7 @@ class Algorithm:
     c: View
     acc: DType
     epilogue: Epilogue = Epilogue()
+    math: str = "tf32"  # how f32 operands are multiplied
     merge: int = 1  # neighbouring groups that are seen as one (see merging.py)
 
     def kind(self, axis: str) -> str:
@@ -224,7 +225,8 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
             Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
     a, b, c = (views[r] for r in roles)
     used = tuple(x for x in order if x is not g or p.g > 1)
-    return Algorithm(f"{prop.value}{label}", used, a, b, c, p.acc, epilogue or Epilogue())
+    return Algorithm(f"{prop.value}{label}", used, a, b, c, p.acc, epilogue or Epilogue(),
+                     p.math)
 
 
 def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:

@@ -58,15 +58,18 @@ def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
         yield from _copies(alg, target)
         return
     yield from _products(alg, target)
-    if alg.b is not None and target.backend != "interpreter":
-        for merge in merges(alg):
-            for config in _products(merged(alg, merge), target):
+    for merge in merges(alg):
+        for config in _products(merged(alg, merge), target):
+            if config.unit == "mma":
                 yield replace(config, merge=merge)
 
 
 def merges(alg: Algorithm) -> list[int]:
     """How many neighbouring groups to see as one: as many as fill rows of so many channels, on
-    the wider side of the filter. One channel a group is no product of matrices."""
+    the wider side of the filter. One channel a group is no product of matrices, and f32 that is
+    not rounded is multiplied by the cores, whose time the zeros would take."""
+    if alg.b is None or alg.a.tensor.dtype.name == "f32" and alg.math == "ieee":
+        return []
     channels = [x.size for x in alg.axes if x.role == "channel"]
     groups = next((x.size for x in alg.axes if x.role == "group"), 1)
     found = []
@@ -87,9 +90,8 @@ def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
     if matrix:
         yield from _matrix(alg, target)
         if "box" in target.features and alg.a.tensor.dtype.bits == 16:
-            if alg.b is not None and diagonal(alg.b, alg) == 1:  # zeros are boxes only of a copy
-                yield from _boxes(alg, target)
-                yield from explicit(alg, target)
+            yield from _boxes(alg, target)
+            yield from explicit(alg, target)
             yield from _packed(alg, target)
     else:
         yield from _elementwise(alg, target)
@@ -172,8 +174,10 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
                target: Target) -> Iterator[Config]:
-    """The words that go with a tile: where the result goes, how many programs, warps and stages."""
-    config = Config(blocks, a="box", b="box", c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
+    """The words that go with a tile: where the result goes, how many programs, warps and stages. The
+    zeros of merged groups are in no box, except of a copy."""
+    b = "box" if alg.b is not None and diagonal(alg.b, alg) == 1 else "gather"
+    config = Config(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
     if why_not(config, alg, target):
         config = replace(config, c="gather")
