@@ -35,7 +35,7 @@ COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "
            "torch", "triton", "commit")
 KEY = ("problem", "prop", "what", "variant")
 SAME = "same text"
-STRUCTURE = ("swap", "via", "pack", "reduce", "teams")  # words that decide which tiles are legal
+STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "teams")  # they decide which tiles are legal
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simplify",),
     ("problem", "problem_lists", "layers", "descriptor", "tags", "target"),
     ("algorithm", "algorithm_text", "epilogue"),
-    ("boxes", "packing", "config", "cost", "tiling", "explicit", "heuristics"),
+    ("merging", "boxes", "packing", "config", "cost", "tiling", "explicit", "heuristics"),
     ("passes",),
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),

@@ -56,6 +56,7 @@ class Algorithm:
     acc: DType
     epilogue: Epilogue = Epilogue()
     math: str = "tf32"  # how f32 operands are multiplied
+    merge: int = 1  # neighbouring groups that are seen as one (see merging.py)
 
     def kind(self, axis: str) -> str:
         """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B

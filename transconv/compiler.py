@@ -16,12 +16,13 @@ from typing import Any
 
 from transconv import knobs, verdicts
 from transconv.algorithm import Algorithm
-from transconv.config import Config, why_not
+from transconv.config import Config, main_of, why_not
 from transconv.database import choice
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, StageError, Unsupported
 from transconv.ir import Tensor
-from transconv.packing import is_copy, over_copies, workspaces
+from transconv.merging import merged
+from transconv.packing import is_copy, workspaces
 from transconv.passes import blockwise
 from transconv.passes.together import together
 from transconv.pipeline import PIPELINE, STAGES, Context, Pass, lower
@@ -69,9 +70,11 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
         made = one if one and algorithm.phase else shelf.step(algorithm, chosen, target)
         if made not in steps:
             steps.append(made)
-        spaces |= {t.name: t for t in workspaces(algorithm, chosen.pack, chosen.split_k)}
-        if meeting := blockwise.meeting(chosen, over_copies(algorithm, chosen.pack)):
-            parts = blockwise.workspace(over_copies(algorithm, chosen.pack), meeting)
+        spaces |= {t.name: t for t in workspaces(merged(algorithm, chosen.merge),
+                                                     chosen.pack, chosen.split_k)}
+        seen = main_of(algorithm, chosen)
+        if meeting := blockwise.meeting(chosen, seen):
+            parts = blockwise.workspace(seen, meeting)
             if "partials" not in spaces or spaces["partials"].layout.span < parts.layout.span:
                 spaces["partials"] = parts  # stride phases share one; they may be split differently
         elif chosen.split_k > 1 and not any(s.zero for s in steps):
@@ -126,7 +129,8 @@ class _Shelf:
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
         for config in dict.fromkeys(c for _, c in phases if c.via == "gluon"):
-            if any(c.pack != config.pack or why_not(config, a, target) for a, c in phases):
+            if any((c.pack, c.merge) != (config.pack, config.merge)
+                   or why_not(config, a, target) for a, c in phases):
                 continue
             joined = together([self.step(a, config, target).kernel for a, _ in phases])
             if joined is None:

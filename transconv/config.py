@@ -16,7 +16,8 @@ from math import prod
 from transconv.algorithm import Algorithm
 from transconv.boxes import ROW, Box, box_of, turned
 from transconv.errors import ConfigError
-from transconv.packing import CHANNELS, innermost, letters, lies_as_copied, over_copies, view_of
+from transconv.merging import merged, why_not_merged
+from transconv.packing import letters, over_copies, view_of, why_not_copied
 from transconv.target import Target
 
 
@@ -38,8 +39,11 @@ class Config:
     unit      ``mma`` multiplies tiles on the matrix unit, ``fma`` element by element
     a, b, c   how an operand is fetched and the result stored: ``gather`` computes one address per
               element, ``box`` has the copy engine move rectangular pieces
+    merge     so many neighbouring groups are seen as one, whose filter is zero off its diagonal (see
+              merging.py): few channels fill the matrix unit, more products are made than needed
     pack      ``a.c`` copies A before and C after by kernels of their own: the main kernel sees them
-              with channels innermost, f32 with the channels or images that are summed (see packing.py)
+              with channels innermost, f32 with the channels or images that are summed, and a filter
+              of merged groups with its zeros (see packing.py)
     swap      take B as the left operand: acc[n, m] instead of acc[m, n]
     order     the K axes from the outermost loop to the innermost (default: the algorithm's order)
     group_m   programs that share columns run next to each other in groups of this many row blocks
@@ -62,6 +66,7 @@ class Config:
     a: str = "gather"
     b: str = "gather"
     c: str = "gather"
+    merge: int = 1
     pack: str = ""
     swap: int = 0
     order: str = ""
@@ -138,6 +143,9 @@ Rule = Callable[[Config, Algorithm, Target], "str | None"]
 
 def why_not(config: Config, algorithm: Algorithm, target: Target) -> str | None:
     """None if the config is legal for the algorithm on the target, else the reason in a sentence."""
+    if reason := why_not_merged(algorithm, config.merge):
+        return reason
+    algorithm = merged(algorithm, config.merge)
     if config.pack:
         if reason := _packs(config, algorithm):
             return reason
@@ -148,19 +156,20 @@ def why_not(config: Config, algorithm: Algorithm, target: Target) -> str | None:
     return None
 
 
+def main_of(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The algorithm of the main kernel: groups merged, over the copies."""
+    algorithm = merged(algorithm, config.merge)
+    return over_copies(algorithm, config.pack) if config.pack else algorithm
+
+
 def _packs(c: Config, alg: Algorithm) -> str | None:
     """About the tensors as they are; the rules below see the algorithm over the copies."""
     for letter in letters(c.pack):
         view = view_of(alg, letter)
         if view is None:
             return f"pack={letter}, but {alg.name} has no second operand"
-        if lies_as_copied(alg, letter):
-            inner = innermost(alg, letter)
-            which = "channels" if inner == CHANNELS else f"summed {view.tensor.dims[inner]}"
-            return (f"pack={letter}: {view.tensor.name} already has its {which} innermost and rows "
-                    "that begin at multiples of 16 bytes")
-        if 0 in view.tensor.shape:
-            return f"pack={letter}: {view.tensor.name} is empty"
+        if reason := why_not_copied(alg, letter):
+            return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if c.split_k > 1 and c.reduce == "atomic":
             return "pack=c: atomic sums meet in the result itself"
@@ -376,7 +385,7 @@ def _teams(c: Config, alg: Algorithm, target: Target) -> str | None:
 
 def programs(config: Config, alg: Algorithm) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
-    found = config.split_k
+    alg, found = merged(alg, config.merge), config.split_k
     for kind in "BMN":
         for b in config.blocks:
             if alg.kind(b.axes[0]) == kind:
@@ -395,6 +404,7 @@ def turned_bytes(c: Config, alg: Algorithm) -> int:
 
 def k_steps(c: Config, alg: Algorithm) -> int:
     """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
+    alg = merged(alg, c.merge)
     steps = 1
     for b in c.blocks:
         if alg.kind(b.axes[0]) == "K":

@@ -18,10 +18,11 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.config import Block, Config, k_steps, programs, tile, turned_bytes
+from transconv.config import Block, Config, k_steps, main_of, programs, tile, turned_bytes
 from transconv.ir import Const, Expr, View
 from transconv.ir.visit import substitute
-from transconv.packing import copies, over_copies, share
+from transconv.merging import inner_channel, merged
+from transconv.packing import copies, diagonal, share
 from transconv.simplify import simplify
 from transconv.target import Target
 
@@ -112,7 +113,7 @@ def estimate(config: Config, alg: Algorithm, target: Target,
     main = microseconds(count(config, alg, target), config, target, constants)
     if not config.pack:
         return main
-    return main + _beside(alg, config.pack, config.split_k > 1, target)
+    return main + _beside(merged(alg, config.merge), config.pack, config.split_k > 1, target)
 
 
 @lru_cache(maxsize=512)
@@ -138,7 +139,7 @@ def _interpreted(config: Config, alg: Algorithm) -> float:
 
 def count(config: Config, alg: Algorithm, target: Target) -> Work:
     """Everything about a config that can be counted, of the main kernel."""
-    alg = over_copies(alg, config.pack) if config.pack else alg
+    alg = main_of(alg, config)
     m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
     views = [v for v in (alg.a, alg.b) if v is not None]
     words = (config.a, config.b)
@@ -239,14 +240,16 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bo
     blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
-    found = min((_row(strides, b, alg, size) for b in blocks), default=_Row(SECTOR, SECTOR))
+    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
+    found = min((_row(strides, b, runs, size) for b in blocks), default=_Row(SECTOR, SECTOR))
     if only_along and not along_sum(view, alg):
         return Fetch(elements * max(size, found.each), elements, found.bytes, across=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
     vector = _vector(strides, found, alg, widest)
-    return Fetch(elements * max(size, found.each), elements / vector, found.bytes,
+    there = elements / diagonal(view, alg)  # off the diagonal nothing is moved
+    return Fetch(there * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1)
 
 
@@ -270,16 +273,23 @@ class _Row:
     axes: tuple[str, ...] = ()
 
 
-def _row(strides: dict[str, int], block: Block, alg: Algorithm, size: int) -> _Row:
+def _runs(view: View, alg: Algorithm) -> dict[str, int]:
+    """How many neighbours along each axis are equally far apart: all, or the channels of one of
+    several groups on a diagonal."""
+    across = inner_channel(view, alg)
+    return alg.sizes | {across.name: across.size // alg.merge} if across else alg.sizes
+
+
+def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:
     """The row that the innermost axes of a block make. Neighbours with a gap share sectors too."""
     step, length, axes = 0, 1, []
     for name in reversed(block.axes):
-        if alg.size(name) == 1:
+        if runs[name] == 1:
             continue
         step = step or abs(strides[name])
         if abs(strides[name]) != step * length or not step:
             break
-        length *= alg.size(name)
+        length *= runs[name]
         axes.append(name)
     length = max(1, min(length, block.extent))  # an axis may be empty
     sectors = -(-((length - 1) * step + 1) * size // SECTOR)

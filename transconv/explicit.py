@@ -16,6 +16,7 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.boxes import ROW
 from transconv.config import Block, Config, k_steps, programs, turned_bytes
+from transconv.packing import diagonal
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings
 
@@ -30,6 +31,8 @@ SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (
 def explicit(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Configs worth asking about, legal or not."""
     if "wgmma" not in target.features or alg.b is None:
+        return
+    if diagonal(alg.b, alg) > 1:  # it is in no box
         return
     wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
             for kind in "MNK"}

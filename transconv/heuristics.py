@@ -18,7 +18,8 @@ from transconv.config import Block, Config, k_steps, programs, why_not
 from transconv.cost import along_sum, axis_strides, estimate
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
-from transconv.packing import is_copy, lies_as_copied, over_copies
+from transconv.merging import merged
+from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.target import Target
 from transconv.tiling import extents, fusable, rows_of_pixels, run_of, summed_rows, tilings
 
@@ -26,6 +27,7 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 
 MOST = 200  # candidates that are worth checking and tuning
 FEW_CHANNELS = 16
+ROWS = (64, 32)  # channels of merged groups: what the copy engine and the matrix unit like
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
@@ -52,10 +54,35 @@ def default(algorithm: Algorithm, target: Target) -> Config:
 
 
 def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Configs worth asking about, legal or not; some come twice."""
+    """Configs worth asking about, legal or not; some come twice. Groups of few channels also merged."""
     if is_copy(alg):
         yield from _copies(alg, target)
         return
+    yield from _products(alg, target)
+    for merge in merges(alg):
+        for config in _products(merged(alg, merge), target):
+            if config.unit == "mma":
+                yield replace(config, merge=merge)
+
+
+def merges(alg: Algorithm) -> list[int]:
+    """How many neighbouring groups to see as one: as many as fill rows of so many channels, on
+    the wider side of the filter. One channel a group is no product of matrices, and f32 that is
+    not rounded is multiplied by the cores, whose time the zeros would take."""
+    if alg.b is None or alg.a.tensor.dtype.name == "f32" and alg.math == "ieee":
+        return []
+    channels = [x.size for x in alg.axes if x.role == "channel"]
+    groups = next((x.size for x in alg.axes if x.role == "group"), 1)
+    found = []
+    for row in ROWS if 1 < max(channels) else ():
+        fitting = [m for m in range(2, groups + 1) if groups % m == 0 and m * max(channels) <= row]
+        if fitting and fitting[-1] * min(channels) >= FEW_CHANNELS:
+            found.append(fitting[-1])
+    return [*dict.fromkeys(found)]
+
+
+def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Configs of one way to see the groups."""
     if alg.b is None:
         yield from _turned(alg, target)
     batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
@@ -154,8 +181,10 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
                target: Target) -> Iterator[Config]:
-    """The words that go with a tile: where the result goes, how many programs, warps and stages."""
-    config = Config(blocks, a="box", b="box", c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
+    """The words that go with a tile: where the result goes, how many programs, warps and stages. The
+    zeros of merged groups are in no box, except of a copy."""
+    b = "box" if alg.b is not None and diagonal(alg.b, alg) == 1 else "gather"
+    config = Config(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
     if why_not(config, alg, target):
         config = replace(config, c="gather")
@@ -181,8 +210,9 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
     """The same over copies with channels innermost, where the tensors do not lie so."""
     views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
     apart = [letter for letter, view in views if view is not None
-             and not lies_as_copied(alg, letter) and 0 not in view.tensor.shape]
-    if any(view is not None and view.tensor.shape[1] < FEW_CHANNELS for _, view in views):
+             and not why_not_copied(alg, letter)]
+    if any(view is not None and view.tensor.shape[1] * diagonal(view, alg) < FEW_CHANNELS
+            for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
     ways = [*filter(None, dict.fromkeys([before, ".".join(apart)]))]

@@ -15,6 +15,10 @@ weights, or over images, is then copied with those innermost:
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
 through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
 channels; what lies between them is never read, because a box knows how long a row is.
+
+The filter of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
+
+    wei[oc, ic % 4] where ic//4 == oc//4 % 16  -- pack_wei16 -->  wei_packed16[oc, kh, kw, ic]
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, free_vars
+from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, eq, free_vars
+from transconv.merging import inner_channel
 
 ROW_ALIGN = 16  # bytes
 PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
@@ -46,22 +51,26 @@ def innermost(algorithm: Algorithm, letter: str) -> int:
     return 0 if summed & free_vars(view.dims[0].coord) else CHANNELS
 
 
-def copy_of(tensor: Tensor, inner: int = CHANNELS) -> Tensor:
+def copy_of(tensor: Tensor, inner: int = CHANNELS, merge: int = 1) -> Tensor:
     """The workspace for a tensor: dimension ``inner`` innermost, the others in their order (the outer
-    one of the first two outermost), rows padded to 16 bytes. Same dimensions, shape and dtype."""
+    one of the first two outermost), rows padded to 16 bytes. Same dimensions, shape and dtype; but a
+    filter of merged groups has the channels of all of them."""
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
+    shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = max(1, ROW_ALIGN // tensor.dtype.bytes)
     blocks, step = [], 1
     for dim in order:
-        blocks.append(LayoutBlock(dim, tensor.shape[dim], step))
-        step *= -(-tensor.shape[dim] // row) * row if dim == inner else tensor.shape[dim]
-    layout = Layout(tensor.dtype, len(tensor.shape), tuple(reversed(blocks)))
-    return Tensor(f"{tensor.name}{COPY}", tensor.dims, tensor.shape, layout)
+        blocks.append(LayoutBlock(dim, shape[dim], step))
+        step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
+    layout = Layout(tensor.dtype, len(shape), tuple(reversed(blocks)))
+    name = f"{tensor.name}{COPY}{merge if merge > 1 else ''}"
+    return Tensor(name, tensor.dims, shape, layout)
 
 
 def operand_of(name: str) -> str:
     """The tensor that a workspace is a copy of; empty if it is none."""
-    return name.removesuffix(COPY) if name.endswith(COPY) else ""
+    operand, packed, _ = name.partition(COPY)
+    return operand if packed else ""
 
 
 def letters(pack: str) -> list[str]:
@@ -86,11 +95,16 @@ def workspaces(algorithm: Algorithm, pack: str, split: int) -> list[Tensor]:
 def _workspace(algorithm: Algorithm, letter: str) -> Tensor:
     view = view_of(algorithm, letter)
     assert view is not None
-    return copy_of(view.tensor, innermost(algorithm, letter))
+    return copy_of(view.tensor, innermost(algorithm, letter), diagonal(view, algorithm))
 
 
 def view_of(algorithm: Algorithm, letter: str) -> View | None:
     return {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+
+
+def diagonal(view: View, algorithm: Algorithm) -> int:
+    """How many blocks lie on the diagonal of what a view sees: 1 unless groups are merged in it."""
+    return 1 if inner_channel(view, algorithm) is None else algorithm.merge
 
 
 @lru_cache(maxsize=512)
@@ -99,7 +113,10 @@ def over_copies(algorithm: Algorithm, pack: str) -> Algorithm:
     for letter in letters(pack):
         view = view_of(algorithm, letter)
         assert view is not None, f"{algorithm.name} has no operand {letter}"
-        over = View(_workspace(algorithm, letter), view.dims)
+        dims = view.dims
+        if inner := inner_channel(view, algorithm):
+            dims = (dims[0], ViewDim(inner.var), *dims[2:])
+        over = View(_workspace(algorithm, letter), dims)
         algorithm = (replace(algorithm, a=over) if letter == "a" else
                      replace(algorithm, b=over) if letter == "b" else replace(algorithm, c=over))
     return algorithm
@@ -118,25 +135,40 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
         tensor, copied = view.tensor, _workspace(algorithm, letter)
         if letter == "c":
             yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, CHANNELS, algorithm)
+        elif diagonal(view, algorithm) > 1:
+            yield _copy(f"{PACK}{tensor.name}{algorithm.merge}", tensor, copied,
+                        innermost(algorithm, letter), algorithm, _in_blocks(view, algorithm))
         else:
             inner = innermost(algorithm, letter)
             yield _copy(f"{PACK}{tensor.name}", tensor, copied, inner, algorithm)
 
 
-def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm) -> Algorithm:
+def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
+    """Which inner channel of a filter a point of its copy shows, and whether it is in a block."""
+    oc, ic = (Var(n) for n in view.tensor.dims[:2])
+    across = inner_channel(view, algorithm)
+    along = next(x for x in algorithm.axes if x.role == "channel" and x is not across)
+    each, rows = view.tensor.shape[1], along.size // algorithm.merge
+    return ViewDim(ic % each, eq(ic // each, oc // rows % algorithm.merge))
+
+
+def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
+          channel: ViewDim | None = None) -> Algorithm:
     """``c = a`` for all elements; the innermost dimension of the copy counts fastest, the other
     channels next where the original has them innermost. Neighbouring dimensions that are one run of
-    memory in both tensors are one axis: an image's rows are."""
+    memory in both tensors are one axis: an image's rows are. ``channel``: which channel of A goes to
+    one of C, if not the same one."""
     runs = _runs(a, c, inner)
     a, c = _merged(a, runs), _merged(c, runs)
-    channels = runs.index((inner,))
-    order = [d for d in range(len(runs)) if d != channels]
+    fastest, channels = runs.index((inner,)), runs.index((CHANNELS,))
+    order = [d for d in range(len(runs)) if d != fastest]
     if inner != CHANNELS and rows_of_channels(a):
-        order.append(order.pop(order.index(runs.index((CHANNELS,)))))
-    order.append(channels)
-    axes = tuple(Axis(a.dims[d], a.shape[d], "channel" if d == channels else "pixel") for d in order)
-    dims = tuple(ViewDim(Var(name)) for name in a.dims)
-    return Algorithm(name, axes, View(a, dims), None, View(c, dims), algorithm.acc)
+        order.append(order.pop(order.index(channels)))
+    order.append(fastest)
+    axes = tuple(Axis(c.dims[d], c.shape[d], "channel" if d == fastest else "pixel") for d in order)
+    dims = tuple(ViewDim(Var(name)) for name in c.dims)
+    seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
+    return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc)
 
 
 def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
@@ -175,11 +207,22 @@ def is_copy(algorithm: Algorithm) -> bool:
     return algorithm.b is None and not algorithm.axes_of("K") and not algorithm.epilogue
 
 
-def lies_as_copied(algorithm: Algorithm, letter: str) -> bool:
-    """Whether a copy of an operand would lie as it does already."""
+def why_not_copied(algorithm: Algorithm, letter: str) -> str | None:
+    """None if a copy of an operand would lie in another way than it does, else the reason."""
     view = view_of(algorithm, letter)
     assert view is not None
-    return rows_of_channels(view.tensor, innermost(algorithm, letter))
+    name = view.tensor.name
+    if 0 in view.tensor.shape:
+        return f"{name} is empty"
+    if diagonal(view, algorithm) > 1:
+        stored = letter == "c"
+        return f"only the blocks of {name} are stored, one element at a time" if stored else None
+    inner = innermost(algorithm, letter)
+    if rows_of_channels(view.tensor, inner):
+        which = "channels" if inner == CHANNELS else f"summed {view.tensor.dims[inner]}"
+        return (f"{name} already has its {which} innermost and rows that begin at multiples of "
+                "16 bytes")
+    return None
 
 
 def rows_of_channels(tensor: Tensor, inner: int = CHANNELS) -> bool:

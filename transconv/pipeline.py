@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from transconv import knobs
 from transconv.algorithm import Algorithm
-from transconv.config import Config, why_not
+from transconv.config import Config, main_of, why_not
 from transconv.errors import ConfigError
 from transconv.ir import Kernel
 from transconv.ir.verify import verify
-from transconv.packing import over_copies
 from transconv.passes import (
     blockwise,
     cse,
@@ -96,15 +95,15 @@ STAGES = ("problem", "algorithm", "config", "naive", *(p.name for p in PIPELINE)
 def lower(algorithm: Algorithm, config: Config, target: Target, name: str, precision: str = "tf32",
           switches: dict[str, bool] | None = None,
           seconds: dict[str, float] | None = None) -> list[tuple[str, Kernel]]:
-    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``, over copies of
-    the tensors that the config packs. ``seconds`` is filled with what each took.
+    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``, over merged
+    groups and over copies of the tensors that the config packs. ``seconds`` is filled with what each took.
 
     Raises ConfigError for a config that is not legal. With TRANSCONV_VERIFY=1 the well-formedness
     rules are checked after each pass.
     """
     if reason := why_not(config, algorithm, target):
         raise ConfigError(f"{config}: {reason}")
-    algorithm = over_copies(algorithm, config.pack)
+    algorithm = main_of(algorithm, config)
     context = Context(algorithm, config, target, precision)
     spent = {} if seconds is None else seconds
     started = time.perf_counter()

@@ -13,10 +13,11 @@ from transconv.algorithm import Algorithm, algorithms
 from transconv.backend_triton.emit import boxes, emit, grid_size, is_explicit
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
-from transconv.config import Config, why_not
+from transconv.config import Config, main_of, why_not
 from transconv.database import choice
 from transconv.epilogue import Epilogue
 from transconv.ir import Kernel
+from transconv.merging import merged
 from transconv.packing import PACK, UNPACK, copies, is_copy, over_copies, with_letter, without
 from transconv.passes import blockwise
 from transconv.pipeline import lower
@@ -44,12 +45,11 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     made: Planned = []
     around: dict[str, Algorithm] = {}
     for algorithm, chosen in _agreed(_same_copies(mains, target), target):
-        around |= {c.name: c for c in copies(algorithm, chosen.pack, chosen.split_k)}
+        beside = copies(merged(algorithm, chosen.merge), chosen.pack, chosen.split_k)
+        around |= {c.name: c for c in beside}
         made.append((algorithm, chosen))
-        if blockwise.meeting(chosen, over_copies(algorithm, chosen.pack)):
-            second = blockwise.second(over_copies(algorithm, chosen.pack), chosen)
-            if chosen.pack:
-                second = replace(second, c=algorithm.c)
+        if blockwise.meeting(chosen, main_of(algorithm, chosen)):
+            second = _second(algorithm, chosen)
             made.append((second, choose(second, target)))
     before = [(c, choose(c, target)) for c in around.values() if c.name.startswith(PACK)]
     after = [(c, choose(c, target)) for c in around.values() if c.name.startswith(UNPACK)]
@@ -67,6 +67,15 @@ def _same_copies(mains: Planned, target: Target) -> Planned:
         return mains
     return [(a, longest if (a, c) in phases and c.pack != longest.pack
              and why_not(longest, a, target) is None else c) for a, c in mains]
+
+
+def _second(algorithm: Algorithm, config: Config) -> Algorithm:
+    """What adds the parts of a sum. Tiles that were dealt out it has to see as the main kernel did;
+    else it sees groups one by one, and nothing that lies between their blocks."""
+    dealt = config.reduce == "stream"
+    seen = main_of(algorithm, config) if dealt else over_copies(algorithm, config.pack)
+    second = blockwise.second(seen, config)
+    return replace(second, c=algorithm.c) if config.pack else second
 
 
 def _agreed(mains: Planned, target: Target) -> Planned:

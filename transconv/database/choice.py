@@ -181,5 +181,6 @@ def _room(size: int, unit: str) -> int:
 def _family(config: Config, algorithm: Algorithm) -> tuple[object, ...]:
     """All words, and the extents of the tile; not how a kind's blocks share its extent."""
     words = tuple(getattr(config, f.name) for f in fields(config)
-                  if f.name not in ("blocks", "split_k"))
-    return (*words, config.split_k > 1, *(tile(config, algorithm, kind) for kind in "BMNK"))
+                  if f.name not in ("blocks", "split_k", "merge"))
+    extents = (tile(config, algorithm, kind) for kind in "BMNK")
+    return (*words, config.split_k > 1, config.merge > 1, *extents)

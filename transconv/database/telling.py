@@ -17,6 +17,7 @@ from transconv.algorithm import Algorithm
 from transconv.config import Config, why_not
 from transconv.cost import count, estimate
 from transconv.database.choice import Choice
+from transconv.merging import merged
 from transconv.target import Target
 
 WIDTH = 88
@@ -58,7 +59,7 @@ def parts(config: Config, algorithm: Algorithm, target: Target) -> str:
     slots = config.programs or target.sms
     waves = w.tiles / slots
     idle = (ceil(waves) * slots - w.tiles) / slots
-    flops = 2 * prod(x.size for x in algorithm.axes)
+    flops = 2 * prod(x.size for x in merged(algorithm, config.merge).axes)
     peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
     moved = w.traffic + w.partial
     text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "
@@ -66,9 +67,13 @@ def parts(config: Config, algorithm: Algorithm, target: Target) -> str:
             f"{idle:.0%} of the last one idle; "
             f"{'two teams take turns at them; ' if config.teams > 1 else ''}"
             f"{w.steps} steps of {w.m * w.group}x{w.n}x{w.k}; "
-            f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate; "
+            f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate{_wasted(config)}; "
             f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
     return text + (f", {w.partial / 1e6:.3g} MB of them parts of sums" if w.partial else "")
+
+
+def _wasted(config: Config) -> str:
+    return f", {config.merge} times the products of groups one by one" if config.merge > 1 else ""
 
 
 def refusals(algorithm: Algorithm, target: Target, most: int = 4) -> list[str]:

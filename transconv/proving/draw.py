@@ -26,7 +26,7 @@ MANY = 32  # images: enough for copies of f32 that have them innermost
 MATHS = ("ieee", "ieee", "tf32", "tf32", "tf32x3")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 16, 17, 20, 24, 32, 32, 33, 40)
 KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) * 3 + (
-    "transposed", "transposed", "patches", "stem", "wide")
+    "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow")
 MOST_MACS = 1 << 20
 MOST_ELEMENTS = 1 << 14  # of a tensor
 RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
@@ -72,6 +72,9 @@ def _channels(rng: Random, kind: str) -> tuple[int, int, int]:
     if kind == "groups":
         g = rng.choice((2, 2, 3, 4, 6))
         return g, g * rng.choice(CHANNELS), g * rng.choice(CHANNELS)
+    if kind == "narrow":
+        g = rng.choice((4, 6, 8, 8, 16, 16))
+        return g, g * rng.choice((1, 2, 3, 4, 4)), g * rng.choice((1, 2, 3, 4, 4))
     if kind == "stem":
         return 1, rng.randint(1, 4), rng.choice((8, 16, 32, 33))
     if kind == "wide":

@@ -23,8 +23,8 @@ from transconv.target import Target
 NUMBERS = (0, 1, 2, 3)
 VALUES: dict[str, tuple[int, ...]] = {
     "group_m": (1, 2, 3, 8), "split_k": (1, 1, 2, 3, 5), "programs": (0, 1, 2, 5, 132),
-    "swap": (0, 1), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
-    "teams": (1, 2),
+    "swap": (0, 1), "merge": (1, 2, 3, 4, 8, 16), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4),
+    "warps": (1, 2, 4, 4, 8), "teams": (1, 2),
 }
 # Words that decide whether another is legal, and are drawn with it; so are smaller blocks.
 COMPANIONS = {"teams": ("programs", "warps", "split_k")}
