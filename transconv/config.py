@@ -230,6 +230,8 @@ def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
     for axis in c.regs.split("."):
         if (block := c.block_of(axis)) is None or len(block.axes) > 1:
             return f"regs={c.regs}: there is no block of {axis or 'no axis'} alone to write out"
+        if block.extent > max(1, alg.size(axis)):
+            return f"regs={c.regs}: block {block} has more positions than there are, {alg.size(axis)}"
     if len(set(c.regs.split("."))) < len(c.regs.split(".")):
         return f"regs={c.regs} names an axis twice"
     written = prod(b.extent for b in c.blocks if c.in_registers(b))

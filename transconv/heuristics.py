@@ -14,12 +14,14 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.config import Block, Config, k_steps, why_not
-from transconv.cost import axis_strides, estimate, programs
+from transconv.cost import estimate, programs
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.packing import is_copy, over_copies, rows_of_channels
+from transconv.sliding import sliding
+from transconv.strides import axis_strides
 from transconv.target import Target
-from transconv.tiling import extents, fusable, rows_of_pixels, run_of, tilings
+from transconv.tiling import extents, fusable, rows_of_pixels, run_of, splits, tilings
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
@@ -68,6 +70,7 @@ def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
             yield from _packed(alg, target)
     else:
         yield from _elementwise(alg, target)
+        yield from sliding(alg, target)
 
 
 def _worth_the_matrix_unit(alg: Algorithm) -> bool:
@@ -116,7 +119,7 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
     for (warps, stages), wanted in ways.items():
         if wanted:
             config = Config(blocks, warps=warps, stages=stages)
-            for split in _splits(config, alg, target):
+            for split in splits(config, alg, target):
                 yield replace(config, split_k=split)
 
 
@@ -162,7 +165,7 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
     if programs(config, alg) > target.sms and not _sums_pixels(alg):
         yield from (replace(c, programs=target.sms) for c in ways)
     yield from ways
-    for split in _splits(config, alg, target)[1:]:
+    for split in splits(config, alg, target)[1:]:
         yield replace(config, split_k=split, c="gather")
 
 
@@ -244,23 +247,7 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
             config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
             steps = k_steps(config, alg)
             unroll = 1 if steps <= 25 and not big else 0
-            for split in _splits(config, alg, target):
+            for split in splits(config, alg, target):
                 yield replace(config, unroll=unroll, split_k=split)
-
-
-def _splits(config: Config, alg: Algorithm, target: Target) -> list[int]:
-    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
-    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
-    if target.backend == "interpreter" or alg.b is None:
-        return [1]
-    tiles, steps = programs(config, alg), k_steps(config, alg)
-    found = {1}
-    for waves in (0.5, 1, 2, 3):
-        split = min(int(waves * target.sms / tiles), steps // 4)
-        if split < 2 or tiles > target.sms * 2:
-            continue
-        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
-        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
-        found |= {divisor} if "box" in (config.a, config.b) else {even}
-        found |= {divisor} if divisor * 4 >= split * 3 else set()
-    return sorted(found)
+                if k > 1:
+                    yield replace(config, split_k=split, late=1, stages=1)

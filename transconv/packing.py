@@ -25,15 +25,22 @@ ROW_ALIGN = 16  # bytes
 PACK, UNPACK, COPY = "pack_", "unpack_", "_packed"
 
 
+def row_of(tensor: Tensor) -> int:
+    """The dimension that a copy has innermost: channels. A filter of one channel per group has as
+    many output channels as its input has channels, and those are its rows."""
+    return 0 if tensor.dims[0] == "oc" and tensor.shape[1] == 1 else 1
+
+
 def copy_of(tensor: Tensor) -> Tensor:
-    """The workspace for a tensor: dimension 1 (channels) innermost, the others in their order, rows
-    padded to 16 bytes. Same dimensions, shape and dtype."""
-    order = [1, *range(len(tensor.shape) - 1, 1, -1), 0]
+    """The workspace for a tensor: channels innermost, the others in their order, rows padded to 16
+    bytes. Same dimensions, shape and dtype."""
+    inner = row_of(tensor)
+    order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     row = max(1, ROW_ALIGN // tensor.dtype.bytes)
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, tensor.shape[dim], step))
-        step *= -(-tensor.shape[dim] // row) * row if dim == 1 else tensor.shape[dim]
+        step *= -(-tensor.shape[dim] // row) * row if dim == inner else tensor.shape[dim]
     layout = Layout(tensor.dtype, len(tensor.shape), tuple(reversed(blocks)))
     return Tensor(f"{tensor.name}{COPY}", tensor.dims, tensor.shape, layout)
 
@@ -99,8 +106,8 @@ def _copy(name: str, a: Tensor, c: Tensor, algorithm: Algorithm) -> Algorithm:
     """``c = a`` for all elements; channels count fastest. Neighbouring dimensions that are one run
     of memory in both tensors are one axis: an image's rows are."""
     runs = _runs(a, c)
+    channels = runs.index((row_of(a),))
     a, c = _merged(a, runs), _merged(c, runs)
-    channels = runs.index((1,))
     order = [d for d in range(len(runs)) if d != channels] + [channels]
     axes = tuple(Axis(a.dims[d], a.shape[d], "channel" if d == channels else "pixel") for d in order)
     dims = tuple(ViewDim(Var(name)) for name in a.dims)
@@ -111,10 +118,11 @@ def _runs(a: Tensor, c: Tensor) -> list[tuple[int, ...]]:
     """Which dimensions become one. Those of size 1 join any neighbour but the channels."""
     runs: list[tuple[int, ...]] = []
     strides = [t.layout.strides() for t in (a, c)]
+    row = row_of(a)
     for dim, size in enumerate(a.shape):
-        before = runs[-1] if runs else (1,)
+        before = runs[-1] if runs else (row,)
         wide = [d for d in before if a.shape[d] != 1]
-        if before != (1,) and dim != 1 and all(strides) and (
+        if before != (row,) and dim != row and all(strides) and (
                 size == 1 or not wide
                 or all(s is not None and s[wide[-1]] == s[dim] * size for s in strides)):
             runs[-1] = (*before, dim)
@@ -148,8 +156,9 @@ def rows_of_channels(tensor: Tensor) -> bool:
     strides = tensor.layout.strides()
     if strides is None:
         return False
-    others = [s for d, s in enumerate(strides) if d != 1 and tensor.shape[d] > 1]
-    return (strides[1] == 1 or tensor.shape[1] == 1) and all(
+    row = row_of(tensor)
+    others = [s for d, s in enumerate(strides) if d != row and tensor.shape[d] > 1]
+    return (strides[row] == 1 or tensor.shape[row] == 1) and all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
 
 

@@ -12,7 +12,22 @@ from __future__ import annotations
 
 from transconv.algorithm import Algorithm
 from transconv.config import Config
-from transconv.ir import Alloc, Kernel, Lane, Let, Load, Mutator, Spread, Stmt, Tensor, Var, lanes_of
+from transconv.ir import (
+    Add,
+    Alloc,
+    Expr,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Mutator,
+    Spread,
+    Stmt,
+    Sub,
+    Tensor,
+    Var,
+    lanes_of,
+)
 
 
 def widen(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
@@ -27,6 +42,7 @@ class _Widen(Mutator):
     def __init__(self, operands: set[Tensor]) -> None:
         self.operands = operands
         self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.values: dict[Var, Expr] = {}
         self.lanes: tuple[Lane, ...] = ()
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
@@ -38,7 +54,20 @@ class _Widen(Mutator):
         load = let.value
         if isinstance(load, Load) and load.tensor in self.operands:
             own = lanes_of(load, self.scope)
-            if own and own != self.lanes and set(own) <= set(self.lanes):
+            if own != self.lanes and set(own) <= set(self.lanes) and self.neighbours(load.offset):
                 let = Let(let.var, Load(load.tensor, Spread(load.offset, self.lanes), load.mask))
+        else:
+            self.values[let.var] = let.value
         self.scope[let.var] = lanes_of(let.value, self.scope)
         return let
+
+    def neighbours(self, offset: Expr) -> bool:
+        """Whether the offset steps by 1 along a lane."""
+        match offset:
+            case Add(a, b):
+                return self.neighbours(a) or self.neighbours(b)
+            case Sub(a, _):
+                return self.neighbours(a)
+            case Var() if offset in self.values:
+                return self.neighbours(self.values[offset])
+        return isinstance(offset, Lane)

@@ -23,7 +23,7 @@ from transconv.target import Target
 NUMBERS = (0, 1, 2, 3)
 VALUES: dict[str, tuple[int, ...]] = {
     "group_m": (1, 2, 3, 8), "split_k": (1, 1, 2, 3, 5), "programs": (0, 1, 2, 5, 132),
-    "swap": (0, 1), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
+    "swap": (0, 1), "unroll": (0, 0, 1), "late": (0, 1), "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8),
 }
 DEFAULTS = Config()
 SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
@@ -56,7 +56,7 @@ def words(config: Config) -> dict[str, str]:
     found = {"tile": "with a block" if config.blocks else "one by one"}
     for f in fields(Config):
         value = getattr(config, f.name)
-        if f.name == "order":
+        if f.name in ("order", "regs"):
             found[f.name] = "given" if value else "default"
         elif f.name != "blocks":
             found[f.name] = str(value)
@@ -115,7 +115,7 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
     for name in names:
         if chance(rng, 3):
             continue
-        value = _value(rng, name, algorithms[0], seen)
+        value = _value(rng, name, made, algorithms[0], seen)
         change: dict[str, Any] = {name: value}
         other = replace(made, **change)
         if value != getattr(made, name) and is_legal(other, algorithms, target) and (
@@ -124,13 +124,17 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
     return made
 
 
-def _value(rng: Random, name: str, algorithm: Algorithm, seen: Iterable[Config]) -> object:
+def _value(rng: Random, name: str, made: Config, algorithm: Algorithm,
+           seen: Iterable[Config]) -> object:
     default = getattr(DEFAULTS, name)
     if name in CHOICES:
         return rng.choice(CHOICES[name])
     if name == "order":
         axes = [x.name for x in algorithm.axes_of("K")]
         return ".".join(rng.sample(axes, len(axes))) if chance(rng, 2) else ""
+    if name == "regs":
+        alone = [b.axes[0] for b in made.blocks if len(b.axes) == 1]
+        return ".".join(rng.sample(alone, rng.randint(0, min(3, len(alone)))))
     if isinstance(default, int):
         return rng.choice(VALUES.get(name, NUMBERS))
     # A word of free text says what it can be only through those who propose it.

@@ -1,0 +1,89 @@
+"""Stage 3, proposals for depthwise filters: the taps of a row slide over pixels in registers.
+
+    mb.oh:32 ow:8 g:32 kw:7 | regs=ow.kw          14 pixels loaded for 56 products, 8 channels each
+
+Lanes run along channels, as many in a thread as one access takes, and along rows of pixels; a few
+pixels of the row and all taps of a row of the filter (or of all rows, when they are few) are written
+out. Where pixels are summed, each lane keeps its own sum until the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from transconv.algorithm import Algorithm, Axis
+from transconv.config import MOST_WRITTEN, Block, Config
+from transconv.packing import rows_of_channels
+from transconv.strides import axis_strides
+from transconv.target import Target
+from transconv.tiling import splits
+
+ACCESS = 16  # bytes that a lane loads at once
+CHANNELS = (64, 128, 256, 512, 1024, 32, 16)
+ALONG = 8  # positions of an axis that are written out at most
+WASTE = 1.2  # positions with those beyond the end, relative to those that there are
+
+
+def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """Configs worth asking about, legal or not: none where channels are not next to one another."""
+    groups = alg.axes_of("B")
+    if target.backend == "interpreter" or alg.b is None or not groups or (
+            axis_strides(alg.a, alg)[groups[-1].name] != 1):
+        return
+    summed = any(x.role == "pixel" for x in alg.axes_of("K"))
+    pixels = [x for x in alg.axes_of("K" if summed else "M") if x.role == "pixel"]
+    taps = [x for x in alg.axes_of("M" if summed else "K") if x.role == "tap"]
+    if not pixels or not taps:
+        return
+    pack = "b" if not summed and not rows_of_channels(alg.b.tensor) else ""
+    for channels, held in product(CHANNELS, (1, 2)):
+        if channels > CHANNELS[-1] and -(-groups[-1].size // channels) * channels > WASTE * groups[-1].size:
+            continue
+        deep = ACCESS // alg.a.tensor.dtype.bytes // held
+        for blocks, regs in _written(pixels[-1], taps):
+            for other, rows in _rows(pixels[:-1], taps, regs, summed, 128 * deep // channels):
+                config = Config((*other, *rows, *blocks, Block((groups[-1].name,), channels)), "fma",
+                                regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
+                for split in splits(config, alg, target)[-3:]:
+                    yield replace(config, split_k=split)
+                    if pack:
+                        yield replace(config, split_k=split, pack=pack)
+
+
+def _written(pixel: Axis, taps: list[Axis]) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
+    """Blocks of a row's pixels and of the taps that slide over them, and the axes they are of."""
+    rows = [[taps[-1]], [*taps[-2:]]] if len(taps) > 1 and taps[-2].size > 1 else [[taps[-1]]]
+    for along, axes in product(_even(pixel.size), rows):
+        for last in _even(taps[-1].size) if len(axes) == 1 else [taps[-1].size]:
+            sizes = [*(x.size for x in axes[:-1]), last]
+            if along * prod(sizes) > MOST_WRITTEN // 2:
+                continue
+            named = [(pixel, along), *zip(axes, sizes, strict=True)]
+            blocks = tuple(Block((x.name,), n) for x, n in named if n > 1)
+            yield blocks, [b.axes[0] for b in blocks]
+
+
+def _even(size: int) -> list[int]:
+    """Extents that divide an axis with little waste, the two largest."""
+    found = [n for n in range(min(ALONG, size), 0, -1) if -(-size // n) * n <= WASTE * size]
+    return found[:2]
+
+
+def _rows(pixels: list[Axis], taps: list[Axis], written: list[str], summed: bool,
+          count: int) -> Iterator[tuple[tuple[Block, ...], tuple[Block, ...]]]:
+    """Lanes along ``count`` rows; also along rows of the filter, where each has its own sums."""
+    names = tuple(x.name for x in pixels if x.size > 1) or tuple(x.name for x in pixels[-1:])
+
+    def lanes(n: int) -> tuple[Block, ...]:
+        return (Block(names, n),) if names and n > 1 else ()
+
+    if count >= 1:
+        yield (), lanes(count)
+    if summed and len(taps) > 1 and taps[-2].name not in written:
+        down = 1 << (taps[-2].size - 1).bit_length()
+        for rows in {min(down, 8), min(down, 4), 2}:
+            if 1 < rows <= count:
+                yield (Block((taps[-2].name,), rows),), lanes(count // rows)
