@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bench import fit
 from tests.strategies import problems
-from transconv import compiler, cost, heuristics, strides as lying
+from transconv import compiler, cost, heuristics
+from transconv import strides as lying
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Block, Config, k_steps, why_not
 from transconv.epilogue import Epilogue

@@ -27,6 +27,7 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 
 MOST = 200  # candidates that are worth checking and tuning
 FEW_CHANNELS = 16
+MOST_UNROLLED = 25  # steps of a sum element by element
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
@@ -232,10 +233,11 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
         rows = [tuple(x.name for x in alg.axes_of("M"))]
         wide = wide if big else (*wide, 512, 1024)
     sums = fusable(alg.axes_of("K"), alg) if alg.axes_of("K") else [()]
-    depths = (16, 64) if _sums_pixels(alg) else (1,)
+    many = alg.b is None and prod(x.size for x in alg.axes_of("K")) > MOST_UNROLLED
+    depths = (16, 64) if _sums_pixels(alg) else (1, 8, 32) if many else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
-            if m * n * k > MOST_PRODUCTS and not big:
+            if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
                 continue
             blocks = []
             if r:
@@ -246,8 +248,9 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
                 blocks.append(Block(s, k))
             config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
             steps = k_steps(config, alg)
-            unroll = 1 if steps <= 25 and not big else 0
+            unroll = 1 if steps <= MOST_UNROLLED and not big else 0
             for split in splits(config, alg, target):
-                yield replace(config, unroll=unroll, split_k=split)
-                if k > 1:
+                if k == 1 or not many:
+                    yield replace(config, unroll=unroll, split_k=split)
+                if k > 1 and not big:
                     yield replace(config, split_k=split, late=1, stages=1)

@@ -100,10 +100,14 @@ def _operand(view: View, config: Config, alg: Algorithm, target: Target, held: f
     down = target.warp_size / across if any(b is not inner for b in has) else 1.0
     step = abs(strides[inner.axes[-1]]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
-    places = {0}
+    places = {(0, 0)}
     for b in config.blocks:
-        if config.in_registers(b) and strides[b.axes[0]]:
-            places = {at + strides[b.axes[0]] * i for at, i in product(places, range(b.extent))}
+        if config.in_registers(b) and (step := strides[b.axes[0]]):
+            # Of a sum's last block, what is beyond the end has a mask of its own and is not shared.
+            rest = -alg.size(b.axes[0]) % b.extent if alg.kind(b.axes[0]) == "K" else 0
+            own = [i if i >= b.extent - rest else 0 for i in range(b.extent)]
+            places = {(at + step * i, max(mask, own[i])) for (at, mask), i in product(
+                places, range(b.extent))}
     return _Operand(len(places), elements, elements / vector, max(1.0, lines))
 
 

@@ -24,6 +24,7 @@ from transconv.tiling import splits
 ACCESS = 16  # bytes that a lane loads at once
 CHANNELS = (64, 128, 256, 512, 1024, 32, 16)
 ALONG = 8  # positions of an axis that are written out at most
+LONGEST = 32  # or all of an axis of no more
 WASTE = 1.2  # positions with those beyond the end, relative to those that there are
 
 
@@ -39,8 +40,9 @@ def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
     if not pixels or not taps:
         return
     pack = "b" if not summed and not rows_of_channels(alg.b.tensor) else ""
+    size = groups[-1].size
     for channels, held in product(CHANNELS, (1, 2)):
-        if channels > CHANNELS[-1] and -(-groups[-1].size // channels) * channels > WASTE * groups[-1].size:
+        if channels > CHANNELS[-1] and -(-size // channels) * channels > WASTE * size:
             continue
         deep = ACCESS // alg.a.tensor.dtype.bytes // held
         for blocks, regs in _written(pixels[-1], taps):
@@ -58,18 +60,18 @@ def _written(pixel: Axis, taps: list[Axis]) -> Iterator[tuple[tuple[Block, ...],
     rows = [[taps[-1]], [*taps[-2:]]] if len(taps) > 1 and taps[-2].size > 1 else [[taps[-1]]]
     for along, axes in product(_even(pixel.size), rows):
         for last in _even(taps[-1].size) if len(axes) == 1 else [taps[-1].size]:
-            sizes = [*(x.size for x in axes[:-1]), last]
-            if along * prod(sizes) > MOST_WRITTEN // 2:
+            named = [(pixel, along), *((x, x.size) for x in axes[:-1]), (axes[-1], last)]
+            if prod(n for _, n in named) > MOST_WRITTEN:
                 continue
-            named = [(pixel, along), *zip(axes, sizes, strict=True)]
             blocks = tuple(Block((x.name,), n) for x, n in named if n > 1)
             yield blocks, [b.axes[0] for b in blocks]
 
 
 def _even(size: int) -> list[int]:
-    """Extents that divide an axis with little waste, the two largest."""
+    """Extents that divide an axis with little waste: the two largest, all of a short axis, and half."""
     found = [n for n in range(min(ALONG, size), 0, -1) if -(-size // n) * n <= WASTE * size]
-    return found[:2]
+    whole = [size] if ALONG < size <= LONGEST else []
+    return [*whole, *found[:2], *(n for n in found[2:] if n == ALONG // 2)]
 
 
 def _rows(pixels: list[Axis], taps: list[Axis], written: list[str], summed: bool,

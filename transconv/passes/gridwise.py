@@ -145,7 +145,8 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     step = Var("step")
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
     loop_lets = _unpack(step, sides["K"].counts)
-    guard = _Guard(tails, nest)
+    written = {v for v in tails if kinds[v] != "K" and v.name in config.regs.split(".")}
+    guard = _Guard(tails, nest, written)
     body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
     body = sides["K"].wrap(body)
     kind = "unroll" if config.unroll else "serial"
@@ -266,21 +267,24 @@ def _unpack_grid(sides: dict[str, _Side], config: Config) -> tuple[Var, list[Stm
 
 
 class _Guard(ExprMutator):
-    """AND the tail masks into every access that depends on a partly filled block."""
+    """AND the tail masks into every access that depends on a partly filled block. ``written`` axes are
+    written out: where a mask already keeps a load inside of its tensor, what is loaded for results
+    beyond the end may be anything, and stays the same load as that of their neighbours."""
 
-    def __init__(self, tails: dict[Var, Expr], nest: Nest) -> None:
+    def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
         super().__init__()
-        self.tails = tails
+        self.tails, self.written = tails, written
         self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body))
                      if isinstance(s, Let)}
 
-    def guarded(self, offset: Expr, mask: Expr) -> Expr:
-        roots = _roots(offset, self.lets)
+    def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
+        roots = _roots(offset, self.lets) - inside
         needed = [m for v, m in self.tails.items() if v in roots]
         return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
 
     def mutate_Load(self, at: Load) -> Node:
-        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask))
+        inside = _roots(at.mask, self.lets) & self.written
+        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask, inside))
 
     def mutate_Store(self, at: Store) -> Node:
         return Store(at.tensor, at.offset, self.mutate(at.value),
