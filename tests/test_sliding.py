@@ -17,7 +17,7 @@ from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, 
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
-from transconv.packing import copy_of, rows_of_channels
+from transconv.packing import copy_of, over_copies, rows_of_channels
 from transconv.problem import ConvProblem, Prop
 from transconv.sliding import sliding
 from transconv.target import TARGETS
@@ -172,7 +172,8 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
     ways = {(FWD, "mb.oh:32 ow:8 kw:7 g:32 | fma | pack=b regs=ow.kw stages=1"): 773,
             (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844}
     for (prop, text), instructions in ways.items():
-        config, alg = Config.parse(text), algorithm(LARGE, prop)
+        config = Config.parse(text)
+        alg = over_copies(algorithm(LARGE, prop), config.pack)
         w = cost.count(config, alg, SM90)
         counted = issue.microseconds(config, alg, SM90, w.tiles, w.steps)
         issued = w.tiles / SM90.sms * w.steps * config.warps * instructions / issue.SCHEDULERS

@@ -32,7 +32,7 @@ ACCESS, LINE = 16, 128  # bytes: the most that a lane loads at once; of a cache 
 ROW = 30.0  # instructions for the index and the mask of a row of pixels, per step
 STEP = 30.0  # instructions of a step that are for all of them
 BARRIERS_NS = 600.0  # to add up the lanes of a sum through shared memory
-REGISTERS = 24  # of a thread, for addresses and masks
+REGISTERS = 20  # of a thread, for addresses and masks
 IN_FLIGHT = 96  # of a thread, for what is loaded: more loads wait for registers
 MOST_REGISTERS = 240  # more are spilled
 

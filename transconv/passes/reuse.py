@@ -38,7 +38,9 @@ from transconv.simplify import simplify
 def reuse(kernel: Kernel) -> Kernel:
     """Give equal indices and equal loads, of one sequence and those around it, one name."""
     stored = frozenset(s.tensor for s in find(kernel, Store))
-    return _Reuse(stored).mutate(kernel)  # type: ignore[no-any-return]
+    made = _Reuse(stored).mutate(kernel)
+    assert isinstance(made, Kernel)
+    return made
 
 
 class _Reuse(Scope):
