@@ -49,7 +49,7 @@ def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
             for other, rows in _rows(pixels[:-1], taps, regs, summed, 128 * deep // channels):
                 config = Config((*other, *rows, *blocks, Block((groups[-1].name,), channels)), "fma",
                                 regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
-                for split in splits(config, alg, target)[-3:]:
+                for split in splits(config, alg, target)[-2:]:
                     yield replace(config, split_k=split)
                     if pack:
                         yield replace(config, split_k=split, pack=pack)

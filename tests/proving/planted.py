@@ -216,7 +216,7 @@ PASSES = [
         switches={"strength": True}, config="mb.oh.ow:32 oc:16 ic:16 | fma | stages=2 warps=4",
         problem="mb2ic64ih5oc16oh5kh1 dt=f16 tag=axb"),
     Bug("cse", "a condition is taken for one that always holds", condition_is_mistaken,
-        problem="g4mb1ic4ih5oc4oh5kh3ph1", config=""),
+        problem="g4mb1ic4ih5oc4oh5kh3ph1", config="", switches={"reuse": False}),
     Bug("tidy", "a name that is used is removed", let_is_lost),
     Bug("narrow", "addresses wrap around at 8 bits", eight_bits),
     Bug("narrow", "indices beyond 32 bits stay short", nothing_done,
