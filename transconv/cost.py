@@ -20,6 +20,7 @@ from transconv import issue
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, tile
 from transconv.ir import View
+from transconv.issue import ACCESS, LINE
 from transconv.packing import copies, over_copies, share
 from transconv.strides import axis_strides, touched
 from transconv.target import Target
@@ -57,11 +58,9 @@ SM90 = Constants()
 SM90_EXPLICIT = Constants(narrow=22.0, short_rows=0.515, fill_ns=3843, store_gbs=5.8, box_store=0.332,
                           flat_pixels=1.114, persistent=0.424, memory_share=0.72, exposed=0.168,
                           launch_us=0.7)
-CORES_PER_NS = 128 * 1.7  # multiply-adds of a multiprocessor's cores
+CORES_PER_NS = 128 * issue.CLOCK  # multiply-adds of a multiprocessor's cores
 SECTOR = 32  # bytes: the least that a load or store moves
-LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
 ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
-ACCESS = 16  # bytes: the most that one lane loads or stores at once
 
 
 @dataclass(frozen=True, slots=True)

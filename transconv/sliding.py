@@ -16,12 +16,12 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.config import MOST_WRITTEN, Block, Config
+from transconv.issue import ACCESS
 from transconv.packing import rows_of_channels
 from transconv.strides import axis_strides
 from transconv.target import Target
 from transconv.tiling import splits
 
-ACCESS = 16  # bytes that a lane loads at once
 CHANNELS = (64, 128, 256, 512, 1024, 32, 16)
 ALONG = 8  # positions of an axis that are written out at most
 LONGEST = 32  # or all of an axis of no more
@@ -86,6 +86,6 @@ def _rows(pixels: list[Axis], taps: list[Axis], written: list[str], summed: bool
         yield (), lanes(count)
     if summed and len(taps) > 1 and taps[-2].name not in written:
         down = 1 << (taps[-2].size - 1).bit_length()
-        for rows in {min(down, 8), min(down, 4), 2}:
+        for rows in dict.fromkeys((min(down, 8), min(down, 4), 2)):
             if 1 < rows <= count:
                 yield (Block((taps[-2].name,), rows),), lanes(count // rows)
