@@ -17,7 +17,7 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.config import MOST_WRITTEN, Block, Config
 from transconv.issue import ACCESS
-from transconv.packing import rows_of_channels
+from transconv.packing import over_copies, rows_of_channels
 from transconv.strides import axis_strides
 from transconv.target import Target
 from transconv.tiling import splits
@@ -29,30 +29,36 @@ WASTE = 1.2  # positions with those beyond the end, relative to those that there
 
 
 def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Configs worth asking about, legal or not: none where channels are not next to one another."""
-    groups = alg.axes_of("B")
-    if target.backend == "interpreter" or alg.b is None or not groups or (
-            axis_strides(alg.a, alg)[groups[-1].name] != 1):
+    """Configs worth asking about, legal or not. Where channels are apart, pixels that are summed are
+    copied first; to copy a result back as well takes about as long as what it saves."""
+    if target.backend == "interpreter" or alg.b is None or not alg.axes_of("B"):
         return
+    apart = [x for x, v in (("a", alg.a), ("b", alg.b)) if not rows_of_channels(v.tensor)]
     summed = any(x.role == "pixel" for x in alg.axes_of("K"))
+    filters = [x for x in apart if x == "b" and not summed]
+    for pack in dict.fromkeys(("", *filters, ".".join(apart))):
+        seen = over_copies(alg, pack)
+        if axis_strides(alg.a if not summed else seen.a, seen)[alg.axes_of("B")[-1].name] == 1:
+            yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
+
+
+def _over_rows(alg: Algorithm, summed: bool, target: Target) -> Iterator[Config]:
+    """The configs for tensors whose channels are next to one another."""
+    group = alg.axes_of("B")[-1]
     pixels = [x for x in alg.axes_of("K" if summed else "M") if x.role == "pixel"]
     taps = [x for x in alg.axes_of("M" if summed else "K") if x.role == "tap"]
     if not pixels or not taps:
         return
-    pack = "b" if not summed and not rows_of_channels(alg.b.tensor) else ""
-    size = groups[-1].size
     for channels, held in product(CHANNELS, (1, 2)):
-        if channels > CHANNELS[-1] and -(-size // channels) * channels > WASTE * size:
+        if channels > CHANNELS[-1] and -(-group.size // channels) * channels > WASTE * group.size:
             continue
         deep = ACCESS // alg.a.tensor.dtype.bytes // held
         for blocks, regs in _written(pixels[-1], taps):
             for other, rows in _rows(pixels[:-1], taps, regs, summed, 128 * deep // channels):
-                config = Config((*other, *rows, *blocks, Block((groups[-1].name,), channels)), "fma",
+                config = Config((*other, *rows, *blocks, Block((group.name,), channels)), "fma",
                                 regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
                 for split in splits(config, alg, target)[-2:]:
                     yield replace(config, split_k=split)
-                    if pack:
-                        yield replace(config, split_k=split, pack=pack)
 
 
 def _written(pixel: Axis, taps: list[Axis]) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
