@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench import fit
 from tests.strategies import problems
 from transconv import compiler, cost, heuristics
+from transconv import strides as lying
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Block, Config, k_steps, turned_bytes, why_not
 from transconv.epilogue import Epilogue
@@ -196,14 +197,14 @@ def test_tilings_lose_the_least_first() -> None:
 
 def test_strides_of_axes() -> None:
     alg = algorithm("mb2ic8ih7oc16oh7kh3ph1 dt=bf16 tag=nhwc")
-    strides = cost.axis_strides(alg.a, alg)
+    strides = lying.axis_strides(alg.a, alg)
     assert strides["ic"] == 1 and strides["ow"] == strides["kw"] == 8
     assert strides["oh"] == 56 and strides["oc"] == 0 and strides[""] == -(7 + 1) * 8
 
 
 def test_strides_see_through_a_stride_phase() -> None:
     alg = algorithm("mb2ic8ih8oc16oh4kh3sh2ph1 dt=bf16 tag=nhwc", Prop.BWD_D)
-    strides = cost.axis_strides(alg.a, alg)
+    strides = lying.axis_strides(alg.a, alg)
     assert strides["qw"] == 16 and strides["oc"] == 1  # one output further, not half of one
 
 

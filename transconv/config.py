@@ -53,6 +53,11 @@ class Config:
               worked at meet as ``partials`` do
     programs  0 starts one program per tile; otherwise so many programs work through the tiles
     unroll    1 writes the steps of the sum out instead of looping
+    regs      ``regs=ow.kw``: positions of these blocks are no lanes of the tile, each is written out and
+              has registers of its own. What several of them load is loaded once: the taps of a row
+              slide over pixels that stay in registers
+    late      1 keeps a sum per lane of the summed block and adds the lanes once, after the last step,
+              instead of at every step (unit fma)
     teams     2: two groups of ``warps`` take turns at the tiles of a program, so that one multiplies
               while the other stores (explicit kernels that are given several tiles each)
     stages    loop iterations whose loads are in flight; warps   warps per program (of each team)
@@ -75,6 +80,8 @@ class Config:
     reduce: str = "partials"
     programs: int = 0
     unroll: int = 0
+    regs: str = ""
+    late: int = 0
     teams: int = 1
     stages: int = 3
     warps: int = 4
@@ -112,6 +119,10 @@ class Config:
         """Whether a last kernel copies the result to where it belongs."""
         return "c" in letters(self.pack) and self.split_k == 1
 
+    def in_registers(self, block: Block) -> bool:
+        """Whether the positions of a block are written out and are no lanes."""
+        return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
+
     def block_of(self, axis: str) -> Block | None:
         return next((b for b in self.blocks if axis in b.axes), None)
 
@@ -126,7 +137,7 @@ def _word(name: str, value: str, text: str) -> object:
         if value not in CHOICES[name]:
             raise ConfigError(f"config '{text}': {name}={value}, expected {' or '.join(CHOICES[name])}")
         return value
-    if name == "order":
+    if name in ("order", "regs"):
         return value
     if name == "pack":
         named = value.split(".")
@@ -198,7 +209,7 @@ def _blocks_are_pure(c: Config, alg: Algorithm, target: Target) -> str | None:
         kinds = sorted({alg.kind(a) for a in b.axes})
         if len(kinds) > 1:
             return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
-        if b.extent < 1 or b.extent & (b.extent - 1):
+        if b.extent < 1 or b.extent & (b.extent - 1) and not c.in_registers(b):
             return f"block {b}: an extent is a power of two"
         if kinds == ["K"] and c.order:
             names = c.order.split(".")
@@ -211,6 +222,37 @@ def _blocks_are_pure(c: Config, alg: Algorithm, target: Target) -> str | None:
 def tile(c: Config, alg: Algorithm, kind: str) -> int:
     """The extent of the tile along a kind: the product of its blocks."""
     return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind), start=1)
+
+
+def lanes(c: Config, alg: Algorithm, kind: str) -> int:
+    """The same without the blocks that are written out."""
+    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind and not c.in_registers(b)),
+                start=1)
+
+
+MOST_WRITTEN = 128  # positions written out: more take compilers too long, and registers are few
+
+
+def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.late not in (0, 1):
+        return f"late={c.late}: the lanes of a sum are added late (1) or at every step (0)"
+    if c.late and (c.unit != "fma" or lanes(c, alg, "K") == 1):
+        return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
+    if not c.regs:
+        return None
+    if c.unit != "fma" or alg.b is None:
+        return f"regs={c.regs}: what is written out are products element by element (unit fma)"
+    for axis in c.regs.split("."):
+        if (block := c.block_of(axis)) is None or len(block.axes) > 1:
+            return f"regs={c.regs}: there is no block of {axis or 'no axis'} alone to write out"
+        if block.extent > max(1, alg.size(axis)):
+            return f"regs={c.regs}: block {block} has more positions than there are, {alg.size(axis)}"
+    if len(set(c.regs.split("."))) < len(c.regs.split(".")):
+        return f"regs={c.regs} names an axis twice"
+    written = prod(b.extent for b in c.blocks if c.in_registers(b))
+    if written > MOST_WRITTEN:
+        return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
+    return None
 
 
 def _matrix_unit(c: Config, alg: Algorithm, target: Target) -> str | None:
@@ -233,13 +275,15 @@ def _matrix_unit(c: Config, alg: Algorithm, target: Target) -> str | None:
 def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
     m, n, k = (tile(c, alg, kind) for kind in "MNK")
     m *= tile(c, alg, "B")
+    if c.unit == "fma":  # what is written out is multiplied one after another
+        k = lanes(c, alg, "K")
     if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
         return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
     if target.backend == "interpreter":
         return None
     if not 1 <= c.warps <= 32 or c.warps & (c.warps - 1):
         return f"warps={c.warps}: the number of warps is a power of two up to 32"
-    acc = m * n * alg.acc.bytes // 4
+    acc = m * n * (k if c.late else 1) * alg.acc.bytes // 4
     threads = c.warps * target.warp_size
     if acc > 224 * threads:
         return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
@@ -412,5 +456,5 @@ def k_steps(c: Config, alg: Algorithm) -> int:
     return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
 
 
-RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _matrix_unit, _fits, _split, _explicit, _teams,
-                           _boxes)
+RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _registers, _matrix_unit, _fits, _split,
+                           _explicit, _teams, _boxes)

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from transconv import issue
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config, k_steps, main_of, programs, tile, turned_bytes
-from transconv.ir import Const, Expr, View
-from transconv.ir.visit import substitute
+from transconv.ir import View
+from transconv.issue import ACCESS, LINE
 from transconv.merging import inner_channel, merged
 from transconv.packing import copies, diagonal, share
-from transconv.simplify import simplify
+from transconv.strides import axis_strides, touched
 from transconv.target import Target
 
 
@@ -62,11 +63,9 @@ SM90 = Constants()
 SM90_EXPLICIT = Constants(narrow=22.0, short_rows=0.515, fill_ns=3843, store_gbs=5.8, box_store=0.332,
                           flat_pixels=1.114, persistent=0.424, memory_share=0.72, exposed=0.168,
                           launch_us=0.7)
-CORES_PER_NS = 128 * 1.7  # multiply-adds of a multiprocessor's cores
+CORES_PER_NS = 128 * issue.CLOCK  # multiply-adds of a multiprocessor's cores
 SECTOR = 32  # bytes: the least that a load or store moves
-LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
 ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
-ACCESS = 16  # bytes: the most that one lane loads or stores at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,10 @@ def estimate(config: Config, alg: Algorithm, target: Target,
     if target.backend == "interpreter":
         return _interpreted(config, alg)
     constants = constants or (SM90_EXPLICIT if config.via == "gluon" else SM90)
-    main = microseconds(count(config, alg, target), config, target, constants)
+    if config.regs or config.late:
+        main = _issued(config, alg, target, constants)
+    else:
+        main = microseconds(count(config, alg, target), config, target, constants)
     if not config.pack:
         return main
     return main + _beside(merged(alg, config.merge), config.pack, config.split_k > 1, target)
@@ -124,7 +126,7 @@ def _beside(alg: Algorithm, pack: str, split: bool, target: Target) -> float:
 
 def copying(copy: Algorithm, target: Target, constants: Constants = SM90) -> float:
     """Microseconds of a copy into another order: bytes read and written, and its launch."""
-    moved = sum(_touched(v, copy) for v in (copy.a, copy.c))
+    moved = sum(touched(v, copy) for v in (copy.a, copy.c))
     return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
 
 
@@ -155,7 +157,7 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         pixels_summed=any(_role(b, alg) == "pixel" for b in blocks),
         fetched=fetched, stored=_stored(config, alg),
         resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
-        traffic=sum(_touched(v, alg) for v in (*views, alg.c)),
+        traffic=sum(touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
         bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg))
 
@@ -202,36 +204,12 @@ def _registers(config: Config, alg: Algorithm, target: Target) -> float:
     return own + m * n * depth * group * each / (config.warps * target.warp_size)
 
 
-def _touched(view: View, alg: Algorithm) -> int:
-    """Bytes of a tensor that the computation reads or writes at least once."""
-    strides = axis_strides(view, alg)
-    points = prod(x.size for x in alg.axes if strides[x.name])
-    return min(points, prod(view.tensor.shape)) * view.tensor.dtype.bytes
-
-
 # -- how a tile lies in memory --------------------------------------------------------------------
-
-@lru_cache(maxsize=512)
-def axis_strides(view: View, alg: Algorithm) -> dict[str, int]:
-    """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
-    of the point where every axis is 0."""
-    zero: dict[Expr, Expr] = {x.var: Const(0) for x in alg.axes}
-    offset = view.offset()
-    first = _value(substitute(offset, zero))
-    found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in alg.axes}
-    return found | {"": first}
-
 
 def along_sum(view: View, alg: Algorithm) -> bool:
     """Whether neighbours in memory are neighbours in the sum."""
     strides = axis_strides(view, alg)
     return any(strides[x.name] == 1 for x in alg.axes_of("K") if x.size > 1)
-
-
-def _value(e: Expr) -> int:
-    e = simplify(e)
-    assert isinstance(e, Const), e
-    return int(e.value)
 
 
 def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bool = False) -> Fetch:
@@ -330,6 +308,18 @@ def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float
     else:
         each, last = products + store * (c.persistent if config.programs else 1 / together), 0.0
     busy = (rounds * each + last + fills * c.fill_ns) / 1e3
+    return _kernels(w, busy, config, target, c)
+
+
+def _issued(config: Config, alg: Algorithm, target: Target, c: Constants) -> float:
+    """The same for a kernel that keeps sums and pixels in registers: its instructions are counted."""
+    w = count(config, alg, target)
+    seen = main_of(alg, config)
+    return _kernels(w, issue.microseconds(config, seen, target, w.tiles, w.steps), config, target, c)
+
+
+def _kernels(w: Work, busy: float, config: Config, target: Target, c: Constants) -> float:
+    """The launches, with what the multiprocessors do beside what memory does."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (w.traffic + w.partial / 2) / bandwidth
     total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)

@@ -15,19 +15,22 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.boxes import ROW
 from transconv.config import Block, Config, k_steps, programs, why_not
-from transconv.cost import along_sum, axis_strides, estimate
+from transconv.cost import along_sum, estimate
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.merging import merged
 from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
+from transconv.sliding import sliding
+from transconv.strides import axis_strides
 from transconv.target import Target
-from transconv.tiling import extents, fusable, rows_of_pixels, run_of, summed_rows, tilings
+from transconv.tiling import extents, fusable, rows_of_pixels, run_of, splits, summed_rows, tilings
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
 MOST = 200  # candidates that are worth checking and tuning
 FEW_CHANNELS = 16
 ROWS = (64, 32)  # channels of merged groups: what the copy engine and the matrix unit like
+MOST_UNROLLED = 25  # steps of a sum element by element
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
@@ -98,6 +101,7 @@ def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
             yield from _packed(alg, target)
     else:
         yield from _elementwise(alg, target)
+        yield from sliding(alg, target)
 
 
 def _worth_the_matrix_unit(alg: Algorithm) -> bool:
@@ -146,7 +150,7 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
     for (warps, stages), wanted in ways.items():
         if wanted:
             config = Config(blocks, warps=warps, stages=stages)
-            for split in _splits(config, alg, target):
+            for split in splits(config, alg, target):
                 yield replace(config, split_k=split)
 
 
@@ -198,7 +202,7 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
     if programs(config, alg) > target.sms and not _sums_pixels(alg):
         yield from (replace(c, programs=target.sms) for c in ways)
     yield from ways
-    for split in _splits(config, alg, target)[1:]:
+    for split in splits(config, alg, target)[1:]:
         yield replace(config, split_k=split, c="gather")
 
 
@@ -266,10 +270,11 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
         rows = [tuple(x.name for x in alg.axes_of("M"))]
         wide = wide if big else (*wide, 512, 1024)
     sums = fusable(alg.axes_of("K"), alg) if alg.axes_of("K") else [()]
-    depths = (16, 64) if _sums_pixels(alg) else (1,)
+    many = alg.b is None and prod(x.size for x in alg.axes_of("K")) > MOST_UNROLLED
+    depths = (16, 64) if _sums_pixels(alg) else (1, 8, 32) if many else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
-            if m * n * k > MOST_PRODUCTS and not big:
+            if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
                 continue
             blocks = []
             if r:
@@ -280,24 +285,9 @@ def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
                 blocks.append(Block(s, k))
             config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
             steps = k_steps(config, alg)
-            unroll = 1 if steps <= 25 and not big else 0
-            for split in _splits(config, alg, target):
-                yield replace(config, unroll=unroll, split_k=split)
-
-
-def _splits(config: Config, alg: Algorithm, target: Target) -> list[int]:
-    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
-    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
-    if target.backend == "interpreter" or alg.b is None:
-        return [1]
-    tiles, steps = programs(config, alg), k_steps(config, alg)
-    found = {1}
-    for waves in (0.5, 1, 2, 3):
-        split = min(int(waves * target.sms / tiles), steps // 4)
-        if split < 2 or tiles > target.sms * 2:
-            continue
-        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
-        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
-        found |= {divisor} if "box" in (config.a, config.b) else {even}
-        found |= {divisor} if divisor * 4 >= split * 3 else set()
-    return sorted(found)
+            unroll = 1 if steps <= MOST_UNROLLED and not big else 0
+            for split in splits(config, alg, target):
+                if k == 1 or not many:
+                    yield replace(config, unroll=unroll, split_k=split)
+                if k > 1 and not big:
+                    yield replace(config, split_k=split, late=1, stages=1)

@@ -40,21 +40,31 @@ CHANNELS = 1  # the dimension of every tensor that a copy has innermost, as a ru
 IMAGES = 32  # fewer do not fill a row of shared memory
 
 
+def row_of(tensor: Tensor) -> int:
+    """The dimension that a copy has innermost: channels. A filter of one channel per group has as
+    many output channels as its input has channels, and those are its rows."""
+    return 0 if tensor.dims[0] == "oc" and tensor.shape[CHANNELS] == 1 else CHANNELS
+
+
 def innermost(algorithm: Algorithm, letter: str) -> int:
     """The dimension that lies innermost in the copy of an operand: its channels, but of f32 for the
     matrix unit, which reads along the sum, the outer one of the first two if that is summed."""
     view = view_of(algorithm, letter)
     assert view is not None, f"{algorithm.name} has no operand {letter}"
-    if letter == "c" or algorithm.math == "ieee" or view.tensor.dtype.name != "f32":
-        return CHANNELS
+    row = row_of(view.tensor) if diagonal(view, algorithm) == 1 else CHANNELS
+    depthwise = all(x.size == 1 for x in algorithm.axes if x.role == "channel")
+    if (letter == "c" or depthwise or algorithm.math == "ieee"
+            or view.tensor.dtype.name != "f32"):
+        return row
     summed = {x.var for x in algorithm.axes_of("K") if x.role == "channel" or x.size >= IMAGES}
-    return 0 if summed & free_vars(view.dims[0].coord) else CHANNELS
+    return 0 if summed & free_vars(view.dims[0].coord) else row
 
 
-def copy_of(tensor: Tensor, inner: int = CHANNELS, merge: int = 1) -> Tensor:
-    """The workspace for a tensor: dimension ``inner`` innermost, the others in their order (the outer
-    one of the first two outermost), rows padded to 16 bytes. Same dimensions, shape and dtype; but a
-    filter of merged groups has the channels of all of them."""
+def copy_of(tensor: Tensor, inner: int | None = None, merge: int = 1) -> Tensor:
+    """The workspace for a tensor: dimension ``inner`` innermost (default: ``row_of`` it), the others
+    in their order (the outer one of the first two outermost), rows padded to 16 bytes. Same
+    dimensions, shape and dtype; but a filter of merged groups has the channels of all of them."""
+    inner = row_of(tensor) if inner is None else inner
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = max(1, ROW_ALIGN // tensor.dtype.bytes)
@@ -134,7 +144,7 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
         assert view is not None
         tensor, copied = view.tensor, _workspace(algorithm, letter)
         if letter == "c":
-            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, CHANNELS, algorithm)
+            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, innermost(algorithm, letter), algorithm)
         elif diagonal(view, algorithm) > 1:
             yield _copy(f"{PACK}{tensor.name}{algorithm.merge}", tensor, copied,
                         innermost(algorithm, letter), algorithm, _in_blocks(view, algorithm))
@@ -162,7 +172,7 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
     a, c = _merged(a, runs), _merged(c, runs)
     fastest, channels = runs.index((inner,)), runs.index((CHANNELS,))
     order = [d for d in range(len(runs)) if d != fastest]
-    if inner != CHANNELS and rows_of_channels(a):
+    if inner != CHANNELS and a.shape[CHANNELS] > 1 and rows_of_channels(a, CHANNELS):
         order.append(order.pop(order.index(channels)))
     order.append(fastest)
     axes = tuple(Axis(c.dims[d], c.shape[d], "channel" if d == fastest else "pixel") for d in order)
@@ -177,7 +187,7 @@ def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
     runs: list[tuple[int, ...]] = []
     strides = [t.layout.strides() for t in (a, c)]
     for dim, size in enumerate(a.shape):
-        before = runs[-1] if runs else (1,)
+        before = runs[-1] if runs else (inner,)
         wide = [d for d in before if a.shape[d] != 1]
         if not apart.intersection(before) and dim not in apart and all(strides) and (
                 size == 1 or not wide
@@ -225,12 +235,13 @@ def why_not_copied(algorithm: Algorithm, letter: str) -> str | None:
     return None
 
 
-def rows_of_channels(tensor: Tensor, inner: int = CHANNELS) -> bool:
+def rows_of_channels(tensor: Tensor, inner: int | None = None) -> bool:
     """Whether a tensor already lies as a copy would: channels next to one another, everything else
     at multiples of 16 bytes."""
     strides = tensor.layout.strides()
     if strides is None:
         return False
+    inner = row_of(tensor) if inner is None else inner
     others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
     return (strides[inner] == 1 or tensor.shape[inner] == 1) and all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)

@@ -27,10 +27,12 @@ from transconv.passes import (
     lets,
     naive,
     narrow,
+    reuse,
     roles,
     simplification,
     strength,
     unroll,
+    widen,
 )
 from transconv.target import Target
 
@@ -72,6 +74,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("lanewise", "tiles become vectors, products become calls",
          lambda k, c: lanewise.lanewise(k, c.config, c.dot_precision), optional=False),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
+    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: reuse.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks",
          lambda k, c: simplification.simplify_kernel(k)),
     Pass("lets", "names that nothing reads disappear", lambda k, c: lets.optimise_lets(k)),
@@ -83,6 +86,8 @@ PIPELINE: tuple[Pass, ...] = (
          lambda k, c: lets.optimise_lets(k)),
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
          optional=False),
+    Pass("widen", "operands are loaded along all lanes of their products",
+         lambda k, c: widen.widen(k, c.config, c.algorithm)),
     Pass("final", "what the target spells differently",
          lambda k, c: final.final(k, c.target.upcast16), optional=False),
     Pass("roles", "shared memory, barriers and the roles of warps",

@@ -1,4 +1,5 @@
-"""Stage 3, shapes of tiles: which axes can share a block, and which extents divide them well."""
+"""Stage 3, shapes of tiles: which axes can share a block, which extents divide them well, and into how
+many parts a sum."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import itertools
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block
-from transconv.cost import axis_strides
+from transconv.config import Block, Config, k_steps, programs
 from transconv.ir import Tensor
 from transconv.packing import rows_of_channels
+from transconv.strides import axis_strides
+from transconv.target import Target
 
 
 def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
@@ -90,3 +92,21 @@ def extents(run: Run, most: int = 256) -> tuple[int, ...]:
     least = min(most, 32) if most <= 64 else 64
     return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
                  and (e == least or e < 2 * run[1]))
+
+
+def splits(config: Config, alg: Algorithm, target: Target) -> list[int]:
+    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
+    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
+    if target.backend == "interpreter" or alg.b is None:
+        return [1]
+    tiles, steps = programs(config, alg), k_steps(config, alg)
+    found = {1}
+    for waves in (0.5, 1, 2, 3):
+        split = min(int(waves * target.sms / tiles), steps // 4)
+        if split < 2 or tiles > target.sms * 2:
+            continue
+        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
+        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
+        found |= {divisor} if "box" in (config.a, config.b) else {even}
+        found |= {divisor} if divisor * 4 >= split * 3 else set()
+    return sorted(found)

@@ -32,6 +32,8 @@ from transconv.ir import (
     Lt,
     Mutator,
     Node,
+    Reduce,
+    Spread,
     Stmt,
     Update,
     all_of,
@@ -48,6 +50,8 @@ from transconv.problem import Prop
 
 Damage = Callable[[Kernel, Kernel], Kernel]  # of the kernels before and after a pass
 PLAIN = "mb2ic16ih7oc16oh7kh3ph1 dt=f16 tag=axb"
+DEPTHWISE = "g8mb2ic8ih7oc8oh7kh3ph1 dt=f16 tag=axb"
+SLIDING = "mb.oh:4 ow:4 g:8 | fma | regs=ow.kw stages=1"
 GATHER = "mb.oh.ow:32 oc:16 ic:16 | mma | stages=2 warps=4"
 
 
@@ -162,6 +166,27 @@ def condition_is_mistaken(before: Kernel, after: Kernel) -> Kernel:
     return changed(after, let, Let(let.var, Load(let.value.tensor, let.value.offset, TRUE)))
 
 
+def neighbours_are_one(before: Kernel, after: Kernel) -> Kernel:
+    """Two loads of a tensor that differ in their address are taken for the same."""
+    lets = [s for s in find(after, Let) if isinstance(s.value, Load)]
+    first, second = next((a, b) for a in lets for b in lets if a is not b
+                         and a.value.tensor is b.value.tensor and a.value.dtype is b.value.dtype)
+    kernel = changed(after, second, None)
+    return substitute(kernel, {second.var: first.var})
+
+
+def spread_of_zero(before: Kernel, after: Kernel) -> Kernel:
+    """All lanes are given the first element."""
+    spread = find(after, Spread)[0]
+    return substitute(after, {spread: Spread(spread.x * 0, spread.lanes)})
+
+
+def lane_is_not_added(before: Kernel, after: Kernel) -> Kernel:
+    """The largest of the lanes' sums is taken instead of their sum."""
+    total = find(after, Reduce)[0]
+    return rewrite(after, lambda e: Reduce("max", e.x, e.lane) if e is total else e)
+
+
 def nothing_done(before: Kernel, after: Kernel) -> Kernel:
     return before
 
@@ -178,8 +203,12 @@ PASSES = [
         config="mb:1 oh:4 ow:8 oc:16 ic:16 | a=box b=box swap=1",
         problem="mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb"),
     Bug("lanewise", "lanes begin at 1", neighbour_is_read),
+    Bug("lanewise", "lanes that were kept are not added", lane_is_not_added, problem=DEPTHWISE,
+        prop=Prop.BWD_W, config=f"kw:3 {SLIDING} late=1"),
     Bug("unroll", "the last copy is not written", last_copy_is_lost,
         config=f"{GATHER} unroll=1"),
+    Bug("reuse", "neighbours are taken for one", neighbours_are_one, problem=DEPTHWISE,
+        config=f"kw:3 {SLIDING}"),
     Bug("simplify", "a condition that is needed is dropped", condition_is_lost),
     Bug("lets", "a name that is used is removed", let_is_lost),
     Bug("hoist", "what is hoisted is off by one", off_by_one),
@@ -187,11 +216,13 @@ PASSES = [
         switches={"strength": True}, config="mb.oh.ow:32 oc:16 ic:16 | fma | stages=2 warps=4",
         problem="mb2ic64ih5oc16oh5kh1 dt=f16 tag=axb"),
     Bug("cse", "a condition is taken for one that always holds", condition_is_mistaken,
-        problem="g4mb1ic4ih5oc4oh5kh3ph1", config=""),
+        problem="g4mb1ic4ih5oc4oh5kh3ph1", config="", switches={"reuse": False}),
     Bug("tidy", "a name that is used is removed", let_is_lost),
     Bug("narrow", "addresses wrap around at 8 bits", eight_bits),
     Bug("narrow", "indices beyond 32 bits stay short", nothing_done,
         problem="mb70000ic1ih256oc1oh256kh1 dt=f16", config="mb.oh.ow:64 | fma"),
+    Bug("widen", "all lanes look at the first element", spread_of_zero, problem=DEPTHWISE,
+        prop=Prop.BWD_W, config=f"kh:2 kw:3 {SLIDING} late=1"),
     Bug("final", "a quotient is not shifted back all the way", off_by_one,
         problem="mb1ic2iw9oc2ow5kw3sw2pw1", prop=Prop.BWD_D, switches={"simplify": False},
         config=""),

@@ -113,16 +113,16 @@ def test_a_new_word_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = set()
     for seed in range(30):
         rng = random.Random(seed)
-        drawn.add(draw_config._value(rng, "reduce", DRAWN[0].algorithms[0], []))
+        drawn.add(draw_config._value(rng, "reduce", Config(), DRAWN[0].algorithms[0], []))
     assert drawn == set(CHOICES["reduce"])
     monkeypatch.setitem(draw_config.CHOICES, "reduce", ("partials", "atomic", "tree"))
-    assert "tree" in {draw_config._value(random.Random(s), "reduce", DRAWN[0].algorithms[0], [])
+    assert "tree" in {draw_config._value(random.Random(s), "reduce", Config(), DRAWN[0].algorithms[0], [])
                       for s in range(60)}
     monkeypatch.delitem(draw_config.VALUES, "stages")
-    assert {draw_config._value(random.Random(s), "stages", DRAWN[0].algorithms[0], [])
+    assert {draw_config._value(random.Random(s), "stages", Config(), DRAWN[0].algorithms[0], [])
             for s in range(60)} == set(draw_config.NUMBERS)
     named = [dataclasses.replace(Config(), order="x"), dataclasses.replace(Config(), pack="a.b")]
-    assert {draw_config._value(random.Random(s), "pack", DRAWN[0].algorithms[0], named)
+    assert {draw_config._value(random.Random(s), "pack", Config(), DRAWN[0].algorithms[0], named)
             for s in range(40)} == {"", "a.b"}
 
 

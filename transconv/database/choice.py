@@ -138,10 +138,14 @@ def surprise(winner: Config, algorithm: Algorithm, target: Target, other: ConvPr
 
 
 def fitted(config: Config, algorithm: Algorithm) -> Config:
-    """A config for all stride phases splits the sum of a short phase no further than it goes."""
+    """A config for all stride phases splits the sum of a short phase no further than it goes, and
+    writes out no more taps than the phase has."""
     known = {x.name for x in algorithm.axes}
     if not algorithm.phase or not all(a in known for b in config.blocks for a in b.axes):
         return config
+    blocks = tuple(replace(b, extent=min(b.extent, max(1, algorithm.size(b.axes[0]))))
+                   if config.in_registers(b) else b for b in config.blocks)
+    config = replace(config, blocks=blocks)
     return replace(config, split_k=min(config.split_k, max(1, k_steps(config, algorithm))))
 
 
@@ -163,9 +167,10 @@ def relatives(config: Config, choices: Sequence[Choice], algorithm: Algorithm,
     known = {x.name for x in algorithm.axes}
     if not all(a in known for b in config.blocks for a in b.axes):
         return []
-    blocks = tuple(replace(b, extent=min(b.extent, _room(prod(algorithm.size(a) for a in b.axes),
-                                                         config.unit)))
-                   for b in config.blocks)
+    sizes = [prod(algorithm.size(a) for a in b.axes) for b in config.blocks]
+    blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if config.in_registers(b) else
+                                         _room(size, config.unit)))
+                   for b, size in zip(config.blocks, sizes, strict=True))
     clipped = replace(config, blocks=blocks, programs=target.sms if config.programs else 0)
     family = _family(clipped, algorithm)
     found = [c.config for c in choices if _family(c.config, algorithm) == family]

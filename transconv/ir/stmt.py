@@ -40,7 +40,8 @@ class For(Stmt):
     """``for var in start..stop`` (step 1).
 
     kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
-    ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out.
+    ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out;
+    ``jam`` too, statement by statement: first statement of all iterations, then the second.
     ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
     ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
     kind ``dealt`` says the same inside a program: ``start``, ``start + programs``, ... in order.

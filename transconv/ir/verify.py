@@ -21,7 +21,7 @@ from transconv.ir.node import Node
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import lanes_of
 
-KINDS = ("parallel", "grid", "tile", "serial", "unroll", "dealt")
+KINDS = ("parallel", "grid", "tile", "serial", "unroll", "jam", "dealt")
 
 
 class VerifyError(RuntimeError):

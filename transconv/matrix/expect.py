@@ -12,8 +12,9 @@ from math import prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Config
-from transconv.cost import axis_strides, count
+from transconv.cost import count
 from transconv.ir import View
+from transconv.strides import axis_strides
 from transconv.target import Target
 
 WIDEST = 16  # bytes that one lane moves at most

@@ -111,6 +111,7 @@ class _Side:
     lets: list[Stmt] = field(default_factory=list)
     extent: int = 1
     lanes: dict[Block, Var] = field(default_factory=dict)  # where blocks have lanes of their own
+    written: list[tuple[Var, int]] = field(default_factory=list)  # positions with own registers
     tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
@@ -123,6 +124,8 @@ class _Side:
 
     def wrap(self, body: Stmt) -> Stmt:
         """The tile loop around what happens at each position of the tile."""
+        for var, extent in reversed(self.written):
+            body = For(var, extent, body, "jam")
         if not self.lanes:
             return For(self.lane, self.extent, body, "tile") if self.extent > 1 else body
         for block, lane in reversed(self.lanes.items()):
@@ -142,7 +145,8 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
     step = Var("step")
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
     loop_lets = _unpack(step, sides["K"].counts)
-    guard = _Guard(tails, nest)
+    written = {v for v in tails if kinds[v] != "K" and v.name in config.regs.split(".")}
+    guard = _Guard(tails, nest, written)
     body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
     body = sides["K"].wrap(body)
     kind = "unroll" if config.unroll else "serial"
@@ -172,6 +176,7 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config,
         rank = {n: i for i, n in enumerate(config.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
     blocks = [b for b in config.blocks if Var(b.axes[0]) in axes and b.extent > 1]
+    blocks = [b for b in blocks if not config.in_registers(b)]
     blocks.sort(key=lambda b: axes.index(Var(b.axes[0])))
     side.extent = prod(b.extent for b in blocks)
     if not product and len(blocks) > 1:
@@ -181,6 +186,9 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config,
         block = config.block_of(axis.name)
         if block is None or block.extent == 1:
             side.counts.append((axis, sizes[axis]))
+        elif config.in_registers(block):
+            side.written.append((Var(f"{axis.name}_in"), block.extent))
+            _tile(side, block, [axis], side.written[-1][0], sizes)
         elif axis.name == block.axes[0]:
             below //= block.extent
             within = _within(side, block, below)
@@ -201,7 +209,7 @@ def _within(side: _Side, block: Block, below: int) -> Expr:
 
 def _tile(side: _Side, block: Block, axes: list[Var], within: Expr, sizes: dict[Var, int]) -> None:
     """Position = index*extent + within; then one let per axis of a block that fuses several."""
-    whole = block.extent == side.extent
+    whole = block.extent == side.extent and within is side.lane
     index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
     total = prod(sizes[a] for a in axes)
     name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
@@ -260,21 +268,24 @@ def _unpack_grid(sides: dict[str, _Side], config: Config) -> tuple[Var, list[Stm
 
 
 class _Guard(ExprMutator):
-    """AND the tail masks into every access that depends on a partly filled block."""
+    """AND the tail masks into every access that depends on a partly filled block. ``written`` axes are
+    written out: where a mask already keeps a load inside of its tensor, what is loaded for results
+    beyond the end may be anything, and stays the same load as that of their neighbours."""
 
-    def __init__(self, tails: dict[Var, Expr], nest: Nest) -> None:
+    def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
         super().__init__()
-        self.tails = tails
+        self.tails, self.written = tails, written
         self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body))
                      if isinstance(s, Let)}
 
-    def guarded(self, offset: Expr, mask: Expr) -> Expr:
-        roots = _roots(offset, self.lets)
+    def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
+        roots = _roots(offset, self.lets) - inside
         needed = [m for v, m in self.tails.items() if v in roots]
         return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
 
     def mutate_Load(self, at: Load) -> Node:
-        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask))
+        inside = _roots(at.mask, self.lets) & self.written
+        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask, inside))
 
     def mutate_Store(self, at: Store) -> Node:
         return Store(at.tensor, at.offset, self.mutate(at.value),

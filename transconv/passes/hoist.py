@@ -56,6 +56,7 @@ def hoist(kernel: Kernel) -> Kernel:
 class _Hoist(Mutator):
     def __init__(self, names: set[str]) -> None:
         self.names = names
+        self.taken: dict[str, int] = {}  # how often a name was asked for
         self.scope: dict[Var, tuple[Lane, ...]] = {}
 
     def mutate_Let(self, let: Let) -> Stmt:
@@ -102,8 +103,11 @@ class _Hoist(Mutator):
     def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
         """A new name that says what it is part of and along which lanes it varies."""
         name = "_".join([stem, *(x.name for x in lanes)]) if lanes else f"{stem}_base"
-        while name in self.names:
-            name += "_"
+        number = self.taken.get(name, 1)
+        while (name if number == 1 else f"{name}_{number}") in self.names:
+            number += 1
+        self.taken[name] = number
+        name = name if number == 1 else f"{name}_{number}"
         self.names.add(name)
         return name
 

@@ -9,9 +9,18 @@
             store(.., acc)
 
 The accumulator is split off on the way: made before the loop, updated in it, written back after it.
+With ``late=1`` it keeps the lanes of K as well, which are added once, behind the loop: adding and
+accumulating commute.
+
+    acc = 0                                 sums: f32[m:32, k:16] = 0
+    for step in ...:                ->      for step in ...:
+        for k in 0..16 tile:                    sums = sums + a * b
+            acc = acc + a * b               acc = sum(sums, k)
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from transconv.config import Config
 from transconv.ir import (
@@ -28,12 +37,15 @@ from transconv.ir import (
     Mutator,
     Node,
     Reduce,
+    Seq,
     Spread,
     Stmt,
     Update,
     Var,
     dot,
+    find,
     lanes_of,
+    seq,
     substitute,
     walk,
 )
@@ -58,6 +70,7 @@ class _Vectorise(Mutator):
         self.lanes, self.config, self.precision = lanes, config, precision
         self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
         self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.late = tuple(x for x in lanes.values() if config.late and x.axis == AXIS["k"])
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -77,15 +90,28 @@ class _Vectorise(Mutator):
         self.scope[let.var] = lanes_of(value, self.scope)
         return Let(let.var, value)
 
+    def mutate_Seq(self, at: Seq) -> Stmt:
+        made: list[Stmt | None] = []
+        for s in at.stmts:
+            made.append(self.mutate(s))  # type: ignore[arg-type]
+            made += [_added(x.var, self.late) for x in at.stmts if isinstance(x, Alloc)
+                     and self.late and x.var in {u.var for u in find(s, Update)}]
+        return seq(*made)
+
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
-        lanes = tuple(sorted(self.around, key=lambda x: (x.axis, x.name)))
+        lanes = tuple(sorted([*self.around, *self.late], key=lambda x: (x.axis, x.name)))
+        if self.late:
+            alloc = replace(alloc, var=_of_lanes(alloc.var))
         self.scope[alloc.var] = lanes
         return Alloc(alloc.var, lanes, alloc.init, alloc.scope)
 
     def mutate_Update(self, at: Update) -> Stmt:
         """``acc = acc + product`` over the lanes that acc lacks is a dot or a sum."""
-        own = self.scope[at.var]
         value = substitute(at.value, self.lanes)
+        if self.late:
+            sums = _of_lanes(at.var)
+            at, value = Update(sums, value), substitute(value, {at.var: sums})
+        own = self.scope[at.var]
         summed = [x for x in lanes_of(value, self.scope) if x not in own]
         match value:
             case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
@@ -107,3 +133,16 @@ class _Vectorise(Mutator):
         lanes = self.scope[v]
         more = () if any(x in own for x in lanes) else alone
         return tuple(sorted({*lanes, *more}, key=lambda x: (x.axis, x.name)))
+
+
+def _of_lanes(acc: Var) -> Var:
+    """The accumulator that keeps the lanes of the sum."""
+    return Var("sums", acc.type)
+
+
+def _added(acc: Var, lanes: tuple[Lane, ...]) -> Stmt:
+    """``let acc = sum(sums)`` over the lanes that were kept."""
+    total: Expr = _of_lanes(acc)
+    for lane in lanes:
+        total = Reduce("sum", total, lane)
+    return Let(acc, total)

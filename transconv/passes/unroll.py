@@ -4,6 +4,17 @@
         kh = step               ->      acc = acc + a_0 * b_0
         a = load(.., kh)                kh_1 = 1;  a_1 = load(.., kh_1)
         acc = acc + a * b               acc = acc + a_1 * b_1
+
+A loop around accumulators (``jam``) is written out statement by statement, so that its iterations
+share the loop of the sum and whatever does not differ between them:
+
+    for ow_in in 0..2 jam:              acc_0 = 0;  acc_1 = 0
+        acc = 0                         for step in 0..9:
+        for step in 0..9:       ->          a_0 = load(.., 0);  a_1 = load(.., 1);  b = load(..)
+            a = load(.., ow_in)             acc_0 = acc_0 + a_0 * b
+            b = load(..)                    acc_1 = acc_1 + a_1 * b
+            acc = acc + a * b           store(.., 0, acc_0);  store(.., 1, acc_1)
+        store(.., ow_in, acc)
 """
 
 from __future__ import annotations
@@ -12,16 +23,20 @@ from dataclasses import replace
 
 from transconv.ir import (
     ZERO,
+    Alloc,
     Const,
     Expr,
     For,
+    FuncCall,
     Kernel,
     Let,
     Mutator,
     Stmt,
     Var,
     find,
+    free_vars,
     seq,
+    statements,
     substitute,
 )
 
@@ -29,7 +44,8 @@ LONGEST = 64  # more iterations than this would take longer to compile than they
 
 
 def unroll(kernel: Kernel) -> Kernel:
-    """Write loops of kind ``unroll`` out, and loops of one iteration; one longer than 64 stays."""
+    """Write loops of kind ``unroll`` and ``jam`` out, and loops of one iteration; one of kind ``unroll``
+    longer than 64 stays."""
     return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
 
 
@@ -38,6 +54,8 @@ class _Unroll(Mutator):
         made: Stmt = self.generic(loop)
         if isinstance(made, For) and made.kind == "serial" and made.stop == 1:
             return substitute(made.body, {made.var: ZERO})
+        if isinstance(made, For) and made.kind == "jam":
+            return _Jam(made.var, made.stop).written(made.body)
         if not isinstance(made, For) or made.kind != "unroll":
             return made
         if made.stop > LONGEST:
@@ -48,3 +66,31 @@ class _Unroll(Mutator):
             names: dict[Var, Expr] = {v: Var(f"{v.name}_{i}", v.type) for v in lets}
             copies.append(substitute(made.body, {made.var: Const(i), **names}))
         return seq(*copies)
+
+
+class _Jam:
+    """The iterations of one loop side by side. ``names`` says what each calls the variables that
+    differ between them; the others are bound once."""
+
+    def __init__(self, var: Var, count: int) -> None:
+        self.names: list[dict[Var, Expr]] = [{var: Const(i)} for i in range(count)]
+
+    def written(self, body: Stmt) -> Stmt:
+        return seq(*(self.statement(s) for s in statements(body)))
+
+    def statement(self, s: Stmt) -> Stmt:
+        if isinstance(s, For):
+            return replace(s, body=self.written(s.body))
+        pure = isinstance(s, Let) or isinstance(s, FuncCall) and s.func.name == "assume"
+        if pure and not any(free_vars(e) & self.names[0].keys() for e in _values(s)):
+            return s
+        if isinstance(s, (Let, Alloc)):
+            for i, names in enumerate(self.names):
+                names[s.var] = Var(f"{s.var.name}_{i}", s.var.type)
+        return seq(*(substitute(s, names) for names in self.names))
+
+
+def _values(s: Stmt) -> list[Expr]:
+    if isinstance(s, Let):
+        return [s.value]
+    return [e for e in s.children() if isinstance(e, Expr)]

@@ -23,8 +23,8 @@ from transconv.target import Target
 NUMBERS = (0, 1, 2, 3)
 VALUES: dict[str, tuple[int, ...]] = {
     "group_m": (1, 2, 3, 8), "split_k": (1, 1, 2, 3, 5), "programs": (0, 1, 2, 5, 132),
-    "swap": (0, 1), "merge": (1, 2, 3, 4, 8, 16), "unroll": (0, 0, 1), "stages": (1, 2, 3, 4),
-    "warps": (1, 2, 4, 4, 8), "teams": (1, 2),
+    "swap": (0, 1), "merge": (1, 2, 3, 4, 8, 16), "unroll": (0, 0, 1), "late": (0, 1),
+    "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8), "teams": (1, 2),
 }
 # Words that decide whether another is legal, and are drawn with it; so are smaller blocks.
 COMPANIONS = {"teams": ("programs", "warps", "split_k")}
@@ -59,7 +59,7 @@ def words(config: Config) -> dict[str, str]:
     found = {"tile": "with a block" if config.blocks else "one by one"}
     for f in fields(Config):
         value = getattr(config, f.name)
-        if f.name == "order":
+        if f.name in ("order", "regs"):
             found[f.name] = "given" if value else "default"
         elif f.name != "blocks":
             found[f.name] = str(value)
@@ -118,7 +118,7 @@ def _with_words(rng: Random, made: Config, algorithms: Sequence[Algorithm], targ
     for name in names:
         if chance(rng, 3):
             continue
-        value = _value(rng, name, algorithms[0], seen)
+        value = _value(rng, name, made, algorithms[0], seen)
         for change in _changes(rng, made, name, value, algorithms[0], seen):
             other = replace(made, **change)
             if value != getattr(made, name) and is_legal(other, algorithms, target) and (
@@ -139,17 +139,21 @@ def _changes(rng: Random, made: Config, name: str, value: object, algorithm: Alg
         for _ in range(rng.randrange(3) if blocks else 0):
             at = rng.randrange(len(blocks))
             blocks[at] = replace(blocks[at], extent=max(1, blocks[at].extent // 2))
-        yield {n: _value(rng, n, algorithm, seen) for n in COMPANIONS[name]} | {
+        yield {n: _value(rng, n, made, algorithm, seen) for n in COMPANIONS[name]} | {
             name: value, "blocks": tuple(b for b in blocks if b.extent > 1)}
 
 
-def _value(rng: Random, name: str, algorithm: Algorithm, seen: Iterable[Config]) -> object:
+def _value(rng: Random, name: str, made: Config, algorithm: Algorithm,
+           seen: Iterable[Config]) -> object:
     default = getattr(DEFAULTS, name)
     if name in CHOICES:
         return rng.choice(CHOICES[name])
     if name == "order":
         axes = [x.name for x in algorithm.axes_of("K")]
         return ".".join(rng.sample(axes, len(axes))) if chance(rng, 2) else ""
+    if name == "regs":
+        alone = [b.axes[0] for b in made.blocks if len(b.axes) == 1]
+        return ".".join(rng.sample(alone, rng.randint(0, min(3, len(alone)))))
     if isinstance(default, int):
         return rng.choice(VALUES.get(name, NUMBERS))
     # A word of free text says what it can be only through those who propose it.

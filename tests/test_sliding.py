@@ -1,0 +1,213 @@
+"""Depthwise: pixels and taps written out, lanes of sums added late, filters in rows of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from tests.reference import convolve, integers, pack, unpack
+from transconv import compiler, cost, heuristics, issue
+from transconv.algorithm import Algorithm, algorithms
+from transconv.config import Config, why_not
+from transconv.epilogue import Epilogue
+from transconv.errors import ConfigError
+from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, find
+from transconv.ir.interp import run
+from transconv.ir.memory import Memory
+from transconv.ir.verify import verify
+from transconv.packing import copy_of, over_copies, rows_of_channels
+from transconv.problem import ConvProblem, Prop
+from transconv.sliding import sliding
+from transconv.target import TARGETS
+
+SM90 = TARGETS["sm_90"]
+FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
+ROLES = {FWD: ("src", "wei", "dst"), BWD_D: ("dst", "wei", "src"), BWD_W: ("src", "dst", "wei")}
+P = "g8mb2ic8ih5oc8oh5kh3ph1"
+LARGE = "g96mb128ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc"
+FIRST = "mb.oh:4 ow:4 g:8 kw:3 | fma | regs=ow.kw stages=1"
+SECOND = "kw:3 mb.oh:4 ow:4 g:8 | fma | regs=ow.kw late=1 stages=1"
+
+
+def algorithm(text: str, prop: Prop) -> Algorithm:
+    return algorithms(ConvProblem.parse(text), prop)[0]
+
+
+def lowered(text: str, prop: Prop, config: str) -> Kernel:
+    alg = algorithm(text, prop)
+    return compiler.lower(alg, Config.parse(config), SM90, "conv", "ieee")[-1][1]
+
+
+CASES = [
+    (P, FWD, FIRST),
+    (P, FWD, "mb.oh:4 ow:5 g:8 kh:3 kw:2 | fma | pack=b regs=kh.ow.kw stages=1"),
+    (P, FWD, "mb.oh:4 ow:2 g:4 kw:2 | fma | regs=g.ow unroll=1 stages=1"),
+    (P, BWD_D, "mb.ih:4 iw:5 g:8 kw:3 | fma | pack=b regs=iw.kw stages=1"),
+    (P, BWD_W, SECOND),
+    (f"{P} tag=abx", BWD_W, f"{SECOND} pack=a.b split_k=2"),
+    (P, BWD_W, f"kh:4 {SECOND} split_k=3"),
+    (P, BWD_W, "kh:3 kw:3 mb.oh:8 ow:3 g:8 | fma | pack=c regs=kh.ow.kw late=1 split_k=2 stages=1"),
+    (P, BWD_W, "kh.kw:4 mb.oh.ow:16 g:2 | fma | late=1 split_k=2 reduce=atomic stages=1"),
+    ("g6mb3ic6iw11oc12ow5kw4sw2pw1dw1", FWD, "mb:2 ow:3 oc:2 kw:4 | fma | regs=kw.oc.ow stages=1"),
+    ("g4mb2ic4ih10oc4oh5kh3sh2ph1", BWD_D, "mb.qh:4 qw:5 g:4 | fma | regs=qw stages=1"),
+    ("mb2ic4ih6oc3oh6kh3ph1", BWD_W, "ic:4 kw:3 oc:2 mb.oh:4 | fma | regs=kw late=1 swap=1 stages=1"),
+    ("g3mb1ic3id5ih4iw6oc3od5oh4ow6kd3kh3kw3pd1ph1pw1", BWD_W,
+     "kh:3 kw:2 mb.od.oh:8 ow:5 | fma | regs=kw.kh.ow late=1 stages=1"),
+]
+
+
+@pytest.mark.parametrize(("text", "prop", "config"), CASES)
+def test_every_pass_keeps_the_meaning(text: str, prop: Prop, config: str) -> None:
+    check(text, prop, config, {}, range(2, len(compiler.PIPELINE) + 1))
+
+
+@pytest.mark.parametrize("off", ["unroll", "reuse", "widen", "hoist"])
+@pytest.mark.parametrize(("text", "prop", "config"), [CASES[1], CASES[5]])
+def test_passes_can_be_left_out(text: str, prop: Prop, config: str, off: str) -> None:
+    check(text, prop, config, {off: False}, [len(compiler.PIPELINE)])
+
+
+def check(text: str, prop: Prop, config: str, switches: dict[str, bool],
+          stages: Iterable[int]) -> None:
+    """The interpreter gives the reference's answer after some stages."""
+    p = ConvProblem.parse(f"{text} dt=f32" + (" tag=axb" if "tag" not in text else ""))
+    rng = np.random.default_rng(3)
+    a, b, c = ROLES[prop]
+    shapes = {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
+    values = {name: integers(rng, shapes[name]) for name in (a, b)}
+    expected = convolve(p, prop, values[a], values[b])
+    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+    launches = [compiler.lower(x, y, SM90, "conv", "ieee", switches) for x, y in steps]
+    layouts = {n: getattr(p, n).layout for n in shapes}
+    for stage in stages:
+        buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
+        buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
+        for launch in launches:
+            for t in launch[stage][1].params:
+                buffers.setdefault(t.name, np.zeros(t.layout.span, t.dtype.numpy))
+        memory = Memory(buffers)
+        for launch in launches:
+            verify(launch[stage][1])
+            memory.new_launch()
+            run(launch[stage][1], memory)
+        got = unpack(buffers[c], layouts[c], shapes[c])
+        assert np.array_equal(got, expected), f"wrong after {launches[0][stage][0]}"
+
+
+def test_taps_share_what_they_load() -> None:
+    """4 pixels and 3 taps are 12 products of 6 pixels and 3 weights; without sharing, of 12 and 3."""
+    body = lowered(f"{P} tag=axb", FWD, FIRST)
+    loads = [s.value.tensor.name for s in find(body, Let) if isinstance(s.value, Load)]
+    assert (loads.count("src"), loads.count("wei")) == (6, 3)
+    assert len(find(body, Update)) == 12 and len(find(body, Alloc)) == 4
+    alg = algorithm(f"{P} tag=axb", FWD)
+    alone = compiler.lower(alg, Config.parse(FIRST), SM90, "conv", "ieee", {"reuse": False})[-1][1]
+    names = [s.value.tensor.name for s in find(alone, Let) if isinstance(s.value, Load)]
+    assert names.count("src") == 12
+
+
+def test_lanes_are_added_behind_the_loop() -> None:
+    body = lowered(f"{P} tag=axb", BWD_W, SECOND)
+    (loop,) = (x for x in find(body, For) if x.kind == "serial")
+    assert not find(loop, Reduce) and len(find(body, Reduce)) == 3
+    soon = lowered(f"{P} tag=axb", BWD_W, SECOND.replace("late=1", "late=0"))
+    (loop,) = (x for x in find(soon, For) if x.kind == "serial")
+    assert len(find(loop, Reduce)) == 12
+
+
+def test_narrow_operands_are_loaded_along_all_lanes() -> None:
+    """Pixels of dst lack the lanes of kh; a filter whose channels are apart stays narrow."""
+    spread = find(lowered(f"{P} tag=axb", BWD_W, f"kh:4 {SECOND}"), Spread)
+    assert {len(s.lanes) for s in spread} == {3}
+    assert not find(lowered(f"{P} tag=axb", FWD, FIRST), Spread)
+    over = Config.parse(f"{FIRST} pack=b")
+    assert compiler.plan_steps(ConvProblem.parse(f"{P} tag=axb"), FWD, SM90, over,
+                               Epilogue())[0][0].name == "pack_wei"
+
+
+def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
+    wei = ConvProblem.parse("g19mb1ic19ih5oc19oh5kh3ph1 dt=f16 tag=axb")
+    tensor = algorithm(str(wei), FWD).b.tensor  # type: ignore[union-attr]
+    assert tensor.shape == (19, 1, 3, 3) and not rows_of_channels(tensor)
+    assert copy_of(tensor).layout.strides() == (1, 216, 72, 24)
+    assert rows_of_channels(copy_of(tensor))
+
+
+@pytest.mark.parametrize(("prop", "config", "reason"), [
+    (FWD, "ow:4 g:8 | fma | regs=oh", "there is no block of oh alone"),
+    (FWD, "oh.ow:4 g:8 | fma | regs=ow", "there is no block of ow alone"),
+    (FWD, "ow:4 g:8 | fma | regs=ow.ow", "names an axis twice"),
+    (FWD, "ow:16 g:8 | fma | regs=ow", "more positions than there are, 5"),
+    (FWD, "oh:5 ow:5 g:8 kh:3 kw:2 | fma | regs=oh.ow.kh.kw.g", "1200 positions to write out"),
+    (FWD, "ow:5 | fma", "an extent is a power of two"),
+    (FWD, "g:8 | fma | late=1", "only sums over lanes of a tile"),
+    (BWD_W, "g:8 ow:4 | fma | regs=ow late=1", "only sums over lanes of a tile"),
+    (BWD_W, "g:8 oh.ow:4 | fma | late=2", "late=2"),
+])
+def test_refusals(prop: Prop, config: str, reason: str) -> None:
+    assert reason in str(why_not(Config.parse(config), algorithm(f"{P} tag=axb", prop), SM90))
+
+
+def test_the_matrix_unit_has_no_registers_to_give() -> None:
+    alg = algorithm("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
+    for word, reason in (("regs=kw", "written out"), ("late=1", "element by element")):
+        config = Config.parse(f"mb.oh.ow:32 oc:32 kw:2 ic:16 | mma | {word}")
+        assert reason in str(why_not(config, alg, SM90))
+
+
+def test_text_form() -> None:
+    for text in (FIRST, SECOND):
+        assert Config.parse(str(Config.parse(text))) == Config.parse(text)
+    assert "regs=ow.kw late=1" in str(Config.parse(SECOND))
+    with pytest.raises(ConfigError, match="late=x, expected a whole number"):
+        Config.parse("g:8 | fma | late=x")
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+def test_counted_instructions_are_those_of_the_machine_code() -> None:
+    """FFMA per product, 1.5 conversions per element: 784 instructions were counted for a step of 448
+    products a thread, 844 where pixels are summed. The time is theirs within a third."""
+    ways = {(FWD, "mb.oh:32 ow:8 kw:7 g:32 | fma | pack=b regs=ow.kw stages=1"): 773,
+            (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844}
+    for (prop, text), instructions in ways.items():
+        config = Config.parse(text)
+        alg = over_copies(algorithm(LARGE, prop), config.pack)
+        w = cost.count(config, alg, SM90)
+        counted = issue.microseconds(config, alg, SM90, w.tiles, w.steps)
+        issued = w.tiles / SM90.sms * w.steps * config.warps * instructions / issue.SCHEDULERS
+        assert 0.8 < counted / (issued / issue.CLOCK / issue.SHARE / 1e3) < 1.35
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("shape", [
+    "g96mb128ic96ih56oc96oh56kh7ph3", "g384mb128ic384ih14oc384oh14kh3ph1",
+    "g480mb128ic480ih14oc480oh14kh5ph2", "g128mb32ic128ih56oc128oh56kh31ph15"])
+def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
+    config = heuristics.default(algorithm(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
+    assert config.regs and config.unit == "fma", str(config)
+    assert config.late or prop is not BWD_W, str(config)
+
+
+def test_channels_first() -> None:
+    """Neighbours in memory are pixels, lanes cannot slide; pixels that are summed are copied first."""
+    text = "g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nchw"
+    assert not list(sliding(algorithm(text, FWD), SM90))
+    assert {c.pack for c in sliding(algorithm(text, BWD_W), SM90)} == {"a.b"}
+    config = heuristics.default(algorithm(text, BWD_W), SM90)
+    assert config.regs and config.late and config.pack == "a.b", str(config)
+
+
+def test_what_does_not_slide() -> None:
+    assert not list(sliding(algorithm("mb8ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc", FWD), SM90))
+    assert all(why_not(c, algorithm(LARGE, FWD), SM90) is None or "registers" in str(
+        why_not(c, algorithm(LARGE, FWD), SM90)) for c in sliding(algorithm(LARGE, FWD), SM90))
+
+
+def test_barriers_at_every_step_cost() -> None:
+    alg = algorithm(LARGE, BWD_W)
+    late = Config.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
+    soon = Config.parse(str(late).replace("late=1 ", ""))
+    assert cost.estimate(soon, alg, SM90) > 1.5 * cost.estimate(late, alg, SM90)

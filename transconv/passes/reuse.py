@@ -1,0 +1,88 @@
+"""Stage 8a. What is loaded twice is loaded once.
+
+    iw_0_1 = ow + 0 + 1 - 1                 iw_0_1 = ow
+    a_0_1 = load(src, .. iw_0_1)            a_0_1 = load(src, .. iw_0_1)
+    iw_1_0 = ow + 1 + 0 - 1          ->     acc_0 = acc_0 + a_0_1 * b_1
+    a_1_0 = load(src, .. iw_1_0)            acc_1 = acc_1 + a_0_1 * b_0
+    acc_0 = acc_0 + a_0_1 * b_1
+    acc_1 = acc_1 + a_1_0 * b_0
+
+Positions and taps that are written out (``regs=ow.kw``) look at the same pixels: 8 pixels of a row
+and 7 taps are 56 products of 14 pixels. Indices are compared by what they come to, loads by tensor,
+address and mask; a tensor that the kernel stores to is left alone.
+"""
+
+from __future__ import annotations
+
+from transconv.ir import (
+    Const,
+    Expr,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Mutator,
+    Node,
+    Stmt,
+    Store,
+    Tensor,
+    Var,
+    find,
+    substitute,
+)
+from transconv.passes.simplification import Scope
+from transconv.simplify import simplify
+
+
+def reuse(kernel: Kernel) -> Kernel:
+    """Give equal indices and equal loads, of one sequence and those around it, one name."""
+    stored = frozenset(s.tensor for s in find(kernel, Store))
+    made = _Reuse(stored).mutate(kernel)
+    assert isinstance(made, Kernel)
+    return made
+
+
+class _Reuse(Scope):
+    def __init__(self, stored: frozenset[Tensor]) -> None:
+        super().__init__()
+        self.stored = stored
+        self.known: dict[Expr, Var] = {}
+        self.names: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Node | None:
+        if isinstance(at, Expr):
+            return substitute(at, self.names)
+        return super().mutate(at)  # type: ignore[no-any-return]
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        value = substitute(let.value, self.names)
+        key = self.key(value)
+        if key is not None and key in self.known:
+            self.names[let.var] = self.known[key]
+            return None
+        if key is not None:
+            self.known[key] = let.var
+        return let if value is let.value else Let(let.var, value)
+
+    def key(self, value: Expr) -> Expr | None:
+        """What two lets have in common that mean the same; None for what is not worth asking."""
+        if isinstance(value, Load):
+            return None if value.tensor in self.stored else value
+        if value.dtype.kind != "int" or find(value, Load):
+            return None
+        key = simplify(self.affine(value), self.facts)
+        return None if isinstance(key, (Var, Const)) else key
+
+    def inside(self, at: Stmt) -> Stmt:
+        """What is bound in a block is not known behind it."""
+        before = dict(self.known)
+        made: Stmt = Scope.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
+        self.known = before
+        return made
+
+    def mutate_For(self, loop: For) -> Stmt:
+        return self.inside(loop)
+
+    def mutate_If(self, at: If) -> Stmt:
+        return self.inside(at)

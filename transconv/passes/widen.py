@@ -1,0 +1,73 @@
+"""Stage 8g. An operand that lacks lanes of its products is loaded along all of them.
+
+    b = load(dst + (grp + k*96))        ->      b = load(dst + spread(grp + k*96, [grp m k]))
+
+Triton chooses for each load how it lies in registers. A narrow one (32 channels x 4 pixels for 128
+threads) is dealt out one element to a thread, and goes through shared memory with two barriers to
+where the product wants it. Along all lanes every thread loads what it multiplies, 16 bytes at a time;
+that several load the same costs no more than a look into the cache.
+"""
+
+from __future__ import annotations
+
+from transconv.algorithm import Algorithm
+from transconv.config import Config
+from transconv.ir import (
+    Add,
+    Alloc,
+    Expr,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Mutator,
+    Spread,
+    Stmt,
+    Sub,
+    Tensor,
+    Var,
+    lanes_of,
+)
+
+
+def widen(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
+    """Spread the addresses of operands, where a config keeps sums or pixels in registers."""
+    if not (config.late or config.regs):
+        return kernel
+    views = [v for v in (algorithm.a, algorithm.b) if v is not None]
+    return _Widen({v.tensor for v in views}).mutate(kernel)  # type: ignore[no-any-return]
+
+
+class _Widen(Mutator):
+    def __init__(self, operands: set[Tensor]) -> None:
+        self.operands = operands
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.values: dict[Var, Expr] = {}
+        self.lanes: tuple[Lane, ...] = ()
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        self.scope[at.var] = at.lanes
+        self.lanes = at.lanes if len(at.lanes) > len(self.lanes) else self.lanes
+        return at
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        load = let.value
+        if isinstance(load, Load) and load.tensor in self.operands:
+            own = lanes_of(load, self.scope)
+            if own != self.lanes and set(own) <= set(self.lanes) and self.neighbours(load.offset):
+                let = Let(let.var, Load(load.tensor, Spread(load.offset, self.lanes), load.mask))
+        else:
+            self.values[let.var] = let.value
+        self.scope[let.var] = lanes_of(let.value, self.scope)
+        return let
+
+    def neighbours(self, offset: Expr) -> bool:
+        """Whether the offset steps by 1 along a lane."""
+        match offset:
+            case Add(a, b):
+                return self.neighbours(a) or self.neighbours(b)
+            case Sub(a, _):
+                return self.neighbours(a)
+            case Var() if offset in self.values:
+                return self.neighbours(self.values[offset])
+        return isinstance(offset, Lane)
