@@ -224,5 +224,16 @@ def test_the_copy_is_of_the_weights_alone() -> None:
 def test_phases_with_other_merges_have_other_copies(prop: Prop) -> None:
     """A workspace is found by its name, so that copies that differ have names that do."""
     algorithm = algorithms(RESNEXT, prop)[0]
-    names = {next(copies(merged(algorithm, m), "b")).name for m in (1, 8, 16)}
-    assert names == {"pack_wei", "pack_wei8", "pack_wei16"}
+    made = [next(copies(merged(algorithm, m), "b")) for m in (1, 8, 16)]
+    assert [c.name for c in made] == ["pack_wei", "pack_blocks8_wei", "pack_blocks16_wei"]
+    assert [c.c.tensor.name for c in made] == ["wei_packed", "wei_packed8", "wei_packed16"]
+    assert not any(c.phase for c in made)
+
+
+def test_stride_phases_of_merged_groups_are_one_launch() -> None:
+    problem = ConvProblem.parse("g32mb64ic256ih56oc256oh28kh3ph1sh2 dt=bf16 tag=nhwc")
+    config = Config.parse("mb:16 qh:4 qw:4 ic:64 oc:64 | a=box b=box c=box merge=8 pack=b swap=1 "
+                          "programs=132 stages=4 warps=4 via=gluon")
+    made = compiler.build(problem, BWD_D, SM90, config)
+    assert [s.algorithm.name for s in made.steps] == ["pack_blocks8_wei", "bwd_d"]
+    assert [*made.workspaces] == ["wei_packed8"]

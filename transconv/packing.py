@@ -18,7 +18,7 @@ channels; what lies between them is never read, because a box knows how long a r
 
 The filter of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
 
-    wei[oc, ic % 4] where ic//4 == oc//4 % 16  -- pack_wei16 -->  wei_packed16[oc, kh, kw, ic]
+    wei[oc, ic % 4] where ic//4 == oc//4 % 16  -- pack_blocks16_wei -->  wei_packed16[oc, kh, kw, ic]
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
         if letter == "c":
             yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, innermost(algorithm, letter), algorithm)
         elif diagonal(view, algorithm) > 1:
-            yield _copy(f"{PACK}{tensor.name}{algorithm.merge}", tensor, copied,
+            yield _copy(f"{PACK}blocks{algorithm.merge}_{tensor.name}", tensor, copied,
                         innermost(algorithm, letter), algorithm, _in_blocks(view, algorithm))
         else:
             inner = innermost(algorithm, letter)
