@@ -72,13 +72,19 @@ class Box:
 
 def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
     """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
-    along = {v.name for d in view.dims for v in free_vars(d.coord)}
+    along = _along(view)
     other = "N" if view is algorithm.a else "M" if view is algorithm.b else "K"
     for b in config.blocks:  # a mask may be all that knows of an axis
         if b.extent > 1 and algorithm.kind(b.axes[0]) != other and not along.intersection(b.axes):
             return f"{view.tensor.name}: no dimension moves along block {b}"
     blocks = tuple(b for b in config.blocks if along.intersection(b.axes))
     return _box_of(view, type(config)(blocks, via=config.via, order=config.order), algorithm, stored)
+
+
+@lru_cache(maxsize=512)
+def _along(view: View) -> frozenset[str]:
+    """The axes that move along some dimension of a view."""
+    return frozenset(v.name for d in view.dims for v in free_vars(d.coord))
 
 
 @lru_cache(maxsize=4096)

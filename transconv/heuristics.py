@@ -226,8 +226,10 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
         for config in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found += why_not(config, packed, target) is None
             yield replace(config, pack=pack)
-    if before and (_sums_pixels(alg) or not found):  # boxes of summed pixels are often refused
-        for pack in ways[-1:] if _sums_pixels(alg) else ways:
+    # Boxes of summed pixels are often refused; f32 that is turned, or of images, seldom is.
+    pixels = _sums_pixels(alg) and alg.a.tensor.dtype.bits == 16
+    if before and (pixels or not found):
+        for pack in ways[-1:] if pixels else ways:
             for config in _matrix(over_copies(alg, pack), target):
                 yield replace(config, pack=pack)
 

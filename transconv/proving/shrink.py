@@ -24,7 +24,7 @@ BATCH = 16  # trials asked about at once
 SPATIAL = ("i", "o", "k", "stride", "dilation", "pad_lo")
 
 
-def shrink(trial: Trial, fails: Fails, most: int = 400) -> tuple[Trial, int]:
+def shrink(trial: Trial, fails: Fails, most: int = 600) -> tuple[Trial, int]:
     """The simplest trial found with at most ``most`` questions, and how many were asked."""
     asked, seen = 0, {str(trial)}
     while True:
