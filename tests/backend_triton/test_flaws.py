@@ -46,6 +46,11 @@ def test_what_cannot_be_read_is_not_believed() -> None:
     assert not flaw({"ptx": HEAD}) and not flaw({"amdgcn": ""}) and not flaw({})
 
 
+def test_machine_code_alone_is_looked_at() -> None:
+    """As Triton keeps it with TRITON_STORE_BINARY_ONLY."""
+    assert flaw({"cubin": b"", "sass": LOST}) and not flaw({"cubin": b"", "sass": KEPT})
+
+
 def test_a_kernel_is_refused_before_it_runs() -> None:
     refuse(SimpleNamespace(asm={"ptx": HEAD}), "good")
     refuse(object(), "of another kind")

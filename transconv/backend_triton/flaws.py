@@ -32,15 +32,17 @@ _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?\w+,\s*0x0\b")
 
 def flaw(asm: Mapping[str, Any]) -> str:
     """What is known to be wrong with a kernel, in a sentence; empty if nothing is. ``asm``: the texts
-    that Triton keeps of it. Machine code is only looked at where the PTX gives a reason."""
+    that Triton keeps of it. Machine code is only looked at where the PTX gives a reason, or where
+    Triton keeps no PTX (TRITON_STORE_BINARY_ONLY)."""
     ptx = asm.get("ptx", "")
     version = _VERSION.search(ptx)
-    if not _PACKED.search(ptx) or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):
+    packed = _PACKED.search(ptx) if ptx else "cubin" in asm
+    if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):
         return ""
     try:
         sass = asm["sass"]
     except Exception as error:  # no disassembler: what cannot be looked at is not believed
-        return f"it has packed 16-bit additions, and the machine code cannot be read ({error})"
+        return f"it may have packed 16-bit additions, and the machine code cannot be read ({error})"
     if _LOST.search(sass):
         return ("ptxas lost the constant of a packed 16-bit addition "
                 "(see transconv/backend_triton/flaws.py)")

@@ -88,7 +88,7 @@ def _prepare(scratch: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             os.makedirs(f"{folder}/triton", exist_ok=True)
             os.makedirs(f"{folder}/transconv", mode=0o700, exist_ok=True)
-        knobs.adopt({"TRITON_CACHE_DIR": f"{folder}/triton", "TRITON_STORE_BINARY_ONLY": "1",
+        knobs.adopt({"TRITON_CACHE_DIR": f"{folder}/triton",
                      knobs.cache.name: f"{folder}/transconv"})
     mine["trials"] += 1
 
