@@ -77,8 +77,8 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
             parts = blockwise.workspace(seen, meeting)
             if "partials" not in spaces or spaces["partials"].layout.span < parts.layout.span:
                 spaces["partials"] = parts  # stride phases share one; they may be split differently
-        elif chosen.split_k > 1 and not any(s.zero for s in steps):
-            steps[-1].zero = algorithm.c.tensor
+        elif chosen.split_k > 1:  # before anything is stored: not every phase has to add in place
+            steps[0].zero = algorithm.c.tensor
     used = next((s.config for s in steps if not is_copy(s.algorithm)), config or Config())
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG

@@ -16,8 +16,9 @@ from math import prod
 from transconv.algorithm import Algorithm
 from transconv.boxes import ROW, Box, box_of, turned
 from transconv.errors import ConfigError
+from transconv.ir import View
 from transconv.merging import merged, why_not_merged
-from transconv.packing import letters, over_copies, view_of, why_not_copied
+from transconv.packing import ROW_ALIGN, letters, operand_of, over_copies, view_of, why_not_copied
 from transconv.target import Target
 
 
@@ -252,6 +253,9 @@ def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
     written = prod(b.extent for b in c.blocks if c.in_registers(b))
     if written > MOST_WRITTEN:
         return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
+    if c.unroll and written * (steps := k_steps(c, alg)) > MOST_WRITTEN:
+        return (f"regs={c.regs} unroll=1: {written} positions of {steps} steps to write out, at most "
+                f"{MOST_WRITTEN}")
     return None
 
 
@@ -355,6 +359,9 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             found = box_of(view, c, alg, stored=name == "c")
             if isinstance(found, str):
                 return f"{name}=box: {found}"
+            if name == "c" and _cut_short(found, view):
+                return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
+                        "and the copy engine writes beyond them")
             if name != "c" and _folded(found, alg):
                 return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
                         "of the box, the matrix unit reads rows of one")
@@ -363,6 +370,13 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
                 return (f"{name}=box: a left operand of more than two dimensions goes through "
                         "registers, where Triton 3.6 gets some sums wrong")
     return None
+
+
+def _cut_short(box: Box, view: View) -> bool:
+    """Whether a box that is stored ends within 16 bytes that belong to others (seen on an H200); after
+    a row of a copy nothing lies that anybody reads."""
+    return not operand_of(view.tensor.name) and bool(
+        box.tensor.shape[-1] * view.tensor.dtype.bytes % ROW_ALIGN)
 
 
 def _folded(box: Box, alg: Algorithm) -> bool:

@@ -60,15 +60,15 @@ class Nest:
     after: tuple[Stmt, ...]
 
     def kind(self, axis: Var) -> str:
-        """B, M, N or K by which loads and stores depend on the axis."""
+        """B, M, N or K by which loads depend on the axis, be it for where they read or whether."""
         if any(axis is x.var for x in self.summed):
             return "K"
         lets = {s.var: s.value for s in (*self.before, *statements(self.body)) if isinstance(s, Let)}
         loads = find(self.body, Load)
         if not loads:
             return "M"
-        in_a = axis in _roots(loads[0].offset, lets)
-        in_b = len(loads) > 1 and axis in _roots(loads[1].offset, lets)
+        in_a, in_b = (any(axis in _roots(e, lets) for x in loads[at:at + 1] for e in (x.offset, x.mask))
+                      for at in (0, 1))
         return "B" if in_a and in_b else "N" if in_b else "M"
 
 
