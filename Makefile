@@ -9,13 +9,14 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep '^torch==' constraints.txt)
 NEWEST := .newest
 
-.PHONY: help install demo test check check-all lint matrix clean
+.PHONY: help install demo test check check-all lint matrix sanitize clean
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
+	@echo "make sanitize  on a GPU: every family of kernels under compute-sanitizer's memcheck and racecheck"
 	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
 
 install:
@@ -65,6 +66,12 @@ check-all: check matrix
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt
+
+SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
+FAMILIES := -m transconv fuzz --file tests/proving/families.txt --n 0 --no-corpus --jobs 4
+sanitize:
+	$(SANITIZER) --tool memcheck $(PYTHON) $(FAMILIES)
+	$(SANITIZER) --tool racecheck $(PYTHON) $(FAMILIES)
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -259,3 +259,24 @@ def test_the_heuristic_is_drawn_from() -> None:
     own = Counter(t.config in heuristics.candidates(t.algorithms[0], t.chip)
                   for t in DRAWN[:60] if t.config is not None)
     assert own[True] > 5 and own[False] > 20
+
+
+FAMILIES = Path(__file__).parent / "families.txt"
+
+
+def test_every_family_of_kernels_is_right_and_named() -> None:
+    """What `make sanitize` runs on a GPU."""
+    families = [line[2:].split(", ") for line in FAMILIES.read_text().splitlines()
+                if line.startswith("# ") and "=" in line]
+    entries = list(read(FAMILIES))
+    assert len(families) == len(entries)
+    for names, entry in zip(families, entries, strict=True):
+        config = entry.trial.config
+        assert config is not None
+        for name in names:
+            for word in name.split():
+                key, eq, value = word.partition("=")
+                if eq:
+                    assert str(getattr(config, key)) == value, f"{entry.place}: {word}"
+        row = fuzz_run.work(line=str(entry.trial), way="numpy")
+        assert row["status"] == "passed", f"{entry.place}: {row}"
