@@ -198,7 +198,7 @@ def test_summary_of_checks() -> None:
 
 
 @pytest.mark.parametrize(("page", "sources"), [
-    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "check")),
+    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "layers_bf16_nhwc_bias_relu", "check")),
     ("docs/drop_in.md", ("networks", "overhead"))])
 def test_the_tables_of_the_pages_are_those_of_the_files(page: str, sources: tuple[str, ...]) -> None:
     rows = [r for s in sources for r in read(ROOT / "bench" / "results" / f"h200_{s}.csv")]
