@@ -253,9 +253,6 @@ def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
     written = prod(b.extent for b in c.blocks if c.in_registers(b))
     if written > MOST_WRITTEN:
         return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
-    if c.unroll and written * (steps := k_steps(c, alg)) > MOST_WRITTEN:
-        return (f"regs={c.regs} unroll=1: {written} positions of {steps} steps to write out, at most "
-                f"{MOST_WRITTEN}")
     return None
 
 
