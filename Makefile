@@ -30,7 +30,7 @@ endif
 
 # An environment that somebody made by hand is good enough, if nothing is missing in it.
 $(VENV)/ready:
-	@$(VENV)/bin/python -c "import hypothesis, mypy, numpy, pytest, sympy, torch, tqdm, triton" \
+	@$(VENV)/bin/python -c "import hypothesis, mypy, numpy, pytest, sympy, torch, tqdm, triton, xdist" \
 	    2>/dev/null && touch $@ || $(MAKE) install
 
 # Only the environment in .venv is ours to make.
@@ -53,7 +53,7 @@ matrix: $(ready) $(NEWEST)/ready
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
 	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
-	$(PYTHON) -m pytest -q tests -m "not gpu"
+	$(PYTHON) -m pytest -q tests -m "not gpu" -n 2 --dist loadfile
 
 lint: $(ready)
 	$(PYTHON) -m ruff check .

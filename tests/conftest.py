@@ -35,3 +35,16 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_switches() -> Iterator[None]:
+    """A trial of the fuzzer switches passes for its process: not for the tests after it."""
+    from transconv import knobs
+
+    before = os.environ.get(knobs.passes.name)
+    yield
+    if before is None:
+        os.environ.pop(knobs.passes.name, None)
+    else:
+        os.environ[knobs.passes.name] = before

@@ -75,9 +75,9 @@ def test_interpreter_ranks_by_steps_alone() -> None:
 @pytest.mark.parametrize("target", GPUS)
 def test_choosing_is_quick(prop: Prop, target: str) -> None:
     alg = algorithm("mb64ic192ih35oc320oh35kh3ph1 dt=bf16 tag=nhwc", prop)
-    started = time.perf_counter()
+    started = time.process_time()
     found = heuristics.candidates(alg, TARGETS[target])
-    assert time.perf_counter() - started < 1.0  # some 0.1 s alone on a machine
+    assert time.process_time() - started < 1.0  # some 0.1 s alone on a machine
     assert len(found) <= heuristics.MOST
 
 

@@ -53,9 +53,9 @@ def test_a_kernel_is_simplified_in_time() -> None:
     assert len(exprs) >= 200
     x, y = Var("x"), Var("y")
     simplify((x + y) * (x - y))  # SymPy is imported here, which is not measured
-    start = time.perf_counter()
+    start = time.process_time()
     made = [simplify(e, facts) for e in exprs]
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert all(simplify(e, facts) is e for e in made)
 
 
