@@ -6,7 +6,7 @@ instructions its warps issue, how many cache lines they touch, and what comes th
     step of a warp = max(instructions / 4 schedulers, cache lines) clocks
     instructions   = products + conversions + loads + a row's index and mask
 
-Counted, not fitted: the machine code of the loop has as many instructions within 10%.
+The instructions are counted, not fitted to times; the constants below are round figures of the chip.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import library, operators
+from transconv.torch_ops import fused, library, operators
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -298,3 +298,19 @@ def test_traced_graphs_hold_operators_without_derivatives() -> None:
     with torch.no_grad():
         f(x)
     assert seen == ["transconv.fwd.default"] * 2
+
+
+def test_operators_in_inference_mode() -> None:
+    """Autograd is passed by there: the operators' own kernels are reached."""
+    x, w, b = (t.detach() for t in operands())
+    numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 2)
+    with torch.inference_mode():
+        y = OP(x, w, b, *numbers)
+        activated = fused.fused_convolution(x, w, b, None, "relu", *numbers)
+        found = BACKWARD(y, x, w, *numbers, [True, False, True])
+        with pytest.raises(RuntimeError, match="Expected grad_output of size"):
+            BACKWARD(x, x, w, *numbers, [True, True, True])
+    torch.testing.assert_close(y, F.conv2d(x, w, b, groups=2))
+    torch.testing.assert_close(activated, y.relu())
+    torch.testing.assert_close(found[0], BACKWARD(y.clone(), x, w, *numbers, [True] * 3)[0])
+    assert found[1].numel() == 0 and torch.allclose(found[2], y.sum((0, 2, 3)))

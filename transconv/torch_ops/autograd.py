@@ -1,4 +1,4 @@
-"""Torch border, step 5b. The short way past the operators: a plain autograd function for eager calls.
+"""Torch border, step 5c. The short way past the operators: a plain autograd function for eager calls.
 
 The same launches as the registered operators for a fraction of the host time. A backward pass that
 somebody differentiates, compiles or watches is made of the operators.

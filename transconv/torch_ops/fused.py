@@ -50,16 +50,6 @@ fused_convolution = torch.ops.transconv.fused_convolution.default
 _call: Callable[..., Tensor] = fused_convolution
 
 
-def _run(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-         activation: str, *numbers: Any) -> Tensor:
-    return fused_route.run(routes.request("", 0, *numbers), input, weight, bias, residual,
-                           activation)
-
-
-for _key in ("CPU", "CUDA"):
-    operators.library.impl("fused_convolution", _run, _key)
-
-
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           activation: str, *numbers: Any) -> Tensor:
     return operators.fake_fwd(input, weight, bias, residual, activation,
@@ -108,6 +98,8 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residu
 
 
 operators.library.impl("fused_convolution", _with_derivatives, "Autograd")
+for _key in ("CPU", "CUDA"):
+    operators.library.impl("fused_convolution", FusedConvolution.forward, _key)
 
 
 # -- the public functions --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import operators, routes, shapes
+from transconv.torch_ops import operators, shapes
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -31,28 +31,6 @@ library.define(f"convolution_backward(Tensor grad_output, Tensor input, Tensor w
 convolution = torch.ops.transconv.convolution.default
 call: Callable[..., Tensor] = convolution
 convolution_backward = torch.ops.transconv.convolution_backward.default
-
-
-# -- kernels, for those who come past autograd -----------------------------------------------------
-
-
-def _run(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    route = routes.forward_route(routes.request("", 0, *numbers), input, weight, bias)
-    found: Tensor = route.forward(input, weight, bias)
-    return found
-
-
-def _run_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
-    *given, mask = numbers
-    params = operators.resolve(input, weight, None, given)
-    found = routes.backward(params, grad, input, weight, mask)
-    # An operator returns tensors; what was not asked for is an empty one.
-    return tuple(grad.new_empty(0) if t is None else t for t in found)
-
-
-for _key in ("CPU", "CUDA"):
-    library.impl("convolution", _run, _key)
-    library.impl("convolution_backward", _run_backward, _key)
 
 
 # -- fakes -----------------------------------------------------------------------------------------
@@ -180,6 +158,9 @@ def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
 
 library.impl("convolution", _with_derivatives, "Autograd")
 library.impl("convolution_backward", _backward_with_derivatives, "Autograd")
+for _key in ("CPU", "CUDA"):  # for those who come past autograd, as in inference mode
+    library.impl("convolution", Convolution.forward, _key)
+    library.impl("convolution_backward", ConvolutionBackward.forward, _key)
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------
