@@ -30,6 +30,7 @@ from transconv.packing import (
     over_copies,
     rows_of_channels,
     why_not_copied,
+    with_letter,
     workspaces,
 )
 from transconv.problem import ConvProblem, Prop
@@ -165,7 +166,7 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
         return
     config = small_configs(first, data.draw)
     for letter in data.draw(st.sampled_from(["a.b.c", "a.b", "a", "b", "c", "a.c"])).split("."):
-        more = replace(config, pack=".".join(filter(None, [config.pack, letter])))
+        more = replace(config, pack=with_letter(config.pack, letter))
         config = more if why_not(more, first, SM90) is None else config
     switches = {s.name: data.draw(st.booleans()) for s in compiler.PIPELINE if s.optional}
     steps = compiler.plan_steps(p, prop, SM90, config, Epilogue())
@@ -388,3 +389,10 @@ def test_the_estimate_adds_the_copies() -> None:
     moved = 4 * 32 * 256 * 56 * 56 * 2 + 2 * 256 * 256 * 9 * 2
     assert added == pytest.approx(3 * cost.SM90.copy_us + moved / (
         SM90.bandwidth_gbs * 1e3 * cost.SM90.memory_share))
+
+
+@pytest.mark.parametrize("pack", ["b.b", "b.a"])
+def test_an_operand_is_copied_once(pack: str) -> None:
+    algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
+    config = replace(Config.parse("mb.oh.ow:32 oc:16 ic:16 | mma"), pack=pack)
+    assert "each operand is copied once" in str(why_not(config, algorithm, SM90))

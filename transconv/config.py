@@ -176,6 +176,8 @@ def main_of(algorithm: Algorithm, config: Config) -> Algorithm:
 
 def _packs(c: Config, alg: Algorithm) -> str | None:
     """About the tensors as they are; the rules below see the algorithm over the copies."""
+    if letters(c.pack) != sorted(set(letters(c.pack))):
+        return f"pack={c.pack}: each operand is copied once, and named in the order a.b.c"
     for letter in letters(c.pack):
         view = view_of(alg, letter)
         if view is None:
