@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from tests.test_pipeline import ROLES, SM90, shapes
+from tests.stages import ROLES, SM90, shapes
 from transconv import compiler
 from transconv.algorithm import algorithms
 from transconv.boxes import Box, box_of

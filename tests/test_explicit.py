@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from tests.test_pipeline import ROLES, SM90, shapes
+from tests.stages import ROLES, SM90, shapes
 from transconv import ir, pipeline
 from transconv.algorithm import algorithms
 from transconv.backend_triton.emit import emit

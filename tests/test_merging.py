@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
+from tests.stages import PHASES, SM90, launches_of, shapes, small_configs, wrong_stages
 from tests.strategies import problems
-from tests.test_packing import PHASES, launches_of, wrong_stages
-from tests.test_pipeline import SM90, shapes, small_configs
 from transconv import compiler, heuristics
 from transconv.algorithm import algorithms
 from transconv.config import Config, main_of, why_not

@@ -7,21 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reference import convolve, integers, pack, unpack
+from tests.reference import integers, pack, unpack
+from tests.stages import PHASES, SM90, launches_of, small_configs, wrong_stages
 from tests.strategies import problems
-from tests.test_pipeline import ROLES, SM90, shapes, small_configs
 from transconv import compiler, cost, heuristics
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Config, why_not
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
-from transconv.ir import Kernel, Layout, Tensor, f16, f32
+from transconv.ir import Layout, Tensor, f16, f32
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
-from transconv.ir.verify import verify
 from transconv.packing import (
     copies,
     copy_of,
@@ -36,43 +35,6 @@ from transconv.packing import (
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-Launches = list[list[tuple[str, Kernel]]]
-
-
-def launches_of(steps: Sequence[tuple[Algorithm, Config]],
-                switches: dict[str, bool] | None = None) -> Launches:
-    return [compiler.lower(alg, config, SM90, "conv", "ieee", switches) for alg, config in steps]
-
-
-def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:
-    """The stages after which the kernels do not give the reference's answer. Workspaces, and the
-    padding between rows of a copy, hold NaN."""
-    rng = np.random.default_rng(seed)
-    a, b, c = ROLES[prop]
-    values = {n: integers(rng, shapes(p)[n], 2) for n in (a, b)}
-    expected = convolve(p, prop, values[a], values[b])
-    layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
-    names = {t.name for launch in launches for t in launch[-1][1].params}
-    split = "partials" in names
-    wrong = []
-    for stage in range(2 if split else 0, len(compiler.PIPELINE) + 1):
-        buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
-        buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
-        for launch in launches:
-            for t in launch[stage][1].params:
-                if t.name not in ROLES[FWD]:
-                    buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
-        memory = Memory(buffers)
-        for launch in launches:
-            verify(launch[stage][1])
-            memory.new_launch()
-            run(launch[stage][1], memory)
-        got = unpack(memory.buffers[c], layouts[c], shapes(p)[c])
-        if not np.array_equal(got, expected):
-            wrong.append(launches[0][stage][0])
-    return wrong
-
 
 # -- every pass keeps the meaning -----------------------------------------------------------------
 

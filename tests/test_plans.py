@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.test_pipeline import shapes
+from tests.stages import shapes
 from transconv import allocator, compiler, kept, knobs, steps, trust, verdicts
 from transconv.config import Config
 from transconv.epilogue import Epilogue

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers
+from tests.stages import SM90, shapes
 from tests.test_explicit import ROLE, answer
-from tests.test_pipeline import SM90, shapes
 from transconv import compiler, ir, verdicts
 from transconv.__main__ import main
 from transconv.config import Config

@@ -1,0 +1,89 @@
+"""A plan's kernels after every pass, run by the interpreter and compared with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import Phase
+from hypothesis import strategies as st
+
+from tests.reference import convolve, integers, pack, unpack
+from transconv import compiler, heuristics
+from transconv.algorithm import Algorithm
+from transconv.config import Config, why_not
+from transconv.ir import Kernel
+from transconv.ir.interp import run
+from transconv.ir.memory import Memory
+from transconv.ir.verify import verify
+from transconv.packing import COPY
+from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS
+
+ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
+         Prop.BWD_W: ("src", "dst", "wei")}
+# Shrinking a kernel takes minutes; the message already says how to repeat a failure.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+SM90 = TARGETS["sm_90"]
+SPLIT = 2  # the parts of a split sum only exist once `blockwise`, the second pass, has made them
+
+Launches = list[list[tuple[str, Kernel]]]
+
+
+def shapes(p: ConvProblem) -> dict[str, tuple[int, ...]]:
+    return {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
+
+
+def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
+    """A legal config with small tiles, as a heuristic or a person could choose it."""
+    legal = heuristics.candidates(algorithm, SM90)
+    few = [c for c in legal if all(b.extent <= 64 for b in c.blocks)] or legal
+    config = draw(st.sampled_from(few[:40]))
+    words = {"swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
+             "unroll": draw(st.sampled_from([0, 0, 1])),
+             "split_k": draw(st.sampled_from([1, 1, 2, 3])),
+             "reduce": draw(st.sampled_from(["partials", "atomic"])),
+             "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
+    for name, value in words.items():
+        text = f"{config} {name}={value}"
+        other = Config.parse(text)
+        if why_not(other, algorithm, SM90) is None:
+            config = other
+    return config
+
+
+def launches_of(steps: Sequence[tuple[Algorithm, Config]],
+                switches: dict[str, bool] | None = None) -> Launches:
+    """Per launch of a plan: its kernel as it is first written, and after every pass."""
+    return [compiler.lower(alg, config, SM90, "conv", "ieee", switches) for alg, config in steps]
+
+
+def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:
+    """The stages after which the kernels do not give the reference's answer. Workspaces, and the
+    padding between rows of a copy, hold NaN."""
+    rng = np.random.default_rng(seed)
+    a, b, c = ROLES[prop]
+    values = {n: integers(rng, shapes(p)[n], 2) for n in (a, b)}
+    expected = convolve(p, prop, values[a], values[b])
+    layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
+    names = {t.name for launch in launches for t in launch[0][1].params}
+    # The sum of the parts writes the result where it belongs: without it, a copy of it stays a copy.
+    first = SPLIT if "partials" in names and any(n.startswith(c + COPY) for n in names) else 0
+    wrong = []
+    for stage in range(first, len(compiler.PIPELINE) + 1):
+        kernels = [launch[stage][1] for launch in launches]
+        if stage < SPLIT:
+            kernels = [k for k in kernels if all(t.name != "partials" for t in k.params)]
+        buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
+        buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
+        for t in (t for k in kernels for t in k.params if t.name not in layouts):
+            buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
+        memory = Memory(buffers)
+        for kernel in kernels:
+            verify(kernel)
+            memory.new_launch()
+            run(kernel, memory)
+        got = unpack(memory.buffers[c], layouts[c], shapes(p)[c])
+        if not np.array_equal(got, expected):
+            wrong.append(launches[0][stage][0])
+    return wrong
