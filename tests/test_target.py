@@ -104,3 +104,13 @@ def test_detect_without_a_gpu_or_when_told_to_interpret(monkeypatch: pytest.Monk
         assert target.detect(3) is TARGETS["interpreter"]
     finally:
         target._of_gpu.cache_clear()
+
+
+def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_FEATURES", "+box_shift,-wgmma")
+    h100 = Target.parse("sm_90")
+    assert h100.features == TARGETS["sm_90"].features - {"wgmma"} | {"box_shift"}
+    monkeypatch.setenv("TRANSCONV_FEATURES", "+warp_speed")
+    with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
+                                          "expected some of mma async_copy box box_shift"):
+        Target.parse("sm_90")

@@ -44,6 +44,8 @@ ENGINE_RANK = 5
 ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
 ROW = 128  # bytes of a row of shared memory
+SHORTEST = 32  # bytes of the rows of boxes that lie side by side
+FEWEST_ROWS = 16  # of boxes that lie below one another: the pattern of a swizzle is 8 rows long
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,20 @@ class _Dim:
     moving: Var | None  # the axis (or fused axes) whose block the box reaches along
     extent: int
     piled: bool = False  # whether the block is several such boxes
+    apart: bool = False  # whether every position of a block along it is a box of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """A view as a box: the tensor with its dimensions in memory order, coordinates over axes, the
-    axis that moves along each dimension, and how far the box reaches."""
+    axis that moves along each dimension, and how far the box reaches. ``shifted``: where it begins
+    along the innermost dimension, if that is not always a multiple of 16 bytes."""
 
     tensor: Tensor
     coords: tuple[Expr, ...]
     moving: tuple[Var | None, ...]
     extents: tuple[int, ...]
+    shifted: str = ""
 
 
 def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
@@ -97,8 +102,9 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     if layout.offset:
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[_Dim] = []
+    apart = rows_apart(view, config, algorithm)
     for b in layout.blocks:
-        found = _dim(view, b, config, algorithm, facts)
+        found = _dim(view, b, config, algorithm, facts, apart)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -107,10 +113,9 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts, algorithm.phase)
     if reason := (_still(dims, view, config, algorithm) or _lanes(dims, config, algorithm)
-                  or _engine(dims, view.tensor, facts)
-                  or _tails(dims, config, algorithm, stored)):
+                  or _engine(dims, view.tensor) or _tails(dims, config, algorithm, stored)):
         return f"{view.tensor.name}: {reason}"
-    return _box(view.tensor, dims)
+    return _box(view.tensor, dims, _shift(dims[-1], view.tensor, facts))
 
 
 @lru_cache(maxsize=64)
@@ -130,8 +135,8 @@ def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | 
     return coord, None
 
 
-def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
-         facts: Facts) -> list[_Dim] | str:
+def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts: Facts,
+         apart: frozenset[str]) -> list[_Dim] | str:
     name = view.tensor.dims[b.dim]
     coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
     if beyond is not None:
@@ -146,6 +151,8 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
     axis = moving[0]
     block = config.block_of(axis.name)
     assert block is not None
+    if axis.name in apart:
+        return [_Dim(name, b.size, b.stride, coord, None, 1, apart=True)]
     step = _step(coord, axis, facts)
     if step == 1 and (wide := pile(block, view, config, algorithm)):
         return [_Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
@@ -161,9 +168,10 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     """How many channels each box of a pile holds, 0 for a block that is no pile.
 
     A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
-    box: every tap looks at the same pixels from another corner. An explicit kernel fetches boxes of
-    up to 128 bytes of channels (a row of shared memory) per tap and lays them side by side; rows of
-    less than 32 bytes have no layout that could be read across boxes.
+    box: every tap looks at the same pixels from another corner. An explicit kernel fetches a box per
+    tap. Where channels are innermost, boxes of up to 128 bytes of them (a row of shared memory) lie
+    side by side; rows of less than 32 bytes have no layout that could be read across boxes. Where
+    the pixels that are summed are, boxes of as many channels as there are lie below one another.
     """
     *taps, channel = block.axes
     roles = {x.name: x.role for x in algorithm.axes}
@@ -171,16 +179,43 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
             or any(roles[a] != "tap" for a in taps) or algorithm.kind(channel) == "K"
             or view is algorithm.c):
         return 0
+    pixels = [x for x in algorithm.axes_of("K") if x.role == "pixel"]
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
-    inner = {b.dim for b in view.tensor.layout.blocks if b.stride == 1}
-    if not any(Var(channel) in free_vars(view.dims[d].coord) for d in inner):
+    if not any(x.name in seen for x in pixels):
         return 0
-    if not any(roles[x.name] == "pixel" and x.name in seen for x in algorithm.axes_of("K")):
+    inner = {v for b in view.tensor.layout.blocks if b.stride == 1
+             for v in free_vars(view.dims[b.dim].coord)}
+    if Var(channel) in inner:
+        most, least = ROW // view.tensor.dtype.bytes, SHORTEST // view.tensor.dtype.bytes
+    elif inner & {x.var for x in pixels}:
+        most, least = ENGINE_EXTENT, FEWEST_ROWS
+    else:
         return 0
-    wide = min(block.extent, ROW // view.tensor.dtype.bytes)
+    wide = min(block.extent, most)
     while algorithm.size(channel) % wide:
         wide //= 2
-    return wide if wide * view.tensor.dtype.bytes >= 32 else 0
+    return wide if wide >= least else 0
+
+
+def rows_apart(view: View, config: Config, algorithm: Algorithm) -> frozenset[str]:
+    """The axes whose every position is a box of its own, in a pile.
+
+    Where pixels lie innermost, a tile of 2 rows x 64 columns x 64 channels is no box: memory has the
+    channels outside of the rows, but the matrix unit reads rows side by side, per channel. An explicit
+    kernel fetches a box of 64 columns x 64 channels per row, and lays them side by side.
+    """
+    if config.via != "gluon" or view is algorithm.c:
+        return frozenset()
+    inner = next((free_vars(view.dims[b.dim].coord) for b in view.tensor.layout.blocks
+                  if b.stride == 1), frozenset())
+    last = next((b for b in config.blocks if b.extent > 1 and Var(b.axes[-1]) in inner), None)
+    if last is None:
+        return frozenset()
+    side = [b for b in config.blocks if b.extent > 1 and len(b.axes) == 1 and b is not last
+            and algorithm.kind(b.axes[0]) == algorithm.kind(last.axes[0])]
+    across = any(b.extent > 1 and algorithm.kind(b.axes[0]) != algorithm.kind(last.axes[0])
+                 for b in config.blocks)
+    return frozenset(b.axes[0] for b in side) if across else frozenset()
 
 
 def turned(view: View, config: Config, algorithm: Algorithm) -> bool:
@@ -252,7 +287,7 @@ def _merge(dims: list[_Dim], facts: Facts, phase: bool) -> list[_Dim]:
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
     for d in wide or dims[-1:]:
-        if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
+        if out and out[-1].extent == 1 and not out[-1].apart and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
             outer = out.pop()
             d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
@@ -270,7 +305,7 @@ def _stays(d: _Dim, facts: Facts) -> bool:
 def _still(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm) -> str | None:
     """A block of the tile that no dimension moves with, because its axis has one position: a box
     without it has too few elements."""
-    moved = {d.moving for d in dims}
+    moved = {d.moving for d in dims} | {x for d in dims if d.apart for x in free_vars(d.coord)}
     for b in config.blocks:
         if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
                 b, view, config, algorithm):
@@ -286,6 +321,8 @@ def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None
     order = [a for x in axes for b in config.blocks if b.axes[0] == x for a in b.axes]
     runs: list[str] = []
     last: dict[str, int] = {}
+    if any(d.apart for d in dims) and (reason := _pile_of_rows(dims, order, config, algorithm)):
+        return reason
     for d in dims:
         if d.moving is None or d.extent == 1:
             continue
@@ -302,7 +339,29 @@ def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None
     return None
 
 
-def _engine(dims: list[_Dim], tensor: Tensor, facts: Facts) -> str | None:
+def _pile_of_rows(dims: list[_Dim], order: list[str], config: Config,
+                  algorithm: Algorithm) -> str | None:
+    """A lane is in the box that its row says, at the place that its column says."""
+    inner = dims[-1]
+    block = next((b for b in config.blocks if inner.moving is Var("_".join(b.axes))), None)
+    if block is None:
+        return f"rows are boxes of their own, and nothing moves along {inner.name} inside of them"
+    kind = algorithm.kind(block.axes[0])
+    others = [b.axes[0] for b in config.blocks if b is not block and algorithm.kind(b.axes[0]) == kind]
+    if any(order.index(a) > order.index(block.axes[-1]) for a in others):
+        return f"memory does not have {inner.name} in the order of the tile's lanes"
+    return None
+
+
+def _shift(inner: _Dim, tensor: Tensor, facts: Facts) -> str:
+    shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
+    if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
+        return (f"{tensor.name}: the box begins at {readable(inner.coord)} along {inner.name}, "
+                "not at 16 bytes")
+    return ""
+
+
+def _engine(dims: list[_Dim], tensor: Tensor) -> str | None:
     """What the copy engine asks of memory."""
     if len(dims) > ENGINE_RANK:
         return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
@@ -317,11 +376,12 @@ def _engine(dims: list[_Dim], tensor: Tensor, facts: Facts) -> str | None:
             return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
         if d.size == 0:
             return f"{d.name} is empty"
-    if inner.extent * tensor.dtype.bytes < ENGINE_ALIGN:
+    row = inner.extent * tensor.dtype.bytes
+    if row < ENGINE_ALIGN:
         return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
-    shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
-    if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
-        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+    if any(d.apart for d in dims) and not SHORTEST <= row <= ROW:
+        return (f"rows of {row} bytes are boxes of their own, which can be read across from "
+                f"{SHORTEST} to {ROW} bytes")
     return None
 
 
@@ -338,15 +398,16 @@ def _tails(dims: list[_Dim], config: Config, algorithm: Algorithm, stored: bool)
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and d.size == total):
+            moves = d.moving is name or d.apart and name in free_vars(d.coord)
+            if moves and not (d.coord is name and d.size == total):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None
 
 
-def _box(tensor: Tensor, dims: list[_Dim]) -> Box:
+def _box(tensor: Tensor, dims: list[_Dim], shifted: str) -> Box:
     blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
     seen = Tensor(tensor.name, names, tuple(d.size for d in dims), layout)
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
-               tuple(d.extent for d in dims))
+               tuple(d.extent for d in dims), shifted)

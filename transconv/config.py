@@ -358,6 +358,8 @@ def _boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             found = box_of(view, c, alg, stored=name == "c")
             if isinstance(found, str):
                 return f"{name}=box: {found}"
+            if found.shifted and (name == "c" or c.via == "tl" or "box_shift" not in target.features):
+                return f"{name}=box: {found.shifted}"
             if name == "c" and _cut_short(found, view):
                 return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                         "and the copy engine writes beyond them")

@@ -219,7 +219,9 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
             for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
-    ways = [*filter(None, dict.fromkeys([before, ".".join(apart)]))]
+    weights = "c" if _sums_pixels(alg) else "b"  # are small, and rows of pixels may do as they lie
+    ways = [*filter(None, dict.fromkeys([weights if weights in apart else "", before,
+                                         ".".join(apart)]))]
     found = 0
     for pack in ways:
         packed = over_copies(alg, pack)

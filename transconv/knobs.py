@@ -103,6 +103,8 @@ fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
                 _one_of("silent", "warn", "error"))
 passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
               "passes that run, or not, against their default", _switches)
+features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",
+                "what kernels may use of a chip, against its record in transconv/target.py", _switches)
 trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
              "check: the first result of every kernel is compared at sampled points with f64 sums, "
              "and verdicts are kept; always: once in every process, and interpreted kernels too; "
@@ -115,7 +117,8 @@ interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, config, fallback, passes, trust, tuned, interpret)  # type: ignore[assignment]
+    debug, dump, cache, verify, config, fallback, passes, features, trust, tuned,
+    interpret)  # type: ignore[assignment]
 
 
 def use_interpreter() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 
+FEATURES = ("mma", "async_copy", "box", "box_shift", "wgmma", "tcgen05")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
 
@@ -32,8 +33,9 @@ class Target:
     16-bit dot.
 
     ``features``: ``mma`` (matrix unit), ``async_copy`` (global to shared past the registers),
-    ``box`` (a tensor-copy engine that moves boxes), ``wgmma`` and ``tcgen05`` (asynchronous matrix
-    units).
+    ``box`` (a tensor-copy engine that moves boxes), ``box_shift`` (they may begin at any element of
+    the innermost dimension, not at multiples of 16 bytes alone), ``wgmma`` and ``tcgen05``
+    (asynchronous matrix units).
     ``upcast16``: 16-bit arithmetic is wrong there, operands are cast to f32 after their load.
     """
 
@@ -109,16 +111,27 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
 
 
 def _nearest(name: str) -> Target | None:
-    """The record of this name, or of the newest older chip of its family, renamed."""
+    """The record of this name, or of the newest older chip of its family, renamed; with the features
+    that the user switched."""
     if name in TARGETS:
-        return TARGETS[name]
+        return _switched(TARGETS[name])
     family, number = _family(name)
     older = [(n, t) for t in TARGETS.values() for f, n in [_family(t.name)]
              if f == family and (n <= number or family.startswith("gfx1"))]
     if not family or not older:
         return None
     found = max(older, key=lambda pair: pair[0])[1]
-    return replace(found, name=name, arch=number if found.backend == "cuda" else name)
+    return _switched(replace(found, name=name, arch=number if found.backend == "cuda" else name))
+
+
+def _switched(target: Target) -> Target:
+    made = set(target.features)
+    for feature, on in knobs.features():
+        if feature not in FEATURES:
+            raise ConfigError(f"{knobs.features.name}: there is no feature '{feature}'; "
+                              f"expected some of {' '.join(FEATURES)}")
+        made = made | {feature} if on else made - {feature}
+    return target if made == target.features else replace(target, features=frozenset(made))
 
 
 def _family(name: str) -> tuple[str, int]:

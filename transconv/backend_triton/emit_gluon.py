@@ -301,7 +301,8 @@ def shared_layout(what: Buffer) -> str:
 
 def _pile(what: Buffer, box: str) -> Iterator[str]:
     """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64."""
-    rows, columns = prod(what.extents[:-1]), what.extents[-1] * what.members
+    rows = prod(what.extents[:-1]) * what.below
+    columns = what.extents[-1] * what.members // what.below
     yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
            f"[{what.slots}, {rows}, {columns}],")
     yield f"        {shared_layout(what)})"

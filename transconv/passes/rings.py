@@ -3,12 +3,14 @@ each, with the copies that fill a slot of it (see ``roles.py``).
 
     a = box_load(src, at=[..])   ->   shared src_ring[3]; fetch src at=[..] -> src_ring[slot]
 
-Where a lane lies in one of several boxes side by side (a pile), a slot has a member for each.
+Where a lane lies in one of several boxes (a pile), a slot has a member for each: boxes that differ along
+the lanes of a row lie side by side, those that differ along the other side of the tile below each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from transconv.ir import (
     ZERO,
@@ -81,15 +83,15 @@ def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> R
     made = {}
     for var, box in fetched.items():
         corners = [_whole(c, spread) for c in box.corner]
-        stacked = {x for c in corners for x in lanes_of(c)}
-        members, member = _members(stacked, box) if stacked else (1, ZERO)
-        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents, members)
+        pile = _pile({x for c in corners for x in lanes_of(c)}, box)
+        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents,
+                        prod(s.boxes for s in pile), prod(s.boxes for s in pile if s.below))
         within = tuple(_whole(w, spread) for w in box.within)
-        piece = Piece(buffer, SLOT, member, within)
+        piece = Piece(buffer, SLOT, _member(pile), within)
         fetches = tuple(
-            Fetch(box.tensor, tuple(_member(c, j, members) for c in corners),
+            Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), landed, SLOT)
-            for j in range(members))
+            for j in range(buffer.members))
         made[var] = Ring(buffer, piece, fetches, _turned(piece))
     readers = len({r.turned is None for r in made.values()})
     free = Barrier("free", stages, readers)
@@ -126,17 +128,39 @@ def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
     return e
 
 
-def _members(stacked: set[Lane], box: BoxLoad) -> tuple[int, Expr]:
-    """How many boxes lie side by side along the lane that the corner varies along, and which of
-    them a lane is in."""
-    (lane,) = stacked
-    inner = 1
-    for within, extent in zip(box.within, box.extents, strict=True):
-        inner *= extent if lane in lanes_of(within) else 1
-    return lane.extent // inner, lane // inner
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Lanes of a tile that run through ``boxes`` of ``inner`` lanes each, below each other or side by
+    side."""
+
+    lane: Lane
+    boxes: int
+    inner: int
+    below: bool
 
 
-def _member(corner: Expr, member: int, members: int) -> Expr:
+def _pile(stacked: set[Lane], box: BoxLoad) -> list[_Stack]:
+    """The lanes that the corner varies along. Those along the rows of a box come last."""
+    found = []
+    for lane in stacked:
+        inner = prod(extent for within, extent in zip(box.within, box.extents, strict=True)
+                     if lane in lanes_of(within))
+        found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(box.within[-1])))
+    return sorted(found, key=lambda s: not s.below)
+
+
+def _member(pile: list[_Stack]) -> Expr:
+    """Which box a lane is in: those below each other count first."""
+    member: Expr = ZERO
+    for stack in reversed(pile):
+        member = member * stack.boxes + stack.lane // stack.inner
+    return simplify(member)
+
+
+def _corner(corner: Expr, member: int, pile: list[_Stack]) -> Expr:
     """The corner of one box of several."""
-    values = {x: Const(member * (x.extent // members)) for x in lanes_of(corner)}
+    values: dict[Expr, Expr] = {}
+    for stack in pile:
+        values[stack.lane] = Const(member % stack.boxes * stack.inner)
+        member //= stack.boxes
     return simplify(substitute(corner, values)) if values else corner

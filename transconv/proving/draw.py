@@ -26,7 +26,7 @@ MANY = 32  # images: enough for copies of f32 that have them innermost
 MATHS = ("ieee", "ieee", "tf32", "tf32", "tf32x3")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 16, 17, 20, 24, 32, 32, 33, 40)
 KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) * 3 + (
-    "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow")
+    "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow", "rows")
 MOST_MACS = 1 << 20
 MOST_ELEMENTS = 1 << 14  # of a tensor
 RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
@@ -49,6 +49,8 @@ def _axis(rng: Random, kind: str, most: int) -> tuple[int, int, int, int, int, i
     elif kind == "transposed":
         stride = rng.choice((2, 2, 2, 3))
         k, dilation = stride * rng.choice((1, 2, 2)) + rng.choice((0, 0, 1)), 1
+    elif kind == "rows":
+        stride = 1
     reach = (k - 1) * dilation
     low = rng.choice((0, reach // 2, reach // 2, rng.randint(0, reach + 1)))
     high = rng.choice((low, low, low, rng.randint(0, reach + 1), -rng.randint(1, 3)))
@@ -59,9 +61,19 @@ def _axis(rng: Random, kind: str, most: int) -> tuple[int, int, int, int, int, i
 def _axes(rng: Random, kind: str, n: int) -> list[tuple[int, int, int, int, int, int]]:
     """Most filters are square; the others have nothing in common from axis to axis."""
     most = {1: 16, 2: 8, 3: 4}[n]
+    if kind == "rows":
+        return [*(_axis(rng, kind, 4) for _ in range(n - 1)), _row(rng)]
     if chance(rng, 2):
         return [_axis(rng, kind, most)] * n
     return [_axis(rng, kind, most) for _ in range(n)]
+
+
+def _row(rng: Random) -> tuple[int, int, int, int, int, int]:
+    """The innermost axis of an image whose rows begin at multiples of 16 bytes."""
+    k, dilation = rng.choice((1, 2, 3, 3, 5)), rng.choice((1, 1, 2))
+    i, o = (rng.choice((16, 24, 32, 40, 64)) for _ in range(2))
+    o = o if chance(rng, 3) else i
+    return i, o, k, 1, dilation, rng.randint(0, (k - 1) * dilation)
 
 
 def _channels(rng: Random, kind: str) -> tuple[int, int, int]:
@@ -77,6 +89,8 @@ def _channels(rng: Random, kind: str) -> tuple[int, int, int]:
         return g, g * rng.choice((1, 2, 3, 4, 4)), g * rng.choice((1, 2, 3, 4, 4))
     if kind == "stem":
         return 1, rng.randint(1, 4), rng.choice((8, 16, 32, 33))
+    if kind == "rows":
+        return 1, rng.choice((16, 32, 64)), rng.choice((16, 32, 64))
     if kind == "wide":
         return 1, rng.choice((48, 64, 65, 96, 128)), rng.choice((48, 64, 65, 96, 128))
     return 1, rng.choice(CHANNELS), rng.choice(CHANNELS)
@@ -95,21 +109,24 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
             mb * ic * prod(i), mb * oc * prod(o), oc * ic // g * prod(k)):
         if mb > 1:
             mb //= 2
-        elif prod(o) > 1:  # the longest axis is cut
-            x = max(range(n), key=lambda x: o[x])
+        elif prod(o) > 1:  # the longest axis is cut, of images with long rows the others first
+            x = max(range(n), key=lambda x: o[x] if kind != "rows" or x < n - 1 else 1.5)
             i[x], o[x] = max(1, i[x] - (o[x] - o[x] // 2) * stride[x]), o[x] // 2
         elif max(i) > 2 * max(k):
             i = [min(size, max(k)) for size in i]
         else:
             ic, oc = g * -(-ic // g // 2), g * -(-oc // g // 2)
             k = [min(taps, 3) for taps in k]
-    even = chance(rng, 3)
+    even = kind == "rows" or chance(rng, 3)
     if even and kind != "depthwise":  # pitches of whole 16 bytes, as the copy engine wants them
         ic, oc = (g * max(16, c // g // 16 * 16) for c in (ic, oc))
     made = ConvProblem.make(mb, ic, oc, i, k, stride, dilation, pad, o=o, g=g,
                             dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16", "f32")) * even, prop))
     if made.src.dtype.name == "f32":
         made = replace(made, math="tf32" if even else rng.choice(MATHS))
+    if kind == "rows" and rng.randrange(4):
+        tags = zip(("abx", "axb", "abx"), made.shapes.items(), strict=True)
+        return made.with_layout([_tagged(t, made.specs[n].dtype, shape) for t, (n, shape) in tags])
     return made.with_layout(_layouts(rng, made, prop, even))
 
 
