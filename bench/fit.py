@@ -19,8 +19,9 @@ from pathlib import Path
 
 from transconv import cost
 from transconv.algorithm import algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.cost import Constants, Work
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target
 

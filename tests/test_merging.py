@@ -14,13 +14,15 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_configs, wrong
 from tests.strategies import problems
 from transconv import compiler, heuristics
 from transconv.algorithm import algorithms
-from transconv.config import Config, main_of, why_not
+from transconv.config import Config
 from transconv.cost import count, estimate
+from transconv.counts import main_of
 from transconv.database import telling
 from transconv.descriptor import parse_descriptor
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
+from transconv.legality import why_not
 from transconv.merging import merged, why_not_merged
 from transconv.packing import copies
 from transconv.problem import ConvProblem, Prop

@@ -19,7 +19,8 @@ from math import prod
 
 from transconv import issue
 from transconv.algorithm import Algorithm
-from transconv.config import Block, Config, k_steps, main_of, programs, tile, turned_bytes
+from transconv.config import Block, Config
+from transconv.counts import k_steps, main_of, programs, tile, turned_bytes
 from transconv.ir import View
 from transconv.issue import ACCESS, LINE
 from transconv.merging import inner_channel, merged

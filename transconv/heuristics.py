@@ -14,10 +14,12 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.boxes import ROW
-from transconv.config import Block, Config, k_steps, programs, why_not
+from transconv.config import Block, Config
 from transconv.cost import along_sum, estimate
+from transconv.counts import k_steps, programs
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.sliding import sliding

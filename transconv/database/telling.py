@@ -14,9 +14,10 @@ from math import ceil, prod
 
 from transconv import heuristics
 from transconv.algorithm import Algorithm
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.cost import count, estimate
 from transconv.database.choice import Choice
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.target import Target
 
