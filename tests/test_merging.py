@@ -15,7 +15,7 @@ from tests.strategies import problems
 from transconv import compiler, heuristics
 from transconv.algorithm import algorithms
 from transconv.config import Config
-from transconv.cost import count, estimate
+from transconv.cost import estimate
 from transconv.counts import main_of
 from transconv.database import telling
 from transconv.descriptor import parse_descriptor
@@ -27,6 +27,7 @@ from transconv.merging import merged, why_not_merged
 from transconv.packing import copies
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
+from transconv.work import count
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 NHWC = "dt=f16 tag=axb"

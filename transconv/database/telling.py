@@ -15,11 +15,12 @@ from math import ceil, prod
 from transconv import heuristics
 from transconv.algorithm import Algorithm
 from transconv.config import Config
-from transconv.cost import count, estimate
+from transconv.cost import estimate
 from transconv.database.choice import Choice
 from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.target import Target
+from transconv.work import count
 
 WIDTH = 88
 
