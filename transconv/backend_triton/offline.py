@@ -4,8 +4,8 @@ instructions; no GPU is needed.
 Compilers run in child processes (see offline_child.py), because bad IR can abort the process and
 failures print whole modules. A child reads a JSON line per job, answers with one, and serves many,
 so that starting it is paid for once. When it dies or hangs, the job it was at has failed and a new
-child goes on with the next. Another Triton than the installed one does
-the work when its folder is given (``pip install --target FOLDER triton==...``).
+child goes on with the next. Another Triton than the installed one does the work when its folder is
+given (``pip install --target FOLDER triton==...``).
 """
 
 from __future__ import annotations
