@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),
     ("database",),
-    ("pipeline", "kept", "allocator", "plans", "steps", "compiler"),
+    ("pipeline", "allocator", "plans", "steps", "compiler"),
     ("trust",),
     ("proving", "matrix"),
     ("tuning",),
@@ -37,8 +37,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below the torch border that may import torch or triton, inside of functions.
-LATE = ("target.py", "plans.py", "allocator.py", "kept.py", "sampling.py", "spotcheck.py", "trust.py",
-        "tune.py", "backend_triton/module.py", "backend_triton/launch.py",
+LATE = ("target.py", "plans.py", "allocator.py", "sampling.py", "spotcheck.py", "trust.py", "tune.py",
+        "backend_triton/module.py", "backend_triton/launch.py",
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py")
 # Files above the compiler that are about tensors from their first line on.
 TENSORS = ("proving/data.py", "proving/oracle.py", "proving/case.py",
