@@ -19,9 +19,10 @@ from bench import environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.database import choice
 from transconv.epilogue import Epilogue
+from transconv.legality import why_not
 from transconv.pipeline import PIPELINE
 from transconv.problem import ConvProblem, Prop
 from transconv.proving.pool import Group, Pool, Task

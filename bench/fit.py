@@ -19,10 +19,12 @@ from pathlib import Path
 
 from transconv import cost
 from transconv.algorithm import algorithms
-from transconv.config import Config, why_not
-from transconv.cost import Constants, Work
+from transconv.config import Config
+from transconv.cost import Constants
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target
+from transconv.work import Work, count
 
 REFERENCE = "cudnn"
 NOT_FITTED = ("fma_share", "latency_ns", "meeting_us", "baton_ns")
@@ -81,7 +83,7 @@ def _group(problem: str, prop: str, found: dict[str, float], target: Target) -> 
             continue
         config = Config.parse(text)
         if all(why_not(config, a, target) is None for a in parts):
-            works = tuple(cost.count(config, a, target) for a in parts)
+            works = tuple(count(config, a, target) for a in parts)
             samples.append(Sample(config, works, us))
     return Group(problem, prop, found.get(REFERENCE, 0.0), tuple(samples))
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tests.reference import convolve, integers, pack, unpack
 from transconv import compiler, heuristics
 from transconv.algorithm import Algorithm
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.ir import Kernel
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
+from transconv.legality import why_not
 from transconv.packing import COPY
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target

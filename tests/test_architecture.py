@@ -22,13 +22,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simplify",),
     ("problem", "problem_lists", "layers", "descriptor", "tags", "target"),
     ("algorithm", "algorithm_text", "epilogue"),
-    ("merging", "boxes", "packing", "config", "strides", "issue", "cost", "tiling", "explicit",
-     "sliding", "heuristics"),
+    ("merging", "boxes", "packing", "config", "counts", "legality", "legality_boxes", "strides", "issue",
+     "work", "cost", "tiling", "explicit", "sliding", "heuristics"),
     ("passes",),
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),
     ("database",),
-    ("pipeline", "kept", "allocator", "plans", "steps", "compiler"),
+    ("pipeline", "allocator", "plans", "steps", "compiler"),
     ("trust",),
     ("proving", "matrix"),
     ("tuning",),
@@ -37,9 +37,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below the torch border that may import torch or triton, inside of functions.
-LATE = ("target.py", "plans.py", "allocator.py", "kept.py", "sampling.py", "spotcheck.py", "trust.py",
-        "tune.py", "backend_triton/module.py", "backend_triton/launch.py",
-        "backend_triton/offline.py", "backend_triton/resources.py", "backend_triton/interpreter.py")
+LATE = ("target.py", "plans.py", "allocator.py", "sampling.py", "spotcheck.py", "trust.py", "tune.py",
+        "backend_triton/module.py", "backend_triton/launch.py",
+        "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py")
 # Files above the compiler that are about tensors from their first line on.
 TENSORS = ("proving/data.py", "proving/oracle.py", "proving/case.py",
            "tuning/timing.py")

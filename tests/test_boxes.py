@@ -10,11 +10,12 @@ from tests.stages import ROLES, SM90, shapes
 from transconv import compiler
 from transconv.algorithm import algorithms
 from transconv.boxes import Box, box_of
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

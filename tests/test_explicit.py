@@ -12,11 +12,12 @@ from transconv import ir, pipeline
 from transconv.algorithm import algorithms
 from transconv.backend_triton.emit import emit
 from transconv.compiler import plan_steps
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.ir.memory import InterpError, Memory
 from transconv.ir.verify import verify
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -15,8 +15,10 @@ from tests.strategies import problems
 from transconv import compiler, cost, heuristics
 from transconv import strides as lying
 from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Block, Config, k_steps, turned_bytes, why_not
+from transconv.config import Block, Config
+from transconv.counts import k_steps, turned_bytes
 from transconv.epilogue import Epilogue
+from transconv.legality import why_not
 from transconv.packing import over_copies
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS

@@ -14,17 +14,20 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_configs, wrong
 from tests.strategies import problems
 from transconv import compiler, heuristics
 from transconv.algorithm import algorithms
-from transconv.config import Config, main_of, why_not
-from transconv.cost import count, estimate
+from transconv.config import Config
+from transconv.cost import estimate
+from transconv.counts import main_of
 from transconv.database import telling
 from transconv.descriptor import parse_descriptor
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
+from transconv.legality import why_not
 from transconv.merging import merged, why_not_merged
 from transconv.packing import copies
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
+from transconv.work import count
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 NHWC = "dt=f16 tag=axb"

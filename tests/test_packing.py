@@ -15,12 +15,13 @@ from tests.stages import PHASES, SM90, launches_of, small_configs, wrong_stages
 from tests.strategies import problems
 from transconv import compiler, cost, heuristics
 from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Layout, Tensor, f16, f32
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
+from transconv.legality import why_not
 from transconv.packing import (
     copies,
     copy_of,

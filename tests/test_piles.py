@@ -11,9 +11,11 @@ from transconv import compiler, heuristics
 from transconv.algorithm import algorithms
 from transconv.backend_triton.offline import CompileFailure, compile_offline
 from transconv.boxes import Box, box_of
-from transconv.config import Config, main_of, why_not
+from transconv.config import Config
+from transconv.counts import main_of
 from transconv.epilogue import Epilogue
 from transconv.ir import Buffer, find
+from transconv.legality import why_not
 from transconv.matrix.jobs import job_of
 from transconv.problem import ConvProblem, Prop
 

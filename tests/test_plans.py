@@ -1,10 +1,8 @@
-"""Plans of several kernels: what they launch, on which memory, and copies that outlive a call."""
+"""Plans of several kernels: what they launch, and on which memory."""
 
 from __future__ import annotations
 
-import gc
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.stages import shapes
-from transconv import allocator, compiler, kept, knobs, steps, trust, verdicts
+from transconv import allocator, compiler, knobs, steps, trust, verdicts
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.plans import Compiled
@@ -92,101 +90,6 @@ def test_the_epilogue_stays_with_the_sum() -> None:
     compiled.launch(**t, bia=bias)
     bare = answer(compiled.problem, FWD, t).double()
     assert torch.equal(t["dst"], (bare + bias.double().view(-1, 1, 1)).relu().half())
-
-
-# -- copies that outlive a call -------------------------------------------------------------------
-
-WEIGHTS = ("mb2ic16ih4oc16oh4kh3ph1", FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b")
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the kernels that were launched."""
-    from transconv.backend_triton.launch import Launcher
-
-    names: list[str] = []
-    honest = Launcher.__call__
-
-    def call(self: Launcher, tensors: list[Any]) -> None:
-        names.append(re.split("_(?=mb|ic|oc)", self.function)[0])
-        honest(self, tensors)
-
-    monkeypatch.setattr(Launcher, "__call__", call)
-    kept.forget()
-    yield names
-    kept.forget()
-
-
-@interpreted
-def test_weights_are_copied_once_for_each_version(launched: list[str]) -> None:
-    compiled = plan(*WEIGHTS)
-    t = tensors_of(compiled.problem, FWD)
-
-    def run() -> list[str]:
-        launched.clear()
-        t["dst"].fill_(float("nan"))
-        with torch.no_grad():
-            copies = kept.copies_of(t["wei"])
-            assert copies is not None
-            compiled.launch_keeping({"wei": copies}, **t)
-        assert torch.equal(t["dst"], answer(compiled.problem, FWD, t))
-        return list(launched)
-
-    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
-    assert run() == run() == ["pack_src", "conv_fwd"]
-    t["wei"].add_(1)
-    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
-    t["src"].add_(1)
-    assert run() == ["pack_src", "conv_fwd"]
-    t["wei"] = t["wei"].clone()
-    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
-    t["wei"].data = t["wei"].clone() * 2  # the same tensor with other memory
-    assert run() == ["pack_src", "pack_wei", "conv_fwd"]
-
-
-def test_nothing_is_kept_where_changes_go_unseen() -> None:
-    with torch.inference_mode():
-        assert kept.copies_of(torch.zeros(4)) is None
-    assert kept.copies_of(torch.zeros(4)) is None  # gradients are recorded
-    with torch.no_grad():
-        assert kept.copies_of(torch.zeros(4)) == {}
-
-
-def test_copies_go_with_their_weight() -> None:
-    kept.forget()
-    with torch.no_grad():
-        weights = [torch.zeros(4) for _ in range(3)]
-        for w in weights:
-            store = kept.copies_of(w)
-            assert store is not None and kept.copies_of(w) is store
-        assert len(kept._kept) == 3
-        del weights, w
-        gc.collect()
-        assert not kept._kept
-
-
-@interpreted
-def test_two_directions_share_the_copy_of_a_gradient(launched: list[str]) -> None:
-    text = "mb2ic16ih4oc16oh4kh3ph1"
-    data = plan(text, BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | pack=a.b")
-    weight = plan(text, BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | pack=a.b")
-    store: dict[Any, Any] = {}
-    given = tensors_of(data.problem, FWD, 3)
-    given["dst"] = torch.ones_like(given["dst"])
-    for compiled, prop in ((data, BWD_D), (weight, BWD_W)):
-        t = {**given, RESULT[prop]: torch.full_like(given[RESULT[prop]], float("nan"))}
-        compiled.launch_keeping({"dst": store}, **t)
-        assert torch.equal(t[RESULT[prop]], answer(compiled.problem, prop, t))
-    assert launched == ["pack_dst", "pack_wei", "conv_bwd_d", "pack_src", "conv_bwd_w"]
-
-
-def test_a_result_is_never_taken_from_a_store() -> None:
-    """Where the result is a copy itself, the store of that operand is left alone."""
-    compiled = plan("mb2ic16ih4oc16oh4kh3ph1", BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | pack=a.b.c")
-    store: dict[Any, Any] = {}
-    if knobs.interpret():
-        compiled.launch_keeping({"src": store}, **tensors_of(compiled.problem, BWD_D))
-    assert store == {}
 
 
 # -- starting without asking ----------------------------------------------------------------------

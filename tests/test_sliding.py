@@ -10,13 +10,14 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from transconv import compiler, cost, heuristics, issue
 from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, find
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
+from transconv.legality import why_not
 from transconv.packing import copy_of, over_copies, rows_of_channels
 from transconv.problem import ConvProblem, Prop
 from transconv.sliding import sliding

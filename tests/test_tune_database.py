@@ -12,10 +12,11 @@ import pytest
 from transconv import compiler, keep, knobs, verdicts
 from transconv.__main__ import main
 from transconv.algorithm import algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.database import choice, nearest, rows, store, telling
 from transconv.database.rows import Row
 from transconv.epilogue import Epilogue
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 

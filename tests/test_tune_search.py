@@ -9,8 +9,9 @@ import pytest
 from tests.tuning_workers import time_of
 from transconv import heuristics
 from transconv.algorithm import algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.database import choice
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 from transconv.tuning import search

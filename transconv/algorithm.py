@@ -116,7 +116,7 @@ class _Spatial:
 
 
 def _solve_i(p: ConvProblem, x: int) -> _Spatial:
-    n = p.spatial_names[x]
+    n = p.spatial[x]
     o, k = Axis(f"o{n}", p.o[x], "pixel"), Axis(f"k{n}", p.k[x], "tap")
     i = o.var * p.stride[x] + k.var * p.dilation[x] - p.pad_lo[x]
     inside = (i >= 0) & (i < p.i[x])
@@ -124,7 +124,7 @@ def _solve_i(p: ConvProblem, x: int) -> _Spatial:
 
 
 def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
-    n, stride, dilation = p.spatial_names[x], p.stride[x], p.dilation[x]
+    n, stride, dilation = p.spatial[x], p.stride[x], p.dilation[x]
     if stride == 1:
         outer, tap = Axis(f"i{n}", p.i[x], "pixel"), Axis(f"k{n}", p.k[x], "tap")
         i: Expr = outer.var
@@ -146,7 +146,7 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
     """The phase r as an axis of its own, for dilation 1: tap k = (r + P) % S + S*t meets position
     i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
     the phases are columns of one product, like channels."""
-    n, stride, pad = p.spatial_names[x], p.stride[x], p.pad_lo[x]
+    n, stride, pad = p.spatial[x], p.stride[x], p.pad_lo[x]
     q = Axis(f"q{n}", -(-p.i[x] // stride), "pixel")
     r = Axis(f"r{n}", min(stride, p.i[x]), "tap")
     t = Axis(f"t{n}", -(-p.k[x] // stride), "tap")
@@ -207,7 +207,7 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
               label: str) -> Algorithm:
     mb, g = Axis("mb", p.mb, "pixel"), Axis("g", p.g, "group")
     ic, oc = Axis("ic", p.icg, "channel"), Axis("oc", p.ocg, "channel")
-    names = p.spatial_names
+    names = p.spatial
     src = Tensor("src", ("mb", "ic", *(f"i{n}" for n in names)), (p.mb, p.ic, *p.i), p.src.layout)
     wei = Tensor("wei", ("oc", "ic", *(f"k{n}" for n in names)), (p.oc, p.icg, *p.k), p.wei.layout)
     dst = Tensor("dst", ("mb", "oc", *(f"o{n}" for n in names)), (p.mb, p.oc, *p.o), p.dst.layout)

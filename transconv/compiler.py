@@ -16,11 +16,13 @@ from typing import Any
 
 from transconv import knobs, verdicts
 from transconv.algorithm import Algorithm
-from transconv.config import Config, main_of, why_not
+from transconv.config import Config
+from transconv.counts import main_of
 from transconv.database import choice
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, StageError, Unsupported
 from transconv.ir import Tensor
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import is_copy, workspaces
 from transconv.passes import blockwise

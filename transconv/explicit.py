@@ -15,7 +15,8 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.boxes import ROW
-from transconv.config import Block, Config, k_steps, programs, turned_bytes
+from transconv.config import Block, Config
+from transconv.counts import k_steps, programs, turned_bytes
 from transconv.packing import diagonal
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings

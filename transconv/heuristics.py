@@ -14,16 +14,19 @@ from math import prod
 
 from transconv.algorithm import Algorithm, Axis
 from transconv.boxes import ROW
-from transconv.config import Block, Config, k_steps, programs, why_not
-from transconv.cost import along_sum, estimate
+from transconv.config import Block, Config
+from transconv.cost import estimate
+from transconv.counts import k_steps, programs
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.sliding import sliding
 from transconv.strides import axis_strides
 from transconv.target import Target
 from transconv.tiling import extents, fusable, rows_of_pixels, run_of, splits, summed_rows, tilings
+from transconv.work import along_sum
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 

@@ -16,7 +16,8 @@ from itertools import product
 from math import ceil, prod
 
 from transconv.algorithm import Algorithm
-from transconv.config import Block, Config, lanes
+from transconv.config import Block, Config
+from transconv.counts import lanes
 from transconv.ir import View
 from transconv.strides import axis_steps, axis_strides
 from transconv.target import Target

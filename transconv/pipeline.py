@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from transconv import knobs
 from transconv.algorithm import Algorithm
-from transconv.config import Config, main_of, why_not
+from transconv.config import Config
+from transconv.counts import main_of
 from transconv.errors import ConfigError
 from transconv.ir import Kernel
 from transconv.ir.verify import verify
+from transconv.legality import why_not
 from transconv.passes import (
     blockwise,
     cse,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from transconv.backend_triton.launch import Launcher
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir import Kernel, Tensor
-from transconv.packing import PACK, operand_of
 from transconv.problem import ConvProblem, Prop
 from transconv.target import Target
-
-Kept = Mapping[str, dict[Tensor, Any]]  # by operand (src, wei, dst): copies of it, by their form
 
 
 def torch_type(tensor: Tensor) -> Any:
@@ -117,30 +114,10 @@ class Compiled:
             given = (src, wei, dst)
             self.steps[0].launcher([given[i] for i in self.order])
             return
-        self.launch_keeping({}, src, wei, dst, **extra)
-
-    def launch_keeping(self, kept: Kept, src: Any, wei: Any, dst: Any, **extra: Any) -> None:
-        """``launch`` with copies of packed operands that outlive the call.
-
-        ``kept`` holds, by operand, copies that are used instead of making them anew, and takes in
-        those that are made: of a gradient that two directions read, or of weights (see kept.py).
-        The caller answers for it that the operand is still the same, and on the same stream.
-        """
         tensors = {"src": src, "wei": wei, "dst": dst, **extra}
-        done: set[str] = set()
-        operands = {s.params[-1] for s in self.steps if s.algorithm.name.startswith(PACK)}
         for name, spec in self.workspaces.items():
-            store = kept.get(operand_of(name)) if name in operands else None
-            if store is not None and spec in store:
-                tensors[name] = store[spec]
-                done.add(name)
-                continue
             tensors[name] = src.new_empty(spec.layout.span, dtype=torch_type(spec))
-            if store is not None:
-                store[spec] = tensors[name]
         for step in self.steps:
-            if step.params[-1] in done:
-                continue
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
             step.launcher([tensors[name] for name in step.params])

@@ -232,11 +232,6 @@ class ConvProblem:
         return tuple(SPATIAL[3 - len(self.i):])
 
     @property
-    def spatial_names(self) -> tuple[str, ...]:
-        """Another word for ``spatial``."""
-        return self.spatial
-
-    @property
     def pad_hi(self) -> tuple[int, ...]:
         """Padding after the last input point; negative where the last points are never read."""
         axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)

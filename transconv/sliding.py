@@ -15,8 +15,9 @@ from itertools import product
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import MOST_WRITTEN, Block, Config
+from transconv.config import Block, Config
 from transconv.issue import ACCESS
+from transconv.legality import MOST_WRITTEN
 from transconv.packing import over_copies, rows_of_channels
 from transconv.strides import axis_strides
 from transconv.target import Target

@@ -13,10 +13,12 @@ from transconv.algorithm import Algorithm, algorithms
 from transconv.backend_triton.emit import boxes, emit, grid_size, is_explicit
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
-from transconv.config import Config, main_of, why_not
+from transconv.config import Config
+from transconv.counts import main_of
 from transconv.database import choice
 from transconv.epilogue import Epilogue
 from transconv.ir import Kernel
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import PACK, UNPACK, copies, is_copy, over_copies, with_letter, without
 from transconv.passes import blockwise

@@ -7,7 +7,8 @@ import itertools
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import Block, Config, k_steps, programs
+from transconv.config import Block, Config
+from transconv.counts import k_steps, programs
 from transconv.ir import Tensor
 from transconv.packing import rows_of_channels
 from transconv.strides import axis_strides

@@ -9,9 +9,10 @@ import pytest
 from bench import ablation, ablation_table, trials
 from bench.__main__ import main
 from transconv.algorithm import algorithms
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.database import choice
 from transconv.epilogue import Epilogue
+from transconv.legality import why_not
 from transconv.pipeline import PIPELINE
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS

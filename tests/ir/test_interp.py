@@ -122,7 +122,7 @@ def test_matmul_with_dot(shape: tuple[int, int, int], dtype: ir.DType, acc_type:
 
 def test_programs_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results and errors are those of the loop that runs at once."""
-    monkeypatch.setattr("transconv.ir.interp._VOLUME", 3)
+    monkeypatch.setattr("transconv.ir.execution._VOLUME", 3)
     test_matmul_with_dot((20, 13, 37), f32, f32, 3)
     test_row_sums_by_loops("parallel", "serial")
     t = tensor("t", 4)

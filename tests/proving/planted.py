@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from transconv import algorithm, pipeline
-from transconv.backend_triton import emit_tl
+from transconv.backend_triton import emit_expr, emit_tl
 from transconv.ir import (
     TRUE,
     WAIT,
@@ -253,7 +253,7 @@ def planted_pass(bug: Bug) -> Iterator[None]:
 
 
 def comparisons_include_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(emit_tl.SIGN, Lt, "<=")
+    monkeypatch.setitem(emit_expr.SIGN, Lt, "<=")
 
 
 def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def solve(p: Any, *rest: int, honest: Any = honest) -> Any:
             told = {word: getattr(p, word) for word in (
-                "spatial_names", "i", "o", "k", "stride", "dilation")}
+                "spatial", "i", "o", "k", "stride", "dilation")}
             return honest(SimpleNamespace(**told, pad_lo=[-n for n in p.pad_lo]), *rest)
 
         monkeypatch.setattr(algorithm, name, solve)

@@ -17,11 +17,12 @@ from tests.proving import planted
 from tests.strategies import problems
 from transconv import ir, knobs
 from transconv.__main__ import main, parser
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp import run
+from transconv.legality import why_not
 from transconv.passes.together import together
 from transconv.problem import ConvProblem, Prop
 from transconv.proving import bisect, bisect_emitted

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from transconv.backend_triton.emit_tl import ATOM, POSTFIX, TlEmitter, folded, spelled_lanes
+from transconv.backend_triton.emit_expr import ATOM, POSTFIX
+from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.ir import (
     Alloc,
     Barrier,

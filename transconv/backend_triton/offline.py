@@ -1,11 +1,11 @@
 """Stage 11c. In: kernel texts and the chips they are for. Out: registers, spills, shared memory,
 instructions; no GPU is needed.
 
-Compilers run in child processes (``python -m transconv.backend_triton.offline``), because bad IR
-can abort the process and failures print whole modules. A child reads a JSON line per job, answers
-with one, and serves many, so that starting it is paid for once. When it dies or hangs, the job it
-was at has failed and a new child goes on with the next. Another Triton than the installed one does
-the work when its folder is given (``pip install --target FOLDER triton==...``).
+Compilers run in child processes (see offline_child.py), because bad IR can abort the process and
+failures print whole modules. A child reads a JSON line per job, answers with one, and serves many,
+so that starting it is paid for once. When it dies or hangs, the job it was at has failed and a new
+child goes on with the next. Another Triton than the installed one does the work when its folder is
+given (``pip install --target FOLDER triton==...``).
 """
 
 from __future__ import annotations
@@ -27,13 +27,8 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from transconv import knobs
-from transconv.backend_triton import resources
-from transconv.backend_triton.flaws import flaw
-from transconv.backend_triton.module import load
-from transconv.ir.dtype import DTYPES
 
 BACKENDS = ("cuda", "hip")
-SIGNATURE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "i8": "i8", "i32": "i32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +188,7 @@ class _Child:
                  "TMPDIR": folder, "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
             with open(f"{folder}/stderr", "w+b") as errors:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "transconv.backend_triton.offline"], env=environment,
+                    [sys.executable, "-m", "transconv.backend_triton.offline_child"], env=environment,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         return self.process
 
@@ -232,98 +227,3 @@ def _decoded(answer: dict[str, Any]) -> Answer:
     if "reason" in answer:
         return CompileFailure(**answer)
     return Resources(**{**answer, "warnings": tuple(answer["warnings"])})
-
-
-# -- the child -------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Read a JSON line per job from standard input, answer with one each on standard output."""
-    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    # Compilers print on both streams and may read; questions and answers have their own.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    for line in asked:
-        job = json.loads(line)
-        with tempfile.TemporaryFile() as noise:
-            kept = os.dup(1), os.dup(2)
-            sys.stdout.flush()
-            os.dup2(noise.fileno(), 1)
-            os.dup2(noise.fileno(), 2)
-            try:
-                answer: dict[str, Any] | None = None
-                try:
-                    answer = _compile(job, noise)
-                except Exception as cause:
-                    failed = cause
-                sys.stdout.flush()
-                noise.seek(0)
-                log = noise.read().decode(errors="replace")
-            finally:
-                os.dup2(kept[0], 1)
-                os.dup2(kept[1], 2)
-                os.close(kept[0])
-                os.close(kept[1])
-            if answer is None:
-                answer = {"function": job["function"], "target": job["target"],
-                          "reason": _reason(failed), "log": f"{failed}\n{log}"[-20000:]}
-            print(json.dumps(answer), file=answers, flush=True)
-
-
-def _reason(failed: Exception) -> str:
-    """The first telling line of a compiler's error."""
-    lines = [line.strip() for line in str(failed).splitlines() if line.strip(" ^=")]
-    telling = [x for x in lines if "error" in x.lower() or "must" in x.lower()]
-    return f"{type(failed).__name__}: {(telling or lines or ['no message'])[0][:300]}"
-
-
-def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import compile as triton_compile
-
-    source = _source(job)
-    # Said and not left to Triton, whose newer releases have another default.
-    options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": True}
-    target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
-    started = time.perf_counter()
-    kernel = triton_compile(source, target=target, options=options)
-    seconds = time.perf_counter() - started
-    sys.stdout.flush()
-    noise.seek(0)
-    log = noise.read().decode(errors="replace")
-    read = resources.of_cuda if job["backend"] == "cuda" else resources.of_hip
-    return {"function": job["function"], "target": job["target"], **read(kernel, log),
-            "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
-            "warnings": resources.warnings(log), "flaw": flaw(kernel.asm),
-            "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm}}
-
-
-def _source(job: dict[str, Any]) -> Any:
-    """What Triton compiles: the kernel with the types of its arguments and what is known of them."""
-    function = load(job["source"], job["function"])
-    types = [_descriptor(dtype, box, job["explicit"]) if box else f"*{SIGNATURE[dtype]}"
-             for dtype, box in job["params"]]
-    signature = dict(zip(function.arg_names, types, strict=True))
-    # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
-    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
-    if job["explicit"]:
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource(function, signature, {}, aligned)
-    from triton.compiler import ASTSource
-
-    return ASTSource(function, signature, {}, aligned)
-
-
-def _descriptor(dtype: str, box: Sequence[int], explicit: bool) -> str:
-    """The type of a box's descriptor; an explicit kernel's says how it lies in shared memory."""
-    if not explicit:
-        return f"tensordesc<{SIGNATURE[dtype]}{list(box)}>"
-    from triton.experimental.gluon import language as gl
-
-    layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, DTYPES[dtype].triton))
-    return f"tensordesc<{SIGNATURE[dtype]}{list(box)},{layout!r}>"
-
-
-if __name__ == "__main__":
-    main()

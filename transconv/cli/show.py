@@ -21,11 +21,12 @@ from transconv.compiler import (
     lower,
     plan_steps,
 )
-from transconv.config import Block, Config, why_not
+from transconv.config import Block, Config
 from transconv.database import choice, telling
 from transconv.errors import ConfigError
 from transconv.ir import Kernel
 from transconv.ir.reading import readable
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target
 

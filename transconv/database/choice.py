@@ -15,11 +15,13 @@ from math import prod
 
 from transconv import heuristics, knobs
 from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config, k_steps, tile, why_not
+from transconv.config import Config
 from transconv.cost import estimate
+from transconv.counts import k_steps, tile
 from transconv.database import nearest, store
 from transconv.database.rows import Row, epilogue_kind, group, machine
 from transconv.errors import ConfigError
+from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import Target
 

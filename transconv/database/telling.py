@@ -14,11 +14,13 @@ from math import ceil, prod
 
 from transconv import heuristics
 from transconv.algorithm import Algorithm
-from transconv.config import Config, why_not
-from transconv.cost import count, estimate
+from transconv.config import Config
+from transconv.cost import estimate
 from transconv.database.choice import Choice
+from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.target import Target
+from transconv.work import count
 
 WIDTH = 88
 

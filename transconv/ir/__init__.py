@@ -1,5 +1,6 @@
 """The intermediate representation: immutable, interned, printable, independent of convolution."""
 
+from transconv.ir.access import BoxLoad, Load, Read
 from transconv.ir.dtype import (
     DTYPES,
     DType,
@@ -24,7 +25,6 @@ from transconv.ir.expr import (
     And,
     Arithmetic,
     Binary,
-    BoxLoad,
     Call,
     Cast,
     Compare,
@@ -36,7 +36,6 @@ from transconv.ir.expr import (
     Lane,
     Le,
     Like,
-    Load,
     Logic,
     Lt,
     Max,
@@ -47,7 +46,6 @@ from transconv.ir.expr import (
     Neg,
     Not,
     Or,
-    Read,
     Reduce,
     Select,
     Shl,
@@ -57,16 +55,12 @@ from transconv.ir.expr import (
     Unary,
     Var,
     Xor,
-    addends,
-    all_of,
     as_expr,
-    conjuncts,
     eq,
     maximum,
     minimum,
     ne,
     select,
-    sum_of,
 )
 from transconv.ir.func import (
     ARRIVE,
@@ -104,6 +98,7 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import Tensor, View, ViewDim
+from transconv.ir.terms import addends, all_of, conjuncts, sum_of
 from transconv.ir.verify import VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir.dtype import DType, bf16, boolean, promote
@@ -193,7 +194,7 @@ class Evaluator:
             raise Fault("shared memory is read outside of a role")
         return self.piece(e)
 
-    def _BoxLoad(self, e: ex.BoxLoad) -> Array:
+    def _BoxLoad(self, e: ac.BoxLoad) -> Array:
         return self.value(e.as_load())
 
     def _Neg(self, e: ex.Neg) -> Array:
@@ -242,7 +243,7 @@ class Evaluator:
             return np.asarray(np.max(x, axis, keepdims=True))
         raise Fault(f"the reduction {e.op} is not known")
 
-    def _Load(self, e: ex.Load) -> Array:
+    def _Load(self, e: ac.Load) -> Array:
         data = self.memory.buffers.get(e.tensor.name)
         if data is None:
             raise Fault(f"{e.tensor.name} is not a tensor of the kernel")

@@ -7,13 +7,10 @@ their axes, and smaller operands are broadcast along the lanes that they do not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
 from transconv.ir.node import Node, node
-
-if TYPE_CHECKING:
-    from transconv.ir.tensor import Tensor
 
 Like = Union["Expr", int, float, bool]
 
@@ -350,49 +347,6 @@ class Call(Expr):
         return kind
 
 
-class Read(Expr):
-    """Base of the expressions that read memory."""
-
-    __slots__ = ()
-    tensor: Tensor
-
-
-@node
-class Load(Read):
-    """``tensor.data[offset]`` where ``mask`` holds, else 0. The offset counts elements."""
-
-    tensor: Tensor
-    offset: Expr
-    mask: Expr
-
-    @property
-    def dtype(self) -> DType:
-        return self.tensor.dtype
-
-
-@node
-class BoxLoad(Read):
-    """The part of a tensor that a copy engine fetches in one piece.
-
-    Per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` how far
-    inside it a lane is, ``extents`` how far the box reaches. What lies outside the tensor is 0.
-    """
-
-    tensor: Tensor
-    corner: tuple[Expr, ...]
-    within: tuple[Expr, ...]
-    extents: tuple[int, ...]
-
-    @property
-    def dtype(self) -> DType:
-        return self.tensor.dtype
-
-    def as_load(self) -> Load:
-        """What the box means, element by element."""
-        offset, inside = box_address(self.tensor, self.corner, self.within)
-        return Load(self.tensor, offset, inside)
-
-
 @node
 class Reduce(Expr):
     """The sum (or max) of ``x`` along a lane; the result no longer has that lane."""
@@ -455,41 +409,3 @@ def maximum(a: Like, b: Like) -> Expr:
 
 def select(cond: Like, yes: Like, no: Like) -> Expr:
     return Select(as_expr(cond), as_expr(yes), as_expr(no))
-
-
-def conjuncts(mask: Expr) -> list[Expr]:
-    """The parts of ``a & b & ...``; none for a mask that is always true."""
-    if isinstance(mask, And):
-        return conjuncts(mask.a) + conjuncts(mask.b)
-    return [] if mask is TRUE else [mask]
-
-
-def all_of(parts: list[Expr] | tuple[Expr, ...]) -> Expr:
-    """``a & b & ...`` of the parts without repeats; true when there are none."""
-    joined: Expr = TRUE
-    for part in dict.fromkeys(p for p in parts if p is not TRUE):
-        joined = part if joined is TRUE else And(joined, part)
-    return joined
-
-
-def addends(e: Expr) -> list[Expr]:
-    """The terms of a sum, from left to right."""
-    return addends(e.a) + addends(e.b) if isinstance(e, Add) else [e]
-
-
-def sum_of(terms: list[Expr]) -> Expr:
-    """``a + b + ...``; 0 when there are no terms."""
-    if not terms:
-        return ZERO
-    total = terms[0]
-    for t in terms[1:]:
-        total = Add(total, t)
-    return total
-
-
-def box_address(tensor: Tensor, corner: tuple[Expr, ...],
-                within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
-    """The offset of a box's elements, and the condition that they are inside the tensor."""
-    coords = [a + b for a, b in zip(corner, within, strict=True)]
-    inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.shape, strict=True)]
-    return tensor.layout.offset_of(coords), all_of(inside)

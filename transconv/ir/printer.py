@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
@@ -56,14 +57,14 @@ class ExprPrinter:
     def text_Call(self, e: ex.Call) -> str:
         return f"{e.name}({', '.join(_bare(self.text(a)) for a in e.args)})"
 
-    def text_Load(self, e: ex.Load) -> str:
+    def text_Load(self, e: ac.Load) -> str:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
         return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask})"
 
-    def text_BoxLoad(self, e: ex.BoxLoad) -> str:
+    def text_BoxLoad(self, e: ac.BoxLoad) -> str:
         return f"box_load({e.tensor.name}, {self.box(e)})"
 
-    def box(self, e: ex.BoxLoad | st.BoxStore) -> str:
+    def box(self, e: ac.BoxLoad | st.BoxStore) -> str:
         """Where a box begins, and how far it reaches along each dimension."""
         corner = ", ".join(_bare(self.text(c)) for c in e.corner)
         return f"at=[{corner}], extents=[{', '.join(map(str, e.extents))}]"

@@ -3,7 +3,8 @@ the statements after it in the same sequence, and inside them."""
 
 from __future__ import annotations
 
-from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr, box_address
+from transconv.ir.access import box_address
+from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
 from transconv.ir.func import Func
 from transconv.ir.node import Node, node
 from transconv.ir.tensor import Tensor

@@ -7,9 +7,10 @@ tensor; an element whose mask is false is read as 0 and is never written.
 from __future__ import annotations
 
 from transconv.ir.dtype import DType
-from transconv.ir.expr import TRUE, Expr, all_of
+from transconv.ir.expr import TRUE, Expr
 from transconv.ir.layout import Layout
 from transconv.ir.node import Node, node
+from transconv.ir.terms import all_of
 
 
 @node

@@ -12,10 +12,10 @@ from math import prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Config
-from transconv.cost import count
 from transconv.ir import View
 from transconv.strides import axis_strides
 from transconv.target import Target
+from transconv.work import count
 
 WIDEST = 16  # bytes that one lane moves at most
 

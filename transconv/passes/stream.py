@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from transconv.algorithm import Algorithm
-from transconv.config import Config, k_steps
+from transconv.config import Config
+from transconv.counts import k_steps
 from transconv.ir import (
     ZERO,
     Expr,

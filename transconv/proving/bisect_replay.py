@@ -16,7 +16,7 @@ import numpy as np
 
 from transconv.algorithm import Algorithm
 from transconv.compiler import plan_steps
-from transconv.config import Config, why_not
+from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Kernel, Roles, Tensor, View, find, rewrite
@@ -25,6 +25,7 @@ from transconv.ir.evaluate import Evaluator, convert
 from transconv.ir.interp import run
 from transconv.ir.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.verify import VerifyError, verify
+from transconv.legality import why_not
 from transconv.passes import naive
 from transconv.pipeline import PIPELINE, Context
 from transconv.problem import ConvProblem, Prop

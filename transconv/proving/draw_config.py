@@ -15,7 +15,9 @@ from typing import Any
 
 from transconv import heuristics
 from transconv.algorithm import Algorithm, Axis
-from transconv.config import CHOICES, Block, Config, k_steps, why_not
+from transconv.config import CHOICES, Block, Config
+from transconv.counts import k_steps
+from transconv.legality import why_not
 from transconv.proving.draw import chance
 from transconv.target import Target
 

@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from transconv import compiler, heuristics, knobs
-from transconv.config import k_steps, programs
+from transconv.counts import k_steps, programs
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, Unsupported
 from transconv.proving.fuzz_trial import Trial, draw_trial

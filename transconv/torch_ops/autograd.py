@@ -92,66 +92,59 @@ def bound_function(route: Route, biased: bool, cast: torch.dtype | None) -> Call
     microsecond and more per call. For the device and the tensors that ``route.start`` is for.
     With ``cast`` it casts weight and bias to this type, as CastConvolutionFunction has them cast."""
     if route.function is None or route.function[0] is not cast:
-        made = _casting(route, biased, cast) if cast else _plain(route, biased)
-        route.function = cast, made
+        forward = _casting(route, biased, cast) if cast else _plain(route, biased)
+        route.function = cast, _class_of(forward, _backward(route, biased))
     return route.function[1]
 
 
 def _plain(route: Route, biased: bool) -> Callable[..., Tensor]:
-    known = warm.gradients_of(route)
-    start = route.start
+    run = route.start or route.forward
 
     def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         ctx.to_save = (input, weight)  # all that save_for_backward does
-        return route.forward(input, weight, None) if start is None else start(input, weight)
+        return run(input, weight)
 
     def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.to_save = (input, weight)
-        return (route.forward if start is None else start)(input, weight, bias)
+        return run(input, weight, bias)
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        if not _compiling():
-            gradients = known.get(wanted)
-            if gradients is not None:
-                found = gradients(grad, input, weight)
-                if found is not None:
-                    return found
-        # What is returned beyond the arguments is None, which autograd allows.
-        return _gradients(route, wanted, grad, input, weight,
-                          wanted if biased else (*wanted, False))
-
-    return _class_of(forward_biased if biased else forward_unbiased, backward)
+    return forward_biased if biased else forward_unbiased
 
 
 def _casting(route: Route, biased: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
-    known = warm.gradients_of(route)
     run = route.forward
 
     def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         cast = weight.to(dtype)
-        ctx.to_save = (input, cast, weight)  # all that save_for_backward does
-        return run(input, cast, None)
+        ctx.to_save = (input, cast, weight)
+        return run(input, cast)
 
     def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         cast = weight.to(dtype)
         ctx.to_save = (input, cast, weight)
         return run(input, cast, bias.to(dtype))
 
+    return forward_biased if biased else forward_unbiased
+
+
+def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, ...]]:
+    known = warm.gradients_of(route)
+
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, cast, weight = ctx.saved_tensors
+        saved = ctx.saved_tensors  # input, the weight as it was used, and what it was cast from
         wanted = ctx.needs_input_grad
         if not _compiling():
             gradients = known.get(wanted)
             if gradients is not None:
-                found = gradients(grad, input, cast)
+                found = gradients(grad, saved[0], saved[1])
                 if found is not None:
                     return found
-        return _gradients(route, wanted, grad, input, _history(cast, weight),
+        weight = saved[1] if len(saved) == 2 else _history(saved[1], saved[2])
+        # What is returned beyond the arguments is None, which autograd allows.
+        return _gradients(route, wanted, grad, saved[0], weight,
                           wanted if biased else (*wanted, False))
 
-    return _class_of(forward_biased if biased else forward_unbiased, backward)
+    return backward
 
 
 def _class_of(forward: Callable[..., Tensor],

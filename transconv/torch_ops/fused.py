@@ -115,9 +115,7 @@ def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., T
             activation=activation, residual=residual)
         return seen
     activation = activation or ""
-    if activation not in ACTIVATIONS:
-        known = ", ".join(filter(None, ACTIVATIONS))
-        raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+    fused_route.check_activation(activation)
     parsed = dispatch.parse(f, stride, padding, 0, dilation, groups)
     if parsed is None or not _one_operator(f, given, activation):
         y = plain(input, weight, bias, stride, padding, dilation, groups)

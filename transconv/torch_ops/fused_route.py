@@ -86,28 +86,31 @@ def run(req: routes.Request, input: Tensor, weight: Tensor, bias: Tensor | None,
     """activation(conv(input, weight) + bias + residual) of a batched call. RuntimeError where the
     tensors do not fit."""
     flags = execute.flags(input.dtype)
-    key = ("fused", req, activation, flags, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device,
-                                t.data_ptr() & routes.ALIGNMENT)
-        for t in (input, weight, bias, residual)))
+    tensors = (input, weight, bias, residual)
+    aligned = not any(t is not None and t.data_ptr() & routes.ALIGNMENT for t in tensors)
+    key = ("fused", req, activation, flags, aligned, *(
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
 
     def make() -> FusedRoute:
         p = req.resolve(input, weight, bias)
         check(input, weight, residual, activation, p)
-        aligned = not any(t is not None and t.data_ptr() & routes.ALIGNMENT
-                          for t in (input, weight, bias, residual))
         return _made(p, input, weight, bias, residual, activation, flags, aligned)
 
     route: FusedRoute = routes.kept(key, make)
     return route.run(input, weight, bias, residual)
 
 
-def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: str,
-          p: arguments.Params) -> None:
-    """RuntimeError for an activation that is unknown, or a residual that does not fit."""
+def check_activation(activation: str) -> None:
+    """RuntimeError for an activation that is unknown."""
     if activation not in ACTIVATIONS:
         known = ", ".join(filter(None, ACTIVATIONS))
         raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+
+
+def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: str,
+          p: arguments.Params) -> None:
+    """RuntimeError for an activation that is unknown, or a residual that does not fit."""
+    check_activation(activation)
     if residual is not None:
         shape = shapes.output_shape(input.shape, weight.shape, p)
         if tuple(residual.shape) != shape:

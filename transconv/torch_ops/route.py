@@ -38,7 +38,9 @@ class Route:
         "copies_bias",
         "device",
         "direction",
+        "far",
         "function",
+        "near",
         "params",
         "reason",
         "shape",
@@ -52,6 +54,8 @@ class Route:
         self.shape = shape
         self.channels_last = channels_last
         self.strides = shapes.result_strides(shape, channels_last)
+        # What the problem calls that which the layer takes, and that which it gives.
+        self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         self.compiled: Compiled | None = None
         self.reason = ""
         self.adds_bias = False  # after the kernel, because its epilogue cannot
@@ -72,7 +76,8 @@ class Route:
         if calls:
             stats.add(not self.reason, self.reason or self.direction.value, calls)
 
-    def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, w: torch.Tensor,
+                b: torch.Tensor | None = None) -> torch.Tensor:
         """Run a forward route: a fresh result."""
         start = self.start
         if start is not None and _current_device() == self.device and not (x.is_neg() or w.is_neg()):
@@ -86,20 +91,19 @@ class Route:
             y = execute.aten_forward(x, w, b, self.params)
             return shapes.with_result_strides(y, self.channels_last)
         y = x.new_empty_strided(self.shape, self.strides)
-        src, dst = (y, x) if self.params.transposed else (x, y)
-        near, far = ("dst", "src") if self.params.transposed else ("src", "dst")
+        tensors = {self.near: x, "wei": w, self.far: y}
         if b is None:
-            execute.launch(compiled, src, w, dst)
-            self.bind(x, w.dtype, near, "wei", far)
+            execute.launch(compiled, **tensors)
+            self.bind(x, w.dtype, self.near, "wei", self.far)
         elif self.adds_bias:
-            execute.launch(compiled, src, w, dst)
+            execute.launch(compiled, **tensors)
             y += b.view(-1, *[1] * (x.dim() - 2))
         else:
             if self.copies_bias or b.is_neg():
                 b = b.resolve_neg().contiguous()
-            execute.launch(compiled, src, w, dst, bia=b)
+            execute.launch(compiled, **tensors, bia=b)
             if not self.copies_bias:
-                self.bind(x, w.dtype, near, "wei", "bia", far)
+                self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
         return y
 
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
@@ -115,12 +119,9 @@ class Route:
         self.calls += 1
         assert self.compiled is not None
         made = like.new_empty_strided(self.shape, self.strides)
-        near_, w_ = (made if near is None else near), (made if w is None else w)
-        src, dst = (far, near_) if self.params.transposed else (near_, far)
-        execute.launch(self.compiled, src, w_, dst)
-        near_name, far_name = ("dst", "src") if self.params.transposed else ("src", "dst")
-        names = ("wei", far_name, near_name) if near is None else (near_name, far_name, "wei")
-        self.bind(given, made.dtype, *names)
+        first, last = ("wei", self.near) if near is None else (self.near, "wei")
+        execute.launch(self.compiled, **{first: given, self.far: far, last: made})
+        self.bind(given, made.dtype, first, self.far, last)
         return made
 
     def bind(self, given: torch.Tensor, dtype: torch.dtype, *names: str) -> None:

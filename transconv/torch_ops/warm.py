@@ -146,7 +146,7 @@ def _unbiased(others: Call, apply: Callable[..., Tensor] | None, check: Callable
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = switches.deterministic, switches.tf32
     precision, device = switches.precision, _only_on(route)
-    run = route.start or (lambda x, w: route.forward(x, w, None))
+    run = route.start or route.forward
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
              g: Any) -> Tensor:

@@ -1,0 +1,193 @@
+"""Stage 10, expressions. In: an expression of a lanewise kernel. Out: its text, with no more parentheses
+than Python needs, and ``[:, None]`` where it lacks some lanes of its neighbour.
+"""
+
+from __future__ import annotations
+
+from math import isinf, isnan
+
+from transconv.ir import (
+    TRUE,
+    Add,
+    And,
+    Binary,
+    BoxLoad,
+    BoxStore,
+    Call,
+    Cast,
+    Const,
+    Div,
+    DType,
+    Eq,
+    Expr,
+    FloorDiv,
+    Lane,
+    Le,
+    Load,
+    Lt,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Ne,
+    Neg,
+    Not,
+    Or,
+    Reduce,
+    Select,
+    Shl,
+    Shr,
+    Spread,
+    Sub,
+    Tensor,
+    Var,
+    Xor,
+    lanes_of,
+)
+
+# Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
+LEVEL = {Lt: 1, Le: 1, Eq: 1, Ne: 1, Or: 2, Xor: 3, And: 4, Shl: 5, Shr: 5, Add: 6, Sub: 6,
+         Mul: 7, Div: 7, FloorDiv: 7, Mod: 7}
+SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl: "<<", Shr: ">>",
+        Add: "+", Sub: "-", Mul: "*", Div: "/", FloorDiv: "//", Mod: "%"}
+ATOM, POSTFIX, PREFIX = 10, 9, 8
+CALLS = {"exp": "exp", "log": "log", "sqrt": "sqrt", "abs": "abs", "erf": "math.erf",
+         "sigmoid": "sigmoid", "fma": "fma", "floor": "floor"}
+
+
+class ExprSpeller:
+    """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
+    lanes of every variable in sight; ``space`` is the name that Triton's functions are found under."""
+
+    space = "tl"
+
+    def __init__(self) -> None:
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+
+    def spell(self, e: Expr) -> tuple[str, int]:
+        method = getattr(self, f"spell_{type(e).__name__}", None)
+        if method is not None:
+            return method(e)  # type: ignore[no-any-return]
+        assert isinstance(e, Binary) and type(e) in LEVEL, f"no spelling for {type(e).__name__}"
+        level, lanes = LEVEL[type(e)], self.lanes(e)
+        left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
+        right = self.fit(e.b, lanes, level + 1)
+        return f"{left} {SIGN[type(e)]} {right}", level
+
+    def lanes(self, e: Expr) -> tuple[Lane, ...]:
+        return lanes_of(e, self.scope)
+
+    def fit(self, e: Expr, lanes: tuple[Lane, ...], level: int = 0) -> str:
+        """The text of ``e`` where dimensions are ``lanes``, in parentheses if it binds weaker."""
+        own = self.lanes(e)
+        text, strength = self.spell(e)
+        if own and own != lanes:
+            if strength < POSTFIX:
+                text = f"({text})"
+            index = ", ".join(":" if x in own else "None" for x in lanes)
+            return f"{text}[{index}]"
+        return f"({text})" if strength < level else text
+
+    def text(self, e: Expr) -> str:
+        return self.spell(e)[0]
+
+    def spell_Const(self, e: Const) -> tuple[str, int]:
+        if isinstance(e.value, float) and (isinf(e.value) or isnan(e.value)):
+            return f'float("{e.value}")', ATOM
+        negative = not isinstance(e.value, bool) and e.value < 0
+        return repr(e.value), PREFIX if negative else ATOM
+
+    def type(self, t: DType) -> str:
+        return f"{self.space}.{t.triton}"
+
+    def spell_Var(self, e: Var) -> tuple[str, int]:
+        return e.name, ATOM
+
+    def spell_Lane(self, e: Lane) -> tuple[str, int]:
+        return e.name, ATOM
+
+    def spell_Neg(self, e: Neg) -> tuple[str, int]:
+        return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
+
+    def spell_Not(self, e: Not) -> tuple[str, int]:
+        return f"~{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
+
+    def spell_Min(self, e: Min) -> tuple[str, int]:
+        return self.extremum("minimum", e)
+
+    def spell_Max(self, e: Max) -> tuple[str, int]:
+        return self.extremum("maximum", e)
+
+    def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
+        """A NaN operand makes the result NaN, as in torch; Triton wants that asked for."""
+        text, level = self.function(name, (e.a, e.b), e)
+        if e.dtype.kind == "float":
+            text = f"{text[:-1]}, propagate_nan=tl.PropagateNan.ALL)"
+        return text, level
+
+    def spell_Select(self, e: Select) -> tuple[str, int]:
+        return self.function("where", (e.cond, e.yes, e.no), e)
+
+    def spell_Call(self, e: Call) -> tuple[str, int]:
+        return self.function(CALLS[e.name], e.args, e)
+
+    def spell_Cast(self, e: Cast) -> tuple[str, int]:
+        if isinstance(e.x, Const):
+            return f"{self.space}.full((), {e.x.value!r}, {self.type(e.type)})", ATOM
+        return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
+
+    def spell_Reduce(self, e: Reduce) -> tuple[str, int]:
+        lanes = self.lanes(e.x)
+        if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
+            return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
+        text = self.text(self.not_a_dot(e.x, lanes))
+        return f"{self.space}.{e.op}({text}, axis={lanes.index(e.lane)})", POSTFIX
+
+    def not_a_dot(self, x: Expr, lanes: tuple[Lane, ...]) -> Expr:
+        """The same product, rows after columns: Triton (3.6) takes the sum of ``a[:, :, None] *
+        b[None, :, :]`` for a matrix product in tf32, also where it is too short along K for the
+        matrix unit, which then is wrong; the factors the other way round it leaves alone."""
+        if isinstance(x, Mul) and lanes[-1] not in self.lanes(x.a) and lanes[0] not in self.lanes(x.b):
+            return Mul(x.b, x.a)
+        return x
+
+    def spell_Spread(self, e: Spread) -> tuple[str, int]:
+        if self.lanes(e.x) == e.lanes:
+            return self.spell(e.x)
+        shape = ", ".join(str(x.extent) for x in e.lanes)
+        return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
+
+    def spell_Load(self, e: Load) -> tuple[str, int]:
+        lanes = self.lanes(e)
+        address = self.address(e.tensor, e.offset, lanes)
+        if e.mask is TRUE:
+            return f"{self.space}.load({address})", POSTFIX
+        other = "0.0" if e.dtype.kind == "float" else "0"
+        return f"{self.space}.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
+
+    def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
+        """The descriptor gives the box in the order of memory; its lanes are put in their order."""
+        lanes, memory = self.lanes(e), self.memory_lanes(e)
+        text = f"{e.tensor.name}_box.load([{self.corner(e)}])"
+        if len(e.extents) != len(memory):
+            text += f".reshape({', '.join(str(x.extent) for x in memory)})"
+        return text + (".T" if list(lanes) != memory else ""), POSTFIX
+
+    def memory_lanes(self, box: BoxLoad | BoxStore) -> list[Lane]:
+        return list(dict.fromkeys(x for w in box.within for x in self.lanes(w)))
+
+    def corner(self, box: BoxLoad | BoxStore) -> str:
+        return ", ".join(self.text(c) for c in box.corner)
+
+    def function(self, name: str, args: tuple[Expr, ...], e: Expr) -> tuple[str, int]:
+        lanes = self.lanes(e)
+        return f"{self.space}.{name}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
+
+    def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
+        """``tensor + offset``, with every lane of ``lanes`` even if the offset does not vary along it."""
+        own = self.lanes(offset)
+        text = f"{tensor.name} + {self.fit(offset, lanes, 7 if not isinstance(offset, Add) else 6)}"
+        if own != lanes:
+            shape = ", ".join(str(x.extent) for x in lanes)
+            text += f" + tl.zeros(({shape},), tl.int32)"
+        return text

@@ -1,0 +1,57 @@
+"""Stage 3. What a config makes of an algorithm: the sums of its main kernel, tiles, steps, programs."""
+
+from __future__ import annotations
+
+from math import prod
+
+from transconv.algorithm import Algorithm
+from transconv.boxes import turned
+from transconv.config import Config
+from transconv.merging import merged
+from transconv.packing import over_copies
+
+
+def main_of(algorithm: Algorithm, config: Config) -> Algorithm:
+    """The algorithm of the main kernel: groups merged, over the copies."""
+    algorithm = merged(algorithm, config.merge)
+    return over_copies(algorithm, config.pack) if config.pack else algorithm
+
+
+def tile(c: Config, alg: Algorithm, kind: str) -> int:
+    """The extent of the tile along a kind: the product of its blocks."""
+    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind), start=1)
+
+
+def lanes(c: Config, alg: Algorithm, kind: str) -> int:
+    """The same without the blocks that are written out."""
+    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind and not c.in_registers(b)),
+                start=1)
+
+
+def k_steps(c: Config, alg: Algorithm) -> int:
+    """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
+    alg = merged(alg, c.merge)
+    steps = 1
+    for b in c.blocks:
+        if alg.kind(b.axes[0]) == "K":
+            steps *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+    return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
+
+
+def programs(config: Config, alg: Algorithm) -> int:
+    """How many programs the kernel has, each with a tile; persistent ones deal them out."""
+    alg, found = merged(alg, config.merge), config.split_k
+    for kind in "BMN":
+        for b in config.blocks:
+            if alg.kind(b.axes[0]) == kind:
+                found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+        found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
+    return max(1, found)
+
+
+def turned_bytes(c: Config, alg: Algorithm) -> int:
+    """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
+    k = tile(c, alg, "K")
+    return sum(tile(c, alg, kind) * k * view.tensor.dtype.bytes
+               for kind, view in (("M", alg.a), ("N", alg.b))
+               if view is not None and turned(view, c, alg))

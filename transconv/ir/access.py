@@ -1,0 +1,60 @@
+"""Expressions that read memory: element by element, or in boxes that a copy engine fetches."""
+
+from __future__ import annotations
+
+from transconv.ir.dtype import DType
+from transconv.ir.expr import Expr
+from transconv.ir.node import node
+from transconv.ir.tensor import Tensor
+from transconv.ir.terms import all_of
+
+
+class Read(Expr):
+    """Base of the expressions that read memory."""
+
+    __slots__ = ()
+    tensor: Tensor
+
+
+@node
+class Load(Read):
+    """``tensor.data[offset]`` where ``mask`` holds, else 0. The offset counts elements."""
+
+    tensor: Tensor
+    offset: Expr
+    mask: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+
+@node
+class BoxLoad(Read):
+    """The part of a tensor that a copy engine fetches in one piece.
+
+    Per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` how far
+    inside it a lane is, ``extents`` how far the box reaches. What lies outside the tensor is 0.
+    """
+
+    tensor: Tensor
+    corner: tuple[Expr, ...]
+    within: tuple[Expr, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    def as_load(self) -> Load:
+        """What the box means, element by element."""
+        offset, inside = box_address(self.tensor, self.corner, self.within)
+        return Load(self.tensor, offset, inside)
+
+
+def box_address(tensor: Tensor, corner: tuple[Expr, ...],
+                within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+    """The offset of a box's elements, and the condition that they are inside the tensor."""
+    coords = [a + b for a, b in zip(corner, within, strict=True)]
+    inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.shape, strict=True)]
+    return tensor.layout.offset_of(coords), all_of(inside)

@@ -1,0 +1,86 @@
+"""Well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
+
+Rules as ``verify.py`` wants them.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.node import Node
+from transconv.ir.sites import Site, title
+from transconv.ir.tensor import Tensor
+
+
+def var_bound_before_use(site: Site) -> Iterator[str]:
+    for e in site.nodes():
+        if isinstance(e, ex.Var) and e not in site.scope:
+            twin = next((v for v in site.scope if isinstance(v, ex.Var) and v.name == e.name), None)
+            yield (f"{e.name} is not bound here" if twin is None else
+                   f"{e.name} is used as {e.type} and bound as {twin.type}")
+
+
+def var_bound_once(site: Site) -> Iterator[str]:
+    """Names are not hidden by others; siblings in different branches or loops may share one."""
+    if isinstance(site.stmt, (st.Let, st.Alloc, st.For)):
+        name = site.stmt.var.name
+        for var, by in site.scope.items():
+            if isinstance(var, ex.Var) and var.name == name:
+                yield f"{name} is already bound by `{title(by)}`"
+
+
+def update_only_allocated(site: Site) -> Iterator[str]:
+    match site.stmt:
+        case st.Update(var, _):
+            pass
+        case st.FuncCall(func, (ex.Var() as var, *_)) if func.name in ("dot", "dot_async"):
+            pass
+        case _:
+            return
+    if not isinstance(site.scope.get(var), st.Alloc):
+        yield f"{var.name} is not allocated here, so it cannot change"
+
+
+def tensor_is_parameter(site: Site) -> Iterator[str]:
+    for who, tensor, _, _ in site.accesses():
+        if isinstance(tensor, Tensor) and site.params is not None and tensor not in site.params:
+            same = any(p.name == tensor.name for p in site.params)
+            yield (f"{who} reaches {tensor.name}, which is "
+                   + ("another tensor than the parameter of that name" if same
+                      else "no parameter of the kernel"))
+
+
+def ring_is_reserved(site: Site) -> Iterator[str]:
+    """Rings of shared memory and of barriers are reserved before they are used, outside of roles."""
+    used: list[Node] = [e.buffer for e in site.nodes() if isinstance(e, xp.Piece)]
+    match site.stmt:
+        case xp.Fetch(barrier=barrier):
+            used.append(barrier)
+        case st.FuncCall(_, args):
+            used += [a for a in args if isinstance(a, xp.Barrier)]
+        case xp.Shared(what) if any(isinstance(s, xp.Role) for s in site.around):
+            yield f"{what.name} is reserved inside of a role"
+    for ring in dict.fromkeys(used):
+        if ring not in site.scope:
+            assert isinstance(ring, (xp.Barrier, xp.Buffer))
+            yield f"{ring.name} is not reserved here"
+
+
+def names_are_identifiers(site: Site) -> Iterator[str]:
+    """Names are printed into Python as they are."""
+    names: list[str] = [e.name for e in site.nodes() if isinstance(e, ex.Lane)]
+    match site.stmt:
+        case st.Kernel(name, params):
+            names += [name, *(p.name for p in params)]
+        case st.Alloc(var, lanes):
+            names += [var.name, *(lane.name for lane in lanes)]
+        case st.Let(var) | st.For(var):
+            names.append(var.name)
+    for name in dict.fromkeys(names):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) or keyword.iskeyword(name):
+            yield f"{name!r} is not a name of at most 64 letters, digits and underscores"

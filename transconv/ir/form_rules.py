@@ -1,0 +1,178 @@
+"""Well-formedness of nodes: types, lanes, the arguments of functions, the form of loops and of boxes.
+
+Rules as ``verify.py`` wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transconv.ir import access as ac
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.dtype import boolean
+from transconv.ir.evaluate import CALLS
+from transconv.ir.func import FUNCS
+from transconv.ir.node import Node
+from transconv.ir.sites import Site, title
+from transconv.ir.tensor import Tensor
+
+
+def expression_holds_no_statement(site: Site) -> Iterator[str]:
+    """An expression is pure: it computes a value and does nothing."""
+    for e in site.nodes():
+        for child in e.children():
+            if isinstance(child, st.Stmt):
+                yield f"a {type(child).__name__} inside an expression ({type(e).__name__})"
+
+
+def load_only_in_let(site: Site) -> Iterator[str]:
+    """A Load is the value of a Let, possibly within casts and selects."""
+    def misplaced(e: Node, allowed: bool) -> Iterator[ac.Load]:
+        if not allowed:
+            if e in seen:
+                return
+            seen.add(e)
+        match e:
+            case ac.Load() if not allowed:
+                yield e
+            case ex.Cast(x):
+                yield from misplaced(x, allowed)
+            case ex.Select(cond, yes, no):
+                yield from misplaced(cond, False)
+                yield from misplaced(yes, allowed)
+                yield from misplaced(no, allowed)
+            case _:
+                for child in e.children():
+                    yield from misplaced(child, False)
+
+    seen: set[Node] = set()
+    for root in site.exprs():
+        for load in misplaced(root, isinstance(site.stmt, st.Let)):
+            yield f"{load} is inside a larger expression; bind it by a let first"
+
+
+def mask_is_boolean(site: Site) -> Iterator[str]:
+    """Also the conditions of branches, selects and assumptions."""
+    conds = [mask for _, _, _, mask in site.accesses()]
+    conds += [e.cond for e in site.nodes() if isinstance(e, ex.Select)]
+    match site.stmt:
+        case st.If(cond=cond):
+            conds.append(cond)
+        case st.FuncCall(func, (ex.Expr() as cond,)) if func.name == "assume":
+            conds.append(cond)
+    for cond in conds:
+        if cond.dtype is not boolean:
+            yield f"the condition `{cond}` is {cond.dtype}"
+
+
+def offset_is_integer(site: Site) -> Iterator[str]:
+    for who, _, offset, _ in site.accesses():
+        if offset.dtype.kind != "int":
+            yield f"{who} has the offset `{offset}` of type {offset.dtype}"
+
+
+def known_function(site: Site) -> Iterator[str]:
+    """Functions exist and get as many arguments as they take, of the right kind."""
+    for e in site.nodes():
+        if isinstance(e, ex.Call):
+            count = CALLS[e.name][0] if e.name in CALLS else None
+            if count is None:
+                yield f"no function {e.name} is known"
+            elif count != len(e.args):
+                yield f"{e.name} takes {count} arguments, not {len(e.args)}"
+        elif isinstance(e, ex.Reduce) and e.op not in ("sum", "max"):
+            yield f"no reduction {e.op} is known"
+    if not isinstance(site.stmt, st.FuncCall):
+        return
+    name, args = site.stmt.func.name, site.stmt.args
+    if name not in FUNCS:
+        yield f"no function {name} is known"
+    elif len(args) != len(FUNCS[name].params):
+        yield f"{name} takes {len(FUNCS[name].params)} arguments, not {len(args)}"
+    else:
+        for param, arg in zip(FUNCS[name].params, args, strict=True):
+            kind = {"tensor": Tensor, "acc": ex.Var, "barrier": xp.Barrier}.get(param, ex.Expr)
+            if not isinstance(arg, kind):
+                yield f"{param} of {name} is a {type(arg).__name__}, not a {kind.__name__}"
+
+
+def lanes_agree(site: Site) -> Iterator[str]:
+    """What is stored or assigned can be broadcast to where it goes."""
+    def beyond(what: str, e: ex.Expr, target: str, of: set[ex.Lane]) -> Iterator[str]:
+        if extra := site.lanes_of(e) - of:
+            yield f"{what} has the lanes {_names(extra)}, which {target} lacks"
+
+    match site.stmt:
+        case st.Store(_, offset, value, mask):
+            yield from beyond("the value", value, "the offset", site.lanes_of(offset))
+            yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
+        case st.Alloc(var, lanes, init):
+            yield from beyond("the initial value", init, var.name, set(lanes))
+        case st.Update(var, value):
+            yield from beyond("the value", value, var.name, set(site.lanes.get(var, ())))
+        case st.FuncCall(func, (_, ex.Expr() as offset, ex.Expr() as value, ex.Expr() as mask)):
+            if func.name == "atomic_add":
+                yield from beyond("the value", value, "the offset", site.lanes_of(offset))
+                yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
+        case st.FuncCall(func, (ex.Var() as acc, ex.Expr() as a, ex.Expr() as b)):
+            if func.name in ("dot", "dot_async"):
+                has, left, right = map(site.lanes_of, (acc, a, b))
+                if not (left & right) - has:
+                    yield "a and b share no lane to sum over"
+                if lone := (left ^ right) - has:
+                    yield f"only one of a and b has the lanes {_names(lone)}, and acc lacks them"
+
+
+def _names(lanes: set[ex.Lane]) -> str:
+    return ", ".join(sorted(lane.name for lane in lanes))
+
+
+def lane_is_power_of_two(site: Site) -> Iterator[str]:
+    lanes = [e for e in site.nodes() if isinstance(e, ex.Lane)]
+    if isinstance(site.stmt, st.Alloc):
+        lanes += site.stmt.lanes
+    for lane in dict.fromkeys(lanes):
+        if lane.extent < 1 or lane.extent & (lane.extent - 1):
+            yield f"the lane {lane.name} has {lane.extent} elements"
+
+
+KINDS = ("parallel", "grid", "tile", "serial", "unroll", "jam", "dealt")
+
+
+def loop_is_simple(site: Site) -> Iterator[str]:
+    if not isinstance(site.stmt, st.For):
+        return
+    loop = site.stmt
+    if type(loop.stop) is not int or loop.stop < 0:
+        yield f"the end {loop.stop!r} is not a count"
+    if loop.until is not None and loop.kind != "serial":
+        yield f"a {loop.kind} loop cannot end earlier than it says"
+    if loop.kind not in KINDS:
+        yield f"the kind {loop.kind!r} is none of {', '.join(KINDS)}"
+    if loop.var.type.kind != "int":
+        yield f"{loop.var.name} is {loop.var.type}, a loop counts in integers"
+    if type(loop.stages) is not int or loop.stages < 0:
+        yield f"stages={loop.stages!r} is not a count"
+
+
+def one_grid(site: Site) -> Iterator[str]:
+    """A kernel is one launch: at most one grid loop, with everything it needs inside it."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "grid" and site.around:
+        yield f"a grid loop inside `{title(site.around[-1])}`"
+    if isinstance(site.stmt, st.Seq) and not site.around:
+        grids = [s for s in site.stmt.stmts if isinstance(s, st.For) and s.kind == "grid"]
+        if len(grids) > 1:
+            yield f"{len(grids)} grid loops"
+
+
+def piece_fits_its_box(site: Site) -> Iterator[str]:
+    """A piece and a corner have one expression per dimension of the box."""
+    for e in site.nodes():
+        if isinstance(e, xp.Piece) and len(e.within) != len(e.buffer.extents):
+            yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
+    match site.stmt:
+        case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+            if not len(corner) == len(tensor.shape) == len(piece.within):
+                yield f"the corner has {len(corner)} dimensions, {tensor.name} {len(tensor.shape)}"

@@ -1,0 +1,35 @@
+"""Masks as lists of conditions, sums as lists of addends."""
+
+from __future__ import annotations
+
+from transconv.ir.expr import TRUE, ZERO, Add, And, Expr
+
+
+def conjuncts(mask: Expr) -> list[Expr]:
+    """The parts of ``a & b & ...``; none for a mask that is always true."""
+    if isinstance(mask, And):
+        return conjuncts(mask.a) + conjuncts(mask.b)
+    return [] if mask is TRUE else [mask]
+
+
+def all_of(parts: list[Expr] | tuple[Expr, ...]) -> Expr:
+    """``a & b & ...`` of the parts without repeats; true when there are none."""
+    joined: Expr = TRUE
+    for part in dict.fromkeys(p for p in parts if p is not TRUE):
+        joined = part if joined is TRUE else And(joined, part)
+    return joined
+
+
+def addends(e: Expr) -> list[Expr]:
+    """The terms of a sum, from left to right."""
+    return addends(e.a) + addends(e.b) if isinstance(e, Add) else [e]
+
+
+def sum_of(terms: list[Expr]) -> Expr:
+    """``a + b + ...``; 0 when there are no terms."""
+    if not terms:
+        return ZERO
+    total = terms[0]
+    for t in terms[1:]:
+        total = Add(total, t)
+    return total

@@ -1,0 +1,114 @@
+"""Stage 3. Which boxes are legal, and which explicit kernels, that multiply boxes and nothing else: None,
+or a sentence that says why not. The rules behind ``a=box``, ``via=gluon`` and ``teams=2``.
+"""
+
+from __future__ import annotations
+
+from transconv.algorithm import Algorithm
+from transconv.boxes import ROW, Box, box_of
+from transconv.config import Config
+from transconv.counts import k_steps, programs, tile, turned_bytes
+from transconv.ir import View
+from transconv.packing import ROW_ALIGN, operand_of
+from transconv.target import Target
+
+
+def why_not_boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
+    words = (("a", c.a, alg.a), ("b", c.b, alg.b), ("c", c.c, alg.c))
+    if all(word == "gather" for _, word, _ in words):
+        return None
+    if "box" not in target.features:
+        return f"{target.name} has no copy engine for boxes"
+    if c.unit != "mma":
+        return "boxes feed the matrix unit, element by element there is nothing to gain"
+    if c.split_k > 1 and k_steps(c, alg) % c.split_k and c.via == "tl":
+        return f"split_k={c.split_k} does not divide the {k_steps(c, alg)} steps of the sum"
+    if c.split_k > 1 and c.c == "box":
+        return "parts of a sum are stored element by element (c=gather)"
+    for name, word, view in words:
+        if word == "box" and view is not None:
+            found = box_of(view, c, alg, stored=name == "c")
+            if isinstance(found, str):
+                return f"{name}=box: {found}"
+            if found.shifted and (name == "c" or c.via == "tl" or "box_shift" not in target.features):
+                return f"{name}=box: {found.shifted}"
+            if name == "c" and _cut_short(found, view):
+                return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
+                        "and the copy engine writes beyond them")
+            if name != "c" and _folded(found, alg):
+                return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
+                        "of the box, the matrix unit reads rows of one")
+            if c.via == "tl" and name == ("b" if c.swap else "a") and (
+                    sum(e > 1 for e in found.extents) > 2):
+                return (f"{name}=box: a left operand of more than two dimensions goes through "
+                        "registers, where Triton 3.6 gets some sums wrong")
+    return None
+
+
+def _cut_short(box: Box, view: View) -> bool:
+    """Whether a box that is stored ends within 16 bytes that belong to others (seen on an H200); after
+    a row of a copy nothing lies that anybody reads."""
+    return not operand_of(view.tensor.name) and bool(
+        box.tensor.shape[-1] * view.tensor.dtype.bytes % ROW_ALIGN)
+
+
+def _folded(box: Box, alg: Algorithm) -> bool:
+    """Whether the side of the tile that lies innermost runs through more than one dimension of the
+    box, with the other side outside of it: shared memory then has it in the wrong order."""
+    kinds = [alg.kind(v.name.partition("_")[0]) for v, extent in zip(
+        box.moving, box.extents, strict=True) if v is not None and extent > 1]
+    return len(set(kinds)) > 1 and kinds.count(kinds[-1]) > 1 and kinds[-2] == kinds[-1]
+
+
+def why_not_explicit(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.via == "tl":
+        return None
+    if not {"box", "wgmma"} <= target.features and target.backend != "interpreter":
+        return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
+    if c.unit != "mma" or c.a != "box" or c.b != "box":
+        return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
+    dtype = alg.a.tensor.dtype
+    if dtype.bits != 16 and dtype.name != "f32":
+        return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
+    if dtype.name == "f32" and alg.math != "tf32":
+        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {alg.math}"
+    if c.unroll:
+        return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
+    left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
+    if c.warps not in (4, 8):
+        return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
+    if left % 64 or right < 16:
+        return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
+    if tile(c, alg, "K") % 16:
+        return "via=gluon: a product takes 16 steps of the sum at a time"
+    if turned_bytes(c, alg) and tile(c, alg, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, alg, 'K')} steps of "
+                "the sum are more")
+    steps = k_steps(c, alg)
+    if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
+        return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
+    if c.stages < 2:
+        return "via=gluon: one slot cannot be filled while it is read, stages is at least 2"
+    return None
+
+
+def why_not_teams(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if c.teams == 1:
+        return None
+    if c.teams != 2:
+        return f"teams={c.teams}: tiles are worked at by one team, or by two in turns"
+    if c.via != "gluon":
+        return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
+    if c.warps != 4:
+        return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
+    if turned_bytes(c, alg):
+        return "teams=2: operands are turned on the way here, which leaves no registers for two teams"
+    if c.reduce == "stream":
+        return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
+    tiles, steps = programs(c, alg), k_steps(c, alg)
+    if not 0 < c.programs < tiles:
+        return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
+                f"fewer than the {tiles} tiles (programs=132)")
+    if steps % c.split_k:
+        return f"teams=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+    return None

@@ -1,0 +1,201 @@
+"""Stage 3, what the estimate counts. In: a config, an algorithm, a target. Out: ``Work``: tiles and
+steps, the bytes and accesses of each, the programs that fit a multiprocessor. No constant is fitted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from transconv.algorithm import Algorithm
+from transconv.config import Block, Config
+from transconv.counts import k_steps, main_of, programs, tile, turned_bytes
+from transconv.ir import View
+from transconv.issue import ACCESS
+from transconv.merging import inner_channel
+from transconv.packing import diagonal
+from transconv.strides import axis_strides, touched
+from transconv.target import Target
+
+SECTOR = 32  # bytes: the least that a load or store moves
+ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What an operand's tile costs to move once: bytes (whole sectors), lane accesses."""
+
+    bytes: float
+    accesses: float
+    row: float  # bytes that follow one another in memory
+    ahead: bool = True  # whether it can be under way while earlier ones are multiplied
+    alone: bool = False  # whether every element has gaps on both sides
+    across: bool = False  # whether it is written across its rows, for a unit that reads along K only
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The counts of a config. Extents in elements, of one program."""
+
+    tiles: int  # programs' worth of results, parts of a sum counted one by one
+    steps: int  # of one part of the sum
+    m: int
+    n: int
+    k: int
+    group: int
+    left: int  # the extents of the left operand's rows and the right one's columns
+    right: int
+    boxed: bool
+    pixels_summed: bool
+    fetched: tuple[Fetch, ...]
+    stored: Fetch
+    resident: int  # programs that a multiprocessor holds at once
+    traffic: int  # bytes that cross the memory's pins at least
+    partial: int  # bytes of the partial sums, written and read again
+    bits: int  # of an operand's element
+    turned: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
+
+
+def count(config: Config, alg: Algorithm, target: Target) -> Work:
+    """Everything about a config that can be counted, of the main kernel."""
+    alg = main_of(alg, config)
+    m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
+    views = [v for v in (alg.a, alg.b) if v is not None]
+    words = (config.a, config.b)
+    along = _only_along(config, alg, target)
+    fetched = tuple(_fetch(v, config, alg, word, along) for v, word in zip(views, words, strict=False))
+    results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
+    blocks = [b for b in config.blocks if alg.kind(b.axes[0]) == "K"]
+    return Work(
+        tiles=programs(config, alg), steps=-(-k_steps(config, alg) // config.split_k),
+        m=m, n=n, k=k, group=group,
+        left=n if config.swap else m, right=m if config.swap else n,
+        boxed="box" in (config.a, config.b),
+        pixels_summed=any(_role(b, alg) == "pixel" for b in blocks),
+        fetched=fetched, stored=_stored(config, alg),
+        resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
+        traffic=sum(touched(v, alg) for v in (*views, alg.c)),
+        partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
+        bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg))
+
+
+def _only_along(config: Config, alg: Algorithm, target: Target) -> bool:
+    """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
+    can see to that. Asynchronous units do so with operands of more than 16 bits."""
+    return (config.unit == "mma" and config.via == "tl" and alg.a.tensor.dtype.name == "f32"
+            and alg.math != "ieee" and bool({"wgmma", "tcgen05"} & target.features))
+
+
+def _partials(config: Config, alg: Algorithm, results: int, tile_of_c: int) -> int:
+    """Elements of the partial sums."""
+    if config.reduce == "stream":  # a program begins and ends within tiles
+        return tile_of_c * min(2 * config.programs, programs(config, alg) + config.programs)
+    return results * config.split_k if config.split_k > 1 else 0
+
+
+def _role(block: Block, alg: Algorithm) -> str:
+    return next(x.role for x in alg.axes if x.name == block.axes[0])
+
+
+def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: int) -> int:
+    """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
+    threads = config.warps * target.warp_size
+    registers = _registers(config, alg, target)
+    fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
+    if config.unit == "mma" and alg.b is not None:
+        a, b = alg.a.tensor.dtype.bytes, alg.b.tensor.dtype.bytes
+        m, n = (tile(config, alg, kind) for kind in "MN")
+        shared = config.stages * (k * (m * a + n * b) + turned_bytes(config, alg)) + 1024
+        shared += results * alg.c.tensor.dtype.bytes if config.c == "box" else 0
+        fit.append(target.shared_bytes / shared)
+    return max(1, int(min(fit)))
+
+
+def _registers(config: Config, alg: Algorithm, target: Target) -> float:
+    """Registers of a thread. On the matrix unit, its share of the accumulator; element by element,
+    also where each element lies, whether it exists, and its factors."""
+    m, n, k, group = (tile(config, alg, kind) for kind in "MNKB")
+    words = alg.acc.bytes / 4
+    own, each = (48, words) if config.unit == "mma" else (32, words + 3)
+    depth = 1 if config.unit == "mma" else k
+    return own + m * n * depth * group * each / (config.warps * target.warp_size)
+
+
+# -- how a tile lies in memory --------------------------------------------------------------------
+
+def along_sum(view: View, alg: Algorithm) -> bool:
+    """Whether neighbours in memory are neighbours in the sum."""
+    strides = axis_strides(view, alg)
+    return any(strides[x.name] == 1 for x in alg.axes_of("K") if x.size > 1)
+
+
+def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bool = False) -> Fetch:
+    """What it takes to move a view's tile once."""
+    strides = axis_strides(view, alg)
+    blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
+    elements = prod(b.extent for b in blocks)
+    size = view.tensor.dtype.bytes
+    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
+    found = min((_row(strides, b, runs, size) for b in blocks), default=_Row(SECTOR, SECTOR))
+    if only_along and not along_sum(view, alg):
+        return Fetch(elements * max(size, found.each), elements, found.bytes, across=True)
+    if word == "box":
+        return Fetch(elements * size, 0, found.bytes)
+    widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
+    vector = _vector(strides, found, alg, widest)
+    there = elements / diagonal(view, alg)  # off the diagonal nothing is moved
+    return Fetch(there * max(size, found.each), elements / vector, found.bytes,
+                 vector * size >= ASYNC, found.run == 1 and elements > 1)
+
+
+def _stored(config: Config, alg: Algorithm) -> Fetch:
+    """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
+    warp along the first side of the tile; swapped, these are channels, each in a sector of its own."""
+    stored = _fetch(alg.c, config, alg, config.c)
+    if config.swap and config.c != "box" and stored.alone:
+        return replace(stored, bytes=stored.accesses * SECTOR)
+    return stored
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Row:
+    """Neighbours of a tile in memory: the bytes that are moved for each element and for all of
+    them, how many follow one another without a gap, and along which axes."""
+
+    each: float
+    bytes: float
+    run: int = 1
+    axes: tuple[str, ...] = ()
+
+
+def _runs(view: View, alg: Algorithm) -> dict[str, int]:
+    """How many neighbours along each axis are equally far apart: all, or the channels of one of
+    several groups on a diagonal."""
+    across = inner_channel(view, alg)
+    return alg.sizes | {across.name: across.size // alg.merge} if across else alg.sizes
+
+
+def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:
+    """The row that the innermost axes of a block make. Neighbours with a gap share sectors too."""
+    step, length, axes = 0, 1, []
+    for name in reversed(block.axes):
+        if runs[name] == 1:
+            continue
+        step = step or abs(strides[name])
+        if abs(strides[name]) != step * length or not step:
+            break
+        length *= runs[name]
+        axes.append(name)
+    length = max(1, min(length, block.extent))  # an axis may be empty
+    sectors = -(-((length - 1) * step + 1) * size // SECTOR)
+    moved = min(sectors, length) * SECTOR
+    return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
+
+
+def _vector(strides: dict[str, int], row: _Row, alg: Algorithm, widest: int) -> int:
+    """How many elements one access takes: as many as all rows of the tensor are aligned to."""
+    steps = [s for a, s in strides.items() if a not in row.axes and (not a or alg.size(a) > 1)]
+    vector = 1
+    while vector * 2 <= min(row.run, widest) and all(s % (vector * 2) == 0 for s in steps):
+        vector *= 2
+    return vector
