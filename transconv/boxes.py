@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from transconv.algorithm import Algorithm
 from transconv.algorithm_text import axis_facts
+from transconv.box_rules import ENGINE_ALIGN, ENGINE_RANK, Dim, why_not_dims
 from transconv.ir import (
     Const,
     Expr,
@@ -35,31 +36,11 @@ from transconv.ir import (
     substitute,
 )
 from transconv.ir.reading import readable
+from transconv.piles import pile, rows_apart
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 if TYPE_CHECKING:
-    from transconv.config import Block, Config
-
-ENGINE_RANK = 5
-ENGINE_EXTENT = 256
-ENGINE_ALIGN = 16  # bytes
-ROW = 128  # bytes of a row of shared memory
-SHORTEST = 32  # bytes of the rows of boxes that lie side by side
-FEWEST_ROWS = 16  # of boxes that lie below one another: the pattern of a swizzle is 8 rows long
-
-
-@dataclass(frozen=True, slots=True)
-class _Dim:
-    """A dimension of memory: its size and stride, where the view is along it, and what moves there."""
-
-    name: str
-    size: int
-    stride: int
-    coord: Expr
-    moving: Var | None  # the axis (or fused axes) whose block the box reaches along
-    extent: int
-    piled: bool = False  # whether the block is several such boxes
-    apart: bool = False  # whether every position of a block along it is a box of its own
+    from transconv.config import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +82,7 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
         return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
     if layout.offset:
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
-    dims: list[_Dim] = []
+    dims: list[Dim] = []
     apart = rows_apart(view, config, algorithm)
     for b in layout.blocks:
         found = _dim(view, b, config, algorithm, facts, apart)
@@ -112,8 +93,8 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts, algorithm.phase)
-    if reason := (_still(dims, view, config, algorithm) or _lanes(dims, config, algorithm)
-                  or _engine(dims, view.tensor) or _tails(dims, config, algorithm, stored)):
+    if reason := (_still(dims, view, config, algorithm)
+                  or why_not_dims(dims, config, algorithm, view.tensor, stored)):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims, _shift(dims[-1], view.tensor, facts))
 
@@ -136,7 +117,7 @@ def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | 
 
 
 def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts: Facts,
-         apart: frozenset[str]) -> list[_Dim] | str:
+         apart: frozenset[str]) -> list[Dim] | str:
     name = view.tensor.dims[b.dim]
     coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
     if beyond is not None:
@@ -145,77 +126,23 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts
               if (own := config.block_of(v.name)) and own.extent > 1
               and (v.name == own.axes[-1] or not pile(own, view, config, algorithm))]
     if not moving:
-        return [_Dim(name, b.size, b.stride, coord, None, 1)]
+        return [Dim(name, b.size, b.stride, coord, None, 1)]
     if len(moving) > 1:
         return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
     axis = moving[0]
     block = config.block_of(axis.name)
     assert block is not None
     if axis.name in apart:
-        return [_Dim(name, b.size, b.stride, coord, None, 1, apart=True)]
+        return [Dim(name, b.size, b.stride, coord, None, 1, apart=True)]
     step = _step(coord, axis, facts)
     if step == 1 and (wide := pile(block, view, config, algorithm)):
-        return [_Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
+        return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
-        return [_Dim(name, b.size, b.stride, coord, axis, block.extent)]
+        return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
     if step > 1 and b.size % step == 0:
-        return _planes(_Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
+        return _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
     why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
-
-
-def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
-    """How many channels each box of a pile holds, 0 for a block that is no pile.
-
-    A block that runs through the taps of a filter and then its channels (``kh.kw.ic:256``) is no
-    box: every tap looks at the same pixels from another corner. An explicit kernel fetches a box per
-    tap. Where channels are innermost, boxes of up to 128 bytes of them (a row of shared memory) lie
-    side by side; rows of less than 32 bytes have no layout that could be read across boxes. Where
-    the pixels that are summed are, boxes of as many channels as there are lie below one another.
-    """
-    *taps, channel = block.axes
-    roles = {x.name: x.role for x in algorithm.axes}
-    if (config.via != "gluon" or not taps or roles[channel] != "channel"
-            or any(roles[a] != "tap" for a in taps) or algorithm.kind(channel) == "K"
-            or view is algorithm.c):
-        return 0
-    pixels = [x for x in algorithm.axes_of("K") if x.role == "pixel"]
-    seen = {v.name for d in view.dims for v in free_vars(d.coord)}
-    if not any(x.name in seen for x in pixels):
-        return 0
-    inner = {v for b in view.tensor.layout.blocks if b.stride == 1
-             for v in free_vars(view.dims[b.dim].coord)}
-    if Var(channel) in inner:
-        most, least = ROW // view.tensor.dtype.bytes, SHORTEST // view.tensor.dtype.bytes
-    elif inner & {x.var for x in pixels}:
-        most, least = ENGINE_EXTENT, FEWEST_ROWS
-    else:
-        return 0
-    wide = min(block.extent, most)
-    while algorithm.size(channel) % wide:
-        wide //= 2
-    return wide if wide >= least else 0
-
-
-def rows_apart(view: View, config: Config, algorithm: Algorithm) -> frozenset[str]:
-    """The axes whose every position is a box of its own, in a pile.
-
-    Where pixels lie innermost, a tile of 2 rows x 64 columns x 64 channels is no box: memory has the
-    channels outside of the rows, but the matrix unit reads rows side by side, per channel. An explicit
-    kernel fetches a box of 64 columns x 64 channels per row, and lays them side by side.
-    """
-    if config.via != "gluon" or view is algorithm.c:
-        return frozenset()
-    inner = next((free_vars(view.dims[b.dim].coord) for b in view.tensor.layout.blocks
-                  if b.stride == 1), frozenset())
-    last = next((b for b in config.blocks if b.extent > 1 and Var(b.axes[-1]) in inner), None)
-    if last is None:
-        return frozenset()
-    side = [b for b in config.blocks if b.extent > 1 and len(b.axes) == 1 and b is not last
-            and algorithm.kind(b.axes[0]) == algorithm.kind(last.axes[0])]
-    across = any(b.extent > 1 and algorithm.kind(b.axes[0]) != algorithm.kind(last.axes[0])
-                 for b in config.blocks)
-    return frozenset(b.axes[0] for b in side) if across else frozenset()
 
 
 def turned(view: View, config: Config, algorithm: Algorithm) -> bool:
@@ -243,7 +170,7 @@ def _step(coord: Expr, axis: Var, facts: Facts) -> int:
     return 0
 
 
-def _planes(d: _Dim, step: int, facts: Facts) -> list[_Dim]:
+def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     """A dimension in steps of 2 is one of two interleaved planes in steps of 1.
 
         i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
@@ -251,13 +178,13 @@ def _planes(d: _Dim, step: int, facts: Facts) -> list[_Dim]:
     assert d.moving is not None
     rest = simplify(d.coord - d.moving * step, facts)
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
-    return [_Dim(d.name, d.size // step, d.stride * step, row, d.moving, d.extent),
-            _Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
+    return [Dim(d.name, d.size // step, d.stride * step, row, d.moving, d.extent),
+            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
 
 
-def _fuse(dims: list[_Dim], config: Config, algorithm: Algorithm) -> list[_Dim] | str:
+def _fuse(dims: list[Dim], config: Config, algorithm: Algorithm) -> list[Dim] | str:
     """Merge the dimensions that a fused block runs through, all of them, from end to end."""
-    out: list[_Dim] = []
+    out: list[Dim] = []
     at = 0
     while at < len(dims):
         d = dims[at]
@@ -272,16 +199,16 @@ def _fuse(dims: list[_Dim], config: Config, algorithm: Algorithm) -> list[_Dim] 
         if not whole or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
         name = "_".join(block.axes)
-        out.append(_Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
+        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
                         block.extent))
         at += len(run)
     return out
 
 
-def _merge(dims: list[_Dim], facts: Facts, phase: bool) -> list[_Dim]:
+def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
     """Fold a dimension that the box does not reach along into its inner neighbour. Phases differ in
     where that may be done: they keep what the engine can take, so that one launch can do them all."""
-    out: list[_Dim] = []
+    out: list[Dim] = []
     # The stride of a dimension of size 1 means nothing, and may be odd.
     wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
     if phase and 0 < len(wide) <= ENGINE_RANK:
@@ -296,13 +223,13 @@ def _merge(dims: list[_Dim], facts: Facts, phase: bool) -> list[_Dim]:
     return out
 
 
-def _stays(d: _Dim, facts: Facts) -> bool:
+def _stays(d: Dim, facts: Facts) -> bool:
     """Whether the coordinate never leaves the tensor (and so never reads a neighbour when merged)."""
     r = range_of(d.coord, facts)
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
 
-def _still(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm) -> str | None:
+def _still(dims: list[Dim], view: View, config: Config, algorithm: Algorithm) -> str | None:
     """A block of the tile that no dimension moves with, because its axis has one position: a box
     without it has too few elements."""
     moved = {d.moving for d in dims} | {x for d in dims if d.apart for x in free_vars(d.coord)}
@@ -313,47 +240,7 @@ def _still(dims: list[_Dim], view: View, config: Config, algorithm: Algorithm) -
     return None
 
 
-def _lanes(dims: list[_Dim], config: Config, algorithm: Algorithm) -> str | None:
-    """A lane counts its blocks in the order of the axes, or in the one that the config gives; memory
-    must have them so, in one run."""
-    given = config.order.split(".") if config.order else []
-    axes = sorted((x.name for x in algorithm.axes), key=lambda n: given.index(n) if n in given else 0)
-    order = [a for x in axes for b in config.blocks if b.axes[0] == x for a in b.axes]
-    runs: list[str] = []
-    last: dict[str, int] = {}
-    if any(d.apart for d in dims) and (reason := _pile_of_rows(dims, order, config, algorithm)):
-        return reason
-    for d in dims:
-        if d.moving is None or d.extent == 1:
-            continue
-        axis = next(a for b in config.blocks if d.moving in (Var("_".join(b.axes)), Var(b.axes[-1]))
-                    for a in b.axes)
-        kind = algorithm.kind(axis)
-        if order.index(axis) < last.get(kind, -1):
-            return f"memory does not have {d.name} in the order of the tile's lanes"
-        last[kind] = order.index(axis)
-        if not runs or runs[-1] != kind:
-            runs.append(kind)
-    if len(runs) > len(set(runs)):
-        return "the dimensions of one side of the tile are apart in memory"
-    return None
-
-
-def _pile_of_rows(dims: list[_Dim], order: list[str], config: Config,
-                  algorithm: Algorithm) -> str | None:
-    """A lane is in the box that its row says, at the place that its column says."""
-    inner = dims[-1]
-    block = next((b for b in config.blocks if inner.moving is Var("_".join(b.axes))), None)
-    if block is None:
-        return f"rows are boxes of their own, and nothing moves along {inner.name} inside of them"
-    kind = algorithm.kind(block.axes[0])
-    others = [b.axes[0] for b in config.blocks if b is not block and algorithm.kind(b.axes[0]) == kind]
-    if any(order.index(a) > order.index(block.axes[-1]) for a in others):
-        return f"memory does not have {inner.name} in the order of the tile's lanes"
-    return None
-
-
-def _shift(inner: _Dim, tensor: Tensor, facts: Facts) -> str:
+def _shift(inner: Dim, tensor: Tensor, facts: Facts) -> str:
     shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
     if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
         return (f"{tensor.name}: the box begins at {readable(inner.coord)} along {inner.name}, "
@@ -361,50 +248,7 @@ def _shift(inner: _Dim, tensor: Tensor, facts: Facts) -> str:
     return ""
 
 
-def _engine(dims: list[_Dim], tensor: Tensor) -> str | None:
-    """What the copy engine asks of memory."""
-    if len(dims) > ENGINE_RANK:
-        return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
-    inner = dims[-1]
-    if inner.stride != 1:
-        return f"{inner.name} has stride {inner.stride}, the innermost dimension of a box has 1"
-    for d in dims[:-1]:
-        if d.stride * tensor.dtype.bytes % ENGINE_ALIGN:
-            return f"{d.name} has stride {d.stride}, which is not a multiple of 16 bytes"
-    for d in dims:
-        if d.extent > ENGINE_EXTENT:
-            return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
-        if d.size == 0:
-            return f"{d.name} is empty"
-    row = inner.extent * tensor.dtype.bytes
-    if row < ENGINE_ALIGN:
-        return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
-    if any(d.apart for d in dims) and not SHORTEST <= row <= ROW:
-        return (f"rows of {row} bytes are boxes of their own, which can be read across from "
-                f"{SHORTEST} to {ROW} bytes")
-    return None
-
-
-def _tails(dims: list[_Dim], config: Config, algorithm: Algorithm, stored: bool) -> str | None:
-    """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
-
-    That is right only where leaving the block's axes means leaving the tensor: a sum must not
-    take in elements from beyond, nor a store write there.
-    """
-    for block in config.blocks:
-        total = prod(algorithm.size(a) for a in block.axes)
-        kind = algorithm.kind(block.axes[0])
-        if total % block.extent == 0 or (kind != "K" and not stored):
-            continue
-        name = Var("_".join(block.axes))
-        for d in dims:
-            moves = d.moving is name or d.apart and name in free_vars(d.coord)
-            if moves and not (d.coord is name and d.size == total):
-                return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
-    return None
-
-
-def _box(tensor: Tensor, dims: list[_Dim], shifted: str) -> Box:
+def _box(tensor: Tensor, dims: list[Dim], shifted: str) -> Box:
     blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.boxes import ROW
+from transconv.box_rules import ROW
 from transconv.config import Block, Config
 from transconv.counts import k_steps, programs, turned_bytes
 from transconv.packing import diagonal

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.boxes import ROW
+from transconv.box_rules import ROW
 from transconv.config import Block, Config
 from transconv.cost import estimate
 from transconv.counts import k_steps, programs

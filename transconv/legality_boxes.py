@@ -5,7 +5,8 @@ or a sentence that says why not. The rules behind ``a=box``, ``via=gluon`` and `
 from __future__ import annotations
 
 from transconv.algorithm import Algorithm
-from transconv.boxes import ROW, Box, box_of
+from transconv.box_rules import ROW
+from transconv.boxes import Box, box_of
 from transconv.config import Config
 from transconv.counts import k_steps, programs, tile, turned_bytes
 from transconv.ir import View

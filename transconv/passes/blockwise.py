@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.algorithm import Algorithm, Axis
-from transconv.boxes import Box, box_of, pile
+from transconv.boxes import Box, box_of
 from transconv.config import Config
 from transconv.ir import (
     ATOMIC_ADD,
@@ -57,6 +57,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes import stream
+from transconv.piles import pile
 
 STEP, PART = Var("step"), Var("part")
 
