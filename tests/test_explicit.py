@@ -175,6 +175,19 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
     assert not ir.find(short, ir.If) and ir.find(long, ir.If)
 
 
+def test_who_fetches_knows_no_lanes() -> None:
+    """Also where names over lanes have left the loop over the tiles of a program, unsimplified: its warp
+    copies boxes, which elements of them a lane has is the others' business."""
+    p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    config = Config.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
+    steps = plan_steps(p, FWD, SM90, config, Epilogue())
+    switches = {"simplify": False, "tidy": False}
+    kernel = pipeline.lower(*steps[0], SM90, "conv", "ieee", switches)[-1][1]
+    roles = {r.name: r for r in ir.find(kernel, ir.Role)}
+    named = {n: {s for s in ir.find(r, ir.Let) if ir.find(s.value, ir.Lane)} for n, r in roles.items()}
+    assert named["products"] and not named["fetches"]
+
+
 @pytest.mark.parametrize(("channels", "legal"), [(8, False), (16, True)])
 def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal: bool) -> None:
     """Eight channels are 16 bytes, for which shared memory has no layout across boxes."""

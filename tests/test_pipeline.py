@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, ROLES, SM90, launches_of, shapes, small_configs, wrong_stages
 from tests.strategies import problems
-from transconv import compiler
+from transconv import compiler, ir
 from transconv.algorithm import algorithms
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir.interp import run
 from transconv.problem import ConvProblem, Prop
+from transconv.simplify import one_value
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck),
@@ -37,6 +38,19 @@ def test_a_choice_that_copies_an_operand_first() -> None:
     config = Config.parse("mb:32 ow:2 g:16 | fma | pack=b regs=ow")
     steps = compiler.plan_steps(p, Prop.FWD, SM90, config, Epilogue())
     assert len(steps) == 2 and wrong_stages(p, Prop.FWD, launches_of(steps)) == []
+
+
+@pytest.mark.parametrize("off", ["", "simplify", "simplify hoist lets tidy"])
+def test_two_bounds_that_leave_one_value_name_it(off: str) -> None:
+    """Whoever spells it: LLVM of Triton 3.6 takes `(0 <= iw) & (iw < 1)` of remainders for false."""
+    p = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=f32 tag=axb")
+    config = Config.parse("kh.kw:16 oc:16 mb:4 oh.ow:4 | mma | stages=4")
+    steps = compiler.plan_steps(p, Prop.BWD_W, SM90, config, Epilogue())
+    launches = launches_of(steps, dict.fromkeys(off.split(), False))
+    assert wrong_stages(p, Prop.BWD_W, launches) == []
+    kernel = launches[0][-1][1]
+    assert all(one_value(e) is e for e in ir.find(kernel, ir.And))
+    assert "ih == 0" in str(kernel) and "iw == 0" in str(kernel)
 
 
 @pytest.mark.parametrize("prop", list(Prop))

@@ -42,6 +42,8 @@ CONDITIONS: dict[str, Shape] = {
     "mod unequal": lambda k, c, n: ne((x * k + y) % c, n),
     "linear equal": lambda k, c, n: eq(x * k, y * c + n),
     "two bounds": lambda k, c, n: (n <= x * k) & (x * k < n + c),
+    "one value": lambda k, c, n: (n <= x * k + y) & (x * k + y < n + 1),
+    "one value of remainders": lambda k, c, n: (n - 1 < (x + k) % c + y) & ((x + k) % c + y <= n),
     "either bound": lambda k, c, n: (x * k < n) | (n + 1 <= x * k + y),
     "stride mask": lambda k, c, n: eq((x + n) % c, 0) & (0 <= (x + n) // c) & ((x + n) // c < 2),
 }

@@ -5,6 +5,11 @@ numerators. Where one cannot be excluded, the numerator is shifted by a multiple
 
     (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
 
+Two bounds that leave one value. LLVM of Triton 3.6 folds such a mask of remainders to false, so the
+value is named, also where ``simplify`` did not do so:
+
+    (0 <= iw) & (iw < 1)   ->   iw == 0
+
 16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
 cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32.
 """
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 from transconv.ir import (
     Alloc,
+    And,
     Cast,
     Const,
     Expr,
@@ -32,11 +38,12 @@ from transconv.ir import (
     f32,
 )
 from transconv.passes.simplification import Scope
-from transconv.simplify import range_of
+from transconv.simplify import one_value, range_of
 
 
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
-    """Make every division one of a non-negative number, and cast operands where asked to."""
+    """Make every division one of a non-negative number, name values that two bounds leave, and cast
+    operands where asked to."""
     body = _Final(upcast16).mutate(kernel.body)
     assert isinstance(body, Stmt)
     return Kernel(kernel.name, kernel.params, body, kernel.notes)
@@ -50,7 +57,7 @@ class _Final(Scope):
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
-            return _Divisions(self, self.cast).mutate(at)  # type: ignore[no-any-return]
+            return _Spelled(self, self.cast).mutate(at)  # type: ignore[no-any-return]
         return super().mutate(at)  # type: ignore[no-any-return]
 
     def mutate_Let(self, let: Let) -> Stmt:
@@ -78,7 +85,7 @@ class _Final(Scope):
         return FuncCall(at.func, tuple(args))  # type: ignore[arg-type]
 
 
-class _Divisions(ExprMutator):
+class _Spelled(ExprMutator):
     def __init__(self, scope: Scope, cast: dict[Node, Expr]) -> None:
         super().__init__()
         self.scope = scope
@@ -86,6 +93,9 @@ class _Divisions(ExprMutator):
 
     def lowest(self, e: Expr) -> int | None:
         return range_of(self.scope.whole(e), self.scope.facts).lo
+
+    def mutate_And(self, at: And) -> Expr:
+        return one_value(self.generic(at))
 
     def mutate_FloorDiv(self, at: FloorDiv) -> Expr:
         a, b = self.mutate(at.a), self.mutate(at.b)

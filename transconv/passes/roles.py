@@ -104,7 +104,8 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     assert isinstance(grid, For) and grid.kind == "grid", "an explicit kernel is one grid"
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
-    ring = rings(tile.fetched, (*tile.before, *tile.lets), config.stages)
+    outer = (s for before, _ in around for s in before)
+    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), config.stages)
     teams = [_Team(number, config.teams) for number in range(config.teams)]
     own = [_clean(t.name, config.warps, TEAM_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]

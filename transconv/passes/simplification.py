@@ -4,7 +4,7 @@ Walking in program order gathers facts: loops and lanes have ranges, lets have t
 values, ``assume`` states conditions. Addresses are expanded through affine lets (``ih = oh*2 + kh``)
 into one polynomial, so that later passes can split them; lets that divide (``oh = m // 28 % 28``)
 keep their names. A mask condition that holds for every value the facts allow is dropped, and the
-kernel's notes say which and why.
+kernel's notes say which and why; a sum of what no mask lets through is dropped (see ``dead``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transconv.ir import (
     Alloc,
     BoxLoad,
     BoxStore,
+    Const,
     Expr,
     FloorDiv,
     For,
@@ -47,7 +48,8 @@ from transconv.ir import (
     substitute,
 )
 from transconv.ir.reading import readable
-from transconv.simplify import Facts, prove, range_of, simplify
+from transconv.passes.dead import drop_dead_sums
+from transconv.simplify import Facts, range_of, simplify
 from transconv.simplify.reasons import reason
 
 
@@ -123,7 +125,7 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
     body = pass_.mutate(kernel.body)
     notes = [line for note in dict.fromkeys(pass_.notes)
              for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
-    return Kernel(kernel.name, kernel.params, body, (*kernel.notes, *notes))
+    return drop_dead_sums(Kernel(kernel.name, kernel.params, body, (*kernel.notes, *notes)))
 
 
 NOTE_WIDTH = 96  # behind a comment sign
@@ -150,20 +152,24 @@ class _Simplify(Scope):
 
     def mask(self, mask: Expr, tensor: str) -> Expr:
         kept: list[Expr] = []
+        notes: list[str] = []
         for part in conjuncts(mask):
             proof = simplify(self.whole(part), self.facts)
             if proof is FALSE:
+                self.notes.append(f"{tensor}: {readable(part)} is never true: {self.why(part)}")
                 return FALSE
             if proof is TRUE:
-                self.notes.append(f"{tensor}: {readable(part)} is always true: {self.why(part)}")
+                notes.append(f"{tensor}: {readable(part)} is always true: {self.why(part)}")
             else:
                 kept.append(part)
+        self.notes += notes
         return simplify(all_of(kept), self.facts)
 
     def why(self, condition: Expr) -> str:
-        """The facts that a dropped condition rests on: ranges of names where those suffice."""
+        """The facts that decide a condition: ranges of names where those suffice."""
         near = self.affine(condition)
-        far = near if prove(near, self.facts) else self.whole(condition)
+        decided = isinstance(simplify(near, self.facts), Const)
+        far = near if decided else self.whole(condition)
         return reason(far, self.facts)
 
     def mutate_Let(self, let: Let) -> Stmt:

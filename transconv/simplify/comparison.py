@@ -50,12 +50,9 @@ def _integers(a: Expr, b: Expr) -> bool:
 
 def compare(e: Expr, facts: Facts, again: Again) -> Expr:
     """``a < b`` and ``a <= b``: as L >= 0, written ``c <= x`` or ``x < c``."""
-    match e:
-        case Lt(a, b) | Le(a, b) if _integers(a, b):
-            slack = 1 if isinstance(e, Lt) else 0
-            limit = facts.poly(a).plus(facts.poly(b), -1).scaled(-1).shifted(-slack)
-        case _:
-            return e
+    limit = _limit(e, facts)
+    if limit is None or not isinstance(e, (Lt, Le)):
+        return e
     r = range_of_poly(limit, facts)
     if r.low >= 0 or r.high < 0:
         return TRUE if r.low >= 0 else FALSE
@@ -67,7 +64,24 @@ def compare(e: Expr, facts: Facts, again: Again) -> Expr:
             limit = facts.poly(x).shifted(limit.const * c)
         case FloorDiv(x, Const(int(c))), -1 if c > 0:
             limit = facts.poly(x).scaled(-1).shifted(limit.const * c + c - 1)
-    return _bound(limit, _width(a, b))
+    return _bound(limit, _width(e.a, e.b))
+
+
+def _limit(e: Expr, facts: Facts) -> Poly | None:
+    """What is 0 or more where a comparison of integers holds."""
+    match e:
+        case Lt(a, b) | Le(a, b) if _integers(a, b):
+            return facts.poly(b).plus(facts.poly(a), -1).shifted(-1 if isinstance(e, Lt) else 0)
+    return None
+
+
+def both_bounds(low: Expr, high: Expr, facts: Facts) -> Expr | None:
+    """``x == c`` for the bounds ``c <= x`` and ``x < c + 1``, in whatever words; None for others."""
+    p, q = _limit(low, facts), _limit(high, facts)
+    if p is None or q is None or p.plus(q) != Poly():
+        return None
+    assert isinstance(low, (Lt, Le))
+    return Eq(low.b, low.a if isinstance(low, Le) else low.a + 1)
 
 
 def _width(a: Expr, b: Expr) -> DType:

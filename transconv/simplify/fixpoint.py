@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
+from itertools import permutations
 from typing import Any
 
 from transconv.ir import (
@@ -24,8 +25,10 @@ from transconv.ir import (
     Or,
     Var,
     all_of,
+    conjuncts,
     walk,
 )
+from transconv.simplify.comparison import both_bounds
 from transconv.simplify.division import collect
 from transconv.simplify.facts import NO_FACTS, Facts
 from transconv.simplify.linear import expand, is_polynomial, rebuild
@@ -158,6 +161,7 @@ def _logic(e: Logic, facts: Facts) -> Expr:
 
     In a conjunction each part is weighed with the others taken as true; one that is then true is
     dropped, one that is false makes the whole false. A disjunction is the mirror image.
+    Two bounds that leave one value become that value (see ``one_value``).
     """
     kind, unit, zero = (And, TRUE, FALSE) if isinstance(e, And) else (Or, FALSE, TRUE)
     parts: dict[Expr, None] = {}
@@ -178,11 +182,24 @@ def _logic(e: Logic, facts: Facts) -> Expr:
         if weighed is unit:
             kept.remove(part)
     if kind is And:
-        return all_of(kept)
+        return one_value(all_of(kept), facts)
     total = kept[0] if kept else FALSE
     for part in kept[1:]:
         total = Or(total, part)
     return total
+
+
+def one_value(e: Expr, facts: Facts = NO_FACTS) -> Expr:
+    """A conjunction in which two bounds that leave one value, ``(c <= x) & (x < c + 1)``, are ``x == c``.
+
+    LLVM of Triton 3.6 takes such a pair of a sum of remainders for false.
+    """
+    parts = conjuncts(e)
+    for low, high in permutations(parts, 2):
+        if (equation := both_bounds(low, high, facts)) is not None:
+            kept = [equation if part is low else part for part in parts if part is not high]
+            return one_value(all_of(kept), facts)
+    return e
 
 
 def _flat(e: Expr, kind: type[Logic]) -> list[Expr]:

@@ -1,0 +1,100 @@
+"""Part of stage 8a. In: a kernel whose masks are simplified. Out: the same without sums of nothing.
+
+    acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
+    for step in 0..2:                                   store(src, .., acc)
+        a = load(dst, .., mask=False)          ->
+        b = load(wei, .., mask=kd < 7)
+        acc = acc + a * b
+    store(src, .., acc)
+
+The taps of a stride phase may all lie in the padding. What is loaded under a mask that is never true is
+0 and adds nothing; Triton 3.6 falls over a loop of such loads in a persistent kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from transconv.ir import (
+    FALSE,
+    Add,
+    Cast,
+    Expr,
+    For,
+    FuncCall,
+    Kernel,
+    Let,
+    Load,
+    Mul,
+    Mutator,
+    Node,
+    Reduce,
+    Spread,
+    Stmt,
+    Update,
+    Var,
+    find,
+    statements,
+    walk,
+)
+
+
+def drop_dead_sums(kernel: Kernel) -> Kernel:
+    """Remove products with what is never read, loops of sums that then only name things, and names of
+    what is never read that nothing mentions any more."""
+    lets = find(kernel, Let)
+    read = {s.var for s in lets if not _never_read(s.value)}
+    nothing = {s.var for s in lets} - read
+    if not nothing:
+        return kernel
+    made = _Dead(nothing).mutate(kernel)
+    mentions = Counter(at for at in walk(made) if isinstance(at, Var))  # its let is one of them
+    return _Unnamed({v for v in nothing if mentions[v] == 1}).mutate(made)  # type: ignore[no-any-return]
+
+
+def _never_read(e: Expr) -> bool:
+    return isinstance(e, Load) and e.mask is FALSE
+
+
+class _Dead(Mutator):
+    def __init__(self, nothing: set[Var]) -> None:
+        self.nothing = nothing
+
+    def is_zero(self, e: Node) -> bool:
+        match e:
+            case Var():
+                return e in self.nothing
+            case Cast(x) | Spread(x) | Reduce("sum", x):
+                return self.is_zero(x)
+            case Mul(a, b):
+                return self.is_zero(a) or self.is_zero(b)
+        return False
+
+    def mutate_Update(self, at: Update) -> Stmt | None:
+        match at.value:
+            case Add(old, product) if old is at.var and self.is_zero(product):
+                return None
+        return at
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt | None:
+        return None if at.func.name == "dot" and any(map(self.is_zero, at.args[1:])) else at
+
+    def mutate_For(self, loop: For) -> Stmt | None:
+        made: Stmt = self.generic(loop)
+        if made is loop or not isinstance(made, For) or made.kind not in ("serial", "unroll"):
+            return made
+        return None if _only_names(made.body) else made
+
+
+class _Unnamed(Mutator):
+    def __init__(self, names: set[Var]) -> None:
+        self.names = names
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        return None if let.var in self.names else let
+
+
+def _only_names(body: Stmt) -> bool:
+    """Whether nothing happens in a block that anybody sees behind it."""
+    return all(isinstance(s, Let) or isinstance(s, FuncCall) and s.func.name == "assume"
+               for s in statements(body))
