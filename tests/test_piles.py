@@ -77,6 +77,16 @@ def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, bloc
     assert "HGMMA" in str(made) and "UTMALDG" in str(made) and "no spills" in str(made)
 
 
+def test_a_lane_is_found_behind_its_names() -> None:
+    """Without `simplify` and `tidy` where a lane is inside a box is a name, not an expression."""
+    p, _, steps = planned("mb2ic5ih4oc20oh4kh3ph1iw8ow8kw3pw1", BWD_W, "ic:64 oc:64 mb:2 oh:4 ow:8",
+                          "swap=1", "f32")
+    launches = launches_of(steps, {"simplify": False, "tidy": False, "lets": False}, SHIFTING)
+    assert wrong_stages(p, BWD_W, launches) == []
+    kernel = launches[0][-1][1]
+    assert {(b.members, b.below) for b in find(kernel, Buffer) if b.name.endswith("ring")} == {(8, 1)}
+
+
 def buffers(blocks: str, words: str, text: str = IMAGE, prop: Prop = BWD_W) -> dict[str, Buffer]:
     p, _, steps = planned(text, prop, blocks, words, "f16")
     main = next(s for s in steps if s[0].name == prop.value)

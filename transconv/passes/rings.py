@@ -83,10 +83,10 @@ def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> R
     made = {}
     for var, box in fetched.items():
         corners = [_whole(c, spread) for c in box.corner]
-        pile = _pile({x for c in corners for x in lanes_of(c)}, box)
+        within = tuple(_whole(w, spread) for w in box.within)
+        pile = _pile({x for c in corners for x in lanes_of(c)}, within, box.extents)
         buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents,
                         prod(s.boxes for s in pile), prod(s.boxes for s in pile if s.below))
-        within = tuple(_whole(w, spread) for w in box.within)
         piece = Piece(buffer, SLOT, _member(pile), within)
         fetches = tuple(
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
@@ -139,13 +139,12 @@ class _Stack:
     below: bool
 
 
-def _pile(stacked: set[Lane], box: BoxLoad) -> list[_Stack]:
+def _pile(stacked: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> list[_Stack]:
     """The lanes that the corner varies along. Those along the rows of a box come last."""
     found = []
     for lane in stacked:
-        inner = prod(extent for within, extent in zip(box.within, box.extents, strict=True)
-                     if lane in lanes_of(within))
-        found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(box.within[-1])))
+        inner = prod(e for w, e in zip(within, extents, strict=True) if lane in lanes_of(w))
+        found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(within[-1])))
     return sorted(found, key=lambda s: not s.below)
 
 
