@@ -3,7 +3,7 @@
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
 fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
 mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
-in steps of 1 (or in equal steps that divide the dimension into interleaved planes), and when memory
+in steps of 1 (or in equal steps: the dimension is then seen as interleaved planes), and when memory
 suits the engine: unit step innermost, all other strides multiples of 16 bytes, at most five
 dimensions.
 
@@ -139,7 +139,7 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
         return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
-    if step > 1 and b.size % step == 0:
+    if step > 1 and (b.size % step == 0 or _ends_within(coord, b.size, config, algorithm, facts)):
         return _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
     why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
@@ -178,8 +178,17 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     assert d.moving is not None
     rest = simplify(d.coord - d.moving * step, facts)
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
-    return [Dim(d.name, d.size // step, d.stride * step, row, d.moving, d.extent),
+    return [Dim(d.name, -(-d.size // step), d.stride * step, row, d.moving, d.extent),
             Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
+
+
+def _ends_within(coord: Expr, size: int, config: Config, algorithm: Algorithm, facts: Facts) -> bool:
+    """Whether no lane goes beyond the end of a dimension, not even one that has nothing to do: then
+    it does not matter that the last row of some planes is not there, and what lies there instead."""
+    last = range_of(coord, facts).hi
+    used = {config.block_of(v.name) for v in free_vars(coord)} - {None}
+    return last is not None and last < size and all(
+        prod(algorithm.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
 
 
 def _fuse(dims: list[Dim], config: Config, algorithm: Algorithm) -> list[Dim] | str:

@@ -22,6 +22,7 @@ from transconv.ir.memory import Array, InterpError, Memory
 from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
+from transconv.ir.visit import find
 
 
 def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
@@ -37,7 +38,8 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
-        if reason := memory.why_not(tensor):
+        reason = memory.why_not(tensor)
+        if reason and not (memory.ends_early(tensor) and _is_fetched(tensor, kernel)):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
         _Run(kernel, memory, seed).execute(kernel.body)
@@ -48,6 +50,12 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
             except InterpError as e:
                 raise InterpError(f"kernel {kernel.name}: {e}") from None
     return memory
+
+
+def _is_fetched(tensor: Tensor, kernel: Kernel) -> bool:
+    """Whether a tensor is only read in boxes (every element that they reach is looked at anyway)."""
+    return any(x.tensor is tensor for x in find(kernel, BoxLoad)) or any(
+        x.tensor is tensor for x in find(kernel, xp.Fetch))
 
 
 class _Run(Execution):

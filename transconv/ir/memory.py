@@ -40,6 +40,12 @@ class Memory:
         for writer in self._writer.values():
             writer[:] = 0
 
+    def ends_early(self, tensor: Tensor) -> bool:
+        """Whether the buffer of a tensor is shorter than its layout: one that is seen as planes may
+        lack the last row of some, which no box may reach."""
+        data = self.buffers.get(tensor.name)
+        return data is not None and data.ndim == 1 and data.size < tensor.layout.span
+
     def why_not(self, tensor: Tensor) -> str | None:
         """Why the buffer of a tensor cannot serve as one, or None."""
         data = self.buffers.get(tensor.name)
