@@ -130,12 +130,13 @@ def launched(problem: ConvProblem, algorithm: Algorithm, config: Config, target:
     """The step that launches a kernel, under the name of its algorithm."""
     name = kernel_name(problem, algorithm, config, target)
     kernel = Kernel(name, kernel.params, kernel.body, kernel.notes)
-    source = emit(kernel, header(problem, algorithm, config, target))
+    early = "early" in target.features
+    source = emit(kernel, header(problem, algorithm, config, target), early)
     path = write(source, name)
     boxed = boxes(kernel)
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
     launcher = Launcher(source, name, path, grid_size(kernel), config.warps, config.stages,
-                        descriptors, is_explicit(kernel))
+                        descriptors, is_explicit(kernel), early)
     digest = verdicts.digest(source, f"{target.name} {config.warps} {config.stages}")
     return Step(algorithm, config, kernel, source, path, launcher,
                 tuple(t.name for t in kernel.params), digest)

@@ -11,9 +11,10 @@ def is_explicit(kernel: Kernel) -> bool:
     return bool(find(kernel, Roles))
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
-    """The text of a module with a JIT function named like the kernel."""
-    return emit_gluon.emit(kernel, header) if is_explicit(kernel) else emit_tl.emit(kernel, header)
+def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
+    """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
+    spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
+    return spell(kernel, header, early)
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.ir import (
@@ -216,7 +217,7 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
     return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
+def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with one ``@gluon.jit`` function named like the kernel, and one per role."""
     (roles,) = find(kernel, Roles)
     grid = kernel.body
@@ -234,10 +235,12 @@ def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
         functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
-    lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *HEAD.splitlines(), "", "",
+    names, _, spelled = HEAD.partition("\n\n")
+    lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *names.splitlines(), *imported(early),
+             "", *spelled.splitlines(), "", "",
              *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
              *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params), "", *_reserve(shared, kernel), "",
+               for p in kernel.params), "", *_reserve(shared, kernel), *begun(early), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
 from transconv.ir import (
     TRUE,
@@ -124,7 +125,7 @@ class TlEmitter(ExprSpeller):
         return [f"# {line}" for line in s.text.splitlines()]
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
+def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with one ``@triton.jit`` function named like the kernel."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
@@ -133,8 +134,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = ()) -> str:
     about = [f"# {line}" for line in (*header, *kernel.notes)]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
-    lines = [*about, "", "import triton", "import triton.language as tl", "", "",
-             "@triton.jit", f"def {kernel.name}({params}):", *tensors, "",
+    lines = [*about, "", "import triton", "import triton.language as tl", *imported(early), "", "",
+             "@triton.jit", f"def {kernel.name}({params}):", *tensors, "", *begun(early),
              *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -27,11 +27,13 @@ class Launcher:
     """Runs one kernel. ``boxes`` says which arguments are passed as descriptors of boxes."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
-                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False) -> None:
+                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
+                 early: bool = False) -> None:
         self.source, self.function, self.path = source, function, path
         self.grid, self.warps, self.stages = grid, warps, stages
         self.boxes = boxes if any(b is not None for b in boxes) else ()
         self.describe = describe_explicit if explicit else describe
+        self.early = early
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], Start] = {}
         self.lock = threading.Lock()
@@ -81,6 +83,7 @@ class Launcher:
                     for t, b in zip(tensors, self.boxes, strict=True)]
         # Fused multiply-adds are asked for: newer releases of Triton have another default.
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        options |= {"launch_pdl": True} if self.early else {}
         if tensors[0].device.type != "cpu":
             refuse(function.warmup(*args, grid=(self.grid,), **options), self.function)
         return function[(self.grid,)](*args, **options)
@@ -89,7 +92,7 @@ class Launcher:
         """How to start a compiled kernel with the least work per call."""
         entry = _entry(kernel, bool(self.boxes))
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
-        run, describe = kernel.run, self.describe
+        run, describe, early = kernel.run, self.describe, self.early
 
         def through_triton(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
             args = tensors if not boxes else [t if b is None else describe(t, *b)
@@ -101,7 +104,7 @@ class Launcher:
             return through_triton
         raw, encode = entry
         if not boxes:
-            return Direct(raw, grid, function, packed)
+            return Direct(raw, grid, function, packed, early)
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
         calls: dict[tuple[int, ...], list[Any]] = {}
 
@@ -110,7 +113,7 @@ class Launcher:
             args = calls.get(at)
             if args is None:
                 args = encode_all(at, tensors)
-            raw(grid, 1, 1, stream, function, False, False, None, None, packed, None, None, None,
+            raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
                 *args)
 
         def encode_all(at: tuple[int, ...], tensors: Sequence[Any]) -> list[Any]:
@@ -158,21 +161,24 @@ class Launcher:
 class Direct:
     """Starts a kernel whose arguments are addresses alone."""
 
-    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any) -> None:
+    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any,
+                 early: bool = False) -> None:
         self.raw, self.grid, self.function, self.packed = raw, grid, function, packed
+        self.early = early
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
-        self.raw(self.grid, 1, 1, stream, self.function, False, False, None, None, self.packed, None,
-                 None, None, *pointers)
+        self.raw(self.grid, 1, 1, stream, self.function, False, self.early, None, None, self.packed,
+                 None, None, None, *pointers)
 
     def bound(self, order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None]:
         """The same for the three of the given tensors that ``order`` names, in one call less."""
-        raw, grid, function, packed = self.raw, self.grid, self.function, self.packed
+        raw, grid, function, packed, early = (self.raw, self.grid, self.function, self.packed,
+                                              self.early)
         first, second, third = order
 
         def run(*given: Any) -> None:
-            raw(grid, 1, 1, stream(device), function, False, False, None, None, packed, None, None,
+            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
                 None, given[first].data_ptr(), given[second].data_ptr(), given[third].data_ptr())
 
         return run
@@ -196,7 +202,7 @@ def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
 
         launcher = kernel.run
         if launcher.global_scratch_size or launcher.profile_scratch_size or (
-                launcher.launch_cooperative_grid or launcher.launch_pdl):
+                launcher.launch_cooperative_grid):
             return None
         inner = launcher.launch
         if not boxed:

@@ -142,7 +142,8 @@ class Work:
     @property
     def source(self) -> str:
         kernel = self.lowered()[-1][1]
-        return emit(kernel, header(self.problem, self.algorithm, self.config, self.target))
+        return emit(kernel, header(self.problem, self.algorithm, self.config, self.target),
+                    "early" in self.target.features)
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
