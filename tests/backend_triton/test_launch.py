@@ -48,10 +48,10 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     assert launcher.starter(0, True, (0, 1, 2)) is None  # nothing was launched yet
     launcher.kept[0, True] = Direct(raw, 12, "function", "packed")
     assert launcher.starter(0, False, (0, 1, 2)) is None
-    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0)):
+    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1)):
         begin = launcher.starter(0, True, order)
         assert begin is not None
-        given = tensors(4)
+        given = tensors(5)
         stream[0] += 1
         begin(*given)
         grid, _, _, used, function, *rest = raw.calls[-1]
@@ -124,14 +124,19 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     first, second = (tensors(len(launcher.boxes)) for _ in range(2))
     for given, new in ((first, boxed), (second, boxed), (second, 0), (first, 0)):
         before = len(encoded)
-        start([t.data_ptr() for t in given], given, 1)
+        start(tuple(t.data_ptr() for t in given), given, 1)
         assert len(encoded) == before + new
         for box, passed, tensor in zip(launcher.boxes, raw.calls[-1][-len(given):], given,
                                        strict=True):
             assert passed == tensor.data_ptr() if box is None else passed.startswith("map")
     assert raw.calls[-3] == raw.calls[-2]
+    launcher.kept[0, True] = start
+    begin = launcher.starter(0, True, tuple(range(len(first))[::-1]))
+    assert begin is not None
+    begin(*first[::-1])
+    assert raw.calls[-1][4:] == raw.calls[-2][4:] and len(encoded) == 2 * boxed
     for at in range(1, 2 * MAPS_KEPT):
-        start([16 * at] * len(first), first, 1)
+        start((16 * at,) * len(first), first, 1)
     assert len(encoded) > 2 * MAPS_KEPT
 
 

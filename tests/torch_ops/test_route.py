@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 import transconv
 from tests.torch_ops import samples as s
 from transconv.torch_ops import execute, route, warm
+from transconv.torch_ops.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
 WARM = warm.PATIENCE + 3
@@ -23,20 +24,24 @@ class Plan:
 
     started: list[str] = []  # directions, of bound starts
 
-    def __init__(self, problem: Any, direction: Any, aligned: bool) -> None:
+    def __init__(self, problem: Any, direction: Any, aligned: bool, epilogue: str) -> None:
         self.problem, self.direction, self.aligned = problem, direction, aligned
+        self.activation = epilogue.split("+")[-1].replace("bias", "").replace("res", "")
 
     @torch.no_grad()
-    def launch(self, src: Any, wei: Any, dst: Any, bia: Any = None) -> None:
+    def launch(self, src: Any, wei: Any, dst: Any, bia: Any = None, res: Any = None) -> None:
         p = self.problem
-        for tensor, spec in ((src, p.src), (wei, p.wei), (dst, p.dst)):
+        assert bia is None or bia.is_contiguous() and not bia.is_neg()
+        given = [(src, p.src), (wei, p.wei), (dst, p.dst), *([] if res is None else [(res, p.dst)])]
+        for tensor, spec in given:
             assert type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_neg()
             assert tuple(tensor.stride()) == tuple(spec.layout.strides())
             assert execute.DTYPES[tensor.dtype] == spec.dtype
             assert not self.aligned or tensor.data_ptr() % 16 == 0
         numbers = (p.stride, p.pad_lo, p.dilation, False, (0,) * p.ndims, p.g)
         if self.direction.value == "fwd":
-            dst.copy_(torch.ops.aten.convolution(src, wei, bia, *numbers))
+            y = torch.ops.aten.convolution(src, wei, bia, *numbers)
+            dst.copy_(ACTIVATIONS[self.activation](y if res is None else y + res))
             return
         mask = [self.direction.value == "bwd_d", self.direction.value == "bwd_w", False]
         made = torch.ops.aten.convolution_backward(dst, src, wei, None, *numbers, mask)
@@ -58,11 +63,11 @@ class Plan:
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, det:
-                        Plan(problem, direction, aligned))
+                        Plan(problem, direction, aligned, epilogue))
     monkeypatch.setattr(execute, "proven", lambda plan, *a, **k: plan)
     monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
-    monkeypatch.setattr(route, "_current_device", lambda: None)
+    monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"
     Plan.started.clear()
     yield
@@ -146,6 +151,25 @@ def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None
     kwargs = {**KWARGS, number: value}
     torch.testing.assert_close(run(transconv.conv_transpose2d, (x, w), (x, w), **kwargs),
                                run(torch.nn.functional.conv_transpose2d, (x, w), (x, w), **kwargs))
+
+
+@pytest.mark.parametrize("parts", ["", "b", "r", "br"])
+@pytest.mark.parametrize("change", [negated, shifted, gaps, last])
+def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:
+    """As soon as it was launched once, with all that its epilogue reads; other tensors are seen."""
+    x, w, b = (t.detach() for t in operands())
+    res = torch.randn(3, 4, 3, 3)
+    given = [x, w, b if "b" in parts else None, res if "r" in parts else None]
+    changes = [None if t is None else change(t).detach() for t in given]
+    cases = [given, *([*given[:n], t, *given[n + 1:]] for n, t in enumerate(changes) if t is not None)]
+    for case in [*cases, *cases]:
+        Plan.started.clear()
+        x_, w_, b_, res_ = case
+        got = transconv.fused_conv2d(x_, w_, b_, **KWARGS, activation="relu", residual=res_)
+        y = torch.nn.functional.conv2d(x_, w_, b_, **KWARGS)
+        torch.testing.assert_close(got, (y if res_ is None else y + res_).relu())
+    transconv.fused_conv2d(*given[:3], **KWARGS, activation="relu", residual=given[3])
+    assert Plan.started[-1:] == ["fwd"] and transconv.stats().fallback == {}
 
 
 def gradients_of(y: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from transconv.backend_triton.flaws import refuse
@@ -18,7 +19,7 @@ from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
 Boxed = tuple[Tensor, tuple[int, ...]]
-Start = Callable[[Sequence[int], Sequence[Any], Any], None]
+Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
 DIRECT = "3.6."  # the release of Triton whose launch function is called without its wrapper
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
@@ -47,7 +48,7 @@ class Launcher:
             mend_interpreter()
             self._dispatch(tensors, True)
             return
-        pointers = [t.data_ptr() for t in tensors]
+        pointers = tuple([t.data_ptr() for t in tensors])
         bits = 0
         for pointer in pointers:
             bits |= pointer
@@ -94,7 +95,7 @@ class Launcher:
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
         run, describe, early = kernel.run, self.describe, self.early
 
-        def through_triton(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
+        def through_triton(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
             args = tensors if not boxes else [t if b is None else describe(t, *b)
                                               for t, b in zip(tensors, boxes, strict=True)]
             # Newer releases of Triton unload a kernel's code when its object goes: ours stays here.
@@ -108,11 +109,10 @@ class Launcher:
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
         calls: dict[tuple[int, ...], list[Any]] = {}
 
-        def encoded(pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
-            at = tuple(pointers)
-            args = calls.get(at)
+        def encoded(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
+            args = calls.get(pointers)
             if args is None:
-                args = encode_all(at, tensors)
+                args = encode_all(pointers, tensors)
             raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
                 *args)
 
@@ -148,12 +148,13 @@ class Launcher:
         if start is None:
             return None
         stream = _torch()._C._cuda_getCurrentRawStream
-        if isinstance(start, Direct) and len(order) == 3:
-            return start.bound(order, device, stream)
+        if isinstance(start, Direct) and (bound := start.bound(order, device, stream)):
+            return bound
+        address, pick = _torch().Tensor.data_ptr, itemgetter(*order)
 
         def run(*given: Any) -> None:
-            tensors = [given[i] for i in order]
-            start([t.data_ptr() for t in tensors], tensors, stream(device))
+            tensors = pick(given)
+            start(tuple(map(address, tensors)), tensors, stream(device))
 
         return run
 
@@ -166,22 +167,32 @@ class Direct:
         self.raw, self.grid, self.function, self.packed = raw, grid, function, packed
         self.early = early
 
-    def __call__(self, pointers: Sequence[int], tensors: Sequence[Any], stream: Any) -> None:
+    def __call__(self, pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
         self.raw(self.grid, 1, 1, stream, self.function, False, self.early, None, None, self.packed,
                  None, None, None, *pointers)
 
     def bound(self, order: tuple[int, ...], device: int,
-              stream: Callable[[int], Any]) -> Callable[..., None]:
-        """The same for the three of the given tensors that ``order`` names, in one call less."""
-        raw, grid, function, packed, early = (self.raw, self.grid, self.function, self.packed,
-                                              self.early)
-        first, second, third = order
+              stream: Callable[[int], Any]) -> Callable[..., None] | None:
+        """The same for those of the given tensors that ``order`` names, in half the time: every
+        address is written out, so this is there for two to four of them."""
+        raw, grid, function, packed = self.raw, self.grid, self.function, self.packed
+        early = self.early
+        a, b, c, d = (*order, 0, 0)[:4]
 
-        def run(*given: Any) -> None:
+        def of_two(*given: Any) -> None:
             raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                None, given[first].data_ptr(), given[second].data_ptr(), given[third].data_ptr())
+                None, given[a].data_ptr(), given[b].data_ptr())
 
-        return run
+        def of_three(*given: Any) -> None:
+            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
+                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr())
+
+        def of_four(*given: Any) -> None:
+            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
+                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr(),
+                given[d].data_ptr())
+
+        return {2: of_two, 3: of_three, 4: of_four}.get(len(order))
 
 
 def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],

@@ -6,6 +6,7 @@ epilogue, the plain route runs and torch does the rest.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from transconv.errors import Unsupported
 from transconv.problem import Prop
-from transconv.torch_ops import arguments, execute, routes, shapes
+from transconv.torch_ops import arguments, execute, route, routes, shapes
 
 Tensor = torch.Tensor
 
@@ -46,39 +47,45 @@ class FusedRoute(routes.Route):
         if compiled is None or self.rest_by_torch:
             y = self.forward(x, w, b)
             return ACTIVATIONS[self.activation](y if res is None else y.add_(res))
+        given = [t for t in (x, w, b, res) if t is not None]
+        if self.start is not None and route.current_device() == self.device:
+            return self.start(*given)
         self.calls += 1
         y = x.new_empty_strided(self.shape, self.strides)
-        execute.launch(compiled, x, w, y, **self.extra(b, res))
+        extra = self.extra(b, res)
+        execute.launch(compiled, x, w, y, **extra)
+        if not (x.is_neg() or w.is_neg()) and all(map(operator.is_, given[2:], extra.values())):
+            self.bind(x, w.dtype, "src", "wei", *extra, "dst")
         return y
 
     def extra(self, b: Tensor | None, res: Tensor | None) -> dict[str, Tensor]:
         """What the epilogue reads, by name, laid out as the kernel expects it."""
         found = {}
         if b is not None:
-            found["bia"] = b.contiguous()
+            found["bia"] = b.resolve_neg().contiguous()
         if res is not None:
-            found["res"] = shapes.with_result_strides(res, self.channels_last)
+            found["res"] = shapes.with_result_strides(res.resolve_neg(), self.channels_last)
         return found
 
 
 def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
           activation: str, flags: execute.Flags, aligned: bool) -> FusedRoute:
     shape = shapes.output_shape(x.shape, w.shape, params)
-    route = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation)
+    made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation)
     if why := execute.reasons(x, w):
-        routes.settle(route, why)
-        return route
+        routes.settle(made, why)
+        return made
     words = [word for word, on in (("bias", b is not None), ("res", res is not None),
                                    (activation, bool(activation))) if on]
     try:
-        routes.compile_route(route, x, w, None, "+".join(words), aligned, flags,
-                             **route.extra(b, res))
+        routes.compile_route(made, x, w, None, "+".join(words), aligned, flags,
+                             **made.extra(b, res))
     except Unsupported:
         plain = routes.make_forward(params, x, w, b, flags, aligned)
-        route.rest_by_torch = True
+        made.rest_by_torch = True
         for name in ("compiled", "reason", "adds_bias", "copies_bias", "aligned"):
-            setattr(route, name, getattr(plain, name))
-    return route
+            setattr(made, name, getattr(plain, name))
+    return made
 
 
 def run(req: routes.Request, input: Tensor, weight: Tensor, bias: Tensor | None,
@@ -89,15 +96,16 @@ def run(req: routes.Request, input: Tensor, weight: Tensor, bias: Tensor | None,
     tensors = (input, weight, bias, residual)
     aligned = not any(t is not None and t.data_ptr() & routes.ALIGNMENT for t in tensors)
     key = ("fused", req, activation, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg())
+        for t in tensors))
 
     def make() -> FusedRoute:
         p = req.resolve(input, weight, bias)
         check(input, weight, residual, activation, p)
         return _made(p, input, weight, bias, residual, activation, flags, aligned)
 
-    route: FusedRoute = routes.kept(key, make)
-    return route.run(input, weight, bias, residual)
+    found: FusedRoute = routes.kept(key, make)
+    return found.run(input, weight, bias, residual)
 
 
 def check_activation(activation: str) -> None:

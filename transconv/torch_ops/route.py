@@ -23,7 +23,7 @@ Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one t
 
 
 _empty = allocator.quickest()
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class Route:
@@ -80,7 +80,7 @@ class Route:
                 b: torch.Tensor | None = None) -> torch.Tensor:
         """Run a forward route: a fresh result."""
         start = self.start
-        if start is not None and _current_device() == self.device and not (x.is_neg() or w.is_neg()):
+        if start is not None and current_device() == self.device and not (x.is_neg() or w.is_neg()):
             if b is None:
                 return start(x, w)
             if not b.is_neg():
@@ -113,7 +113,7 @@ class Route:
         start = self.start
         given = near if w is None else w
         assert given is not None
-        if start is not None and _current_device() == self.device and not (
+        if start is not None and current_device() == self.device and not (
                 given.is_neg() or far.is_neg()):
             return start(given, far)
         self.calls += 1
@@ -135,7 +135,7 @@ class Route:
             return
         self.device = device
         self.function = None
-        self.start = (_two if len(names) == 3 else _three)(self, begin, dtype)
+        self.start = {3: _two, 4: _three}.get(len(names), _several)(self, begin, dtype)
 
 
 def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
@@ -157,6 +157,18 @@ def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
         route.calls += 1
         made: torch.Tensor = empty(shape, strides, dtype)
         begin(first, second, third, made)
+        return made
+
+    return start
+
+
+def _several(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty, shape, strides = _empty, route.shape, route.strides
+
+    def start(*given: torch.Tensor) -> torch.Tensor:
+        route.calls += 1
+        made: torch.Tensor = empty(shape, strides, dtype)
+        begin(*given, made)
         return made
 
     return start

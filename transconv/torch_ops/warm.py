@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.torch_ops.execute import read_precision
-from transconv.torch_ops.route import BackwardRoutes, Route
+from transconv.torch_ops.route import BackwardRoutes, Route, current_device
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags
@@ -53,7 +53,6 @@ _modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._is_torch_function_mode_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _cudnn_deterministic = torch._C._get_cudnn_deterministic
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _grad_enabled = torch.is_grad_enabled
 _autocast_dtype = torch.get_autocast_dtype
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -156,7 +155,7 @@ def _unbiased(others: Call, apply: Callable[..., Tensor] | None, check: Callable
                 and (_deterministic() or _cudnn_deterministic()) is deterministic
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and (not (x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
-                and (device is None or device == _current_device())):
+                and (device is None or device == current_device())):
             if apply is not None and _grad_enabled():
                 return apply(x, w)
             return run(x, w)
@@ -182,7 +181,7 @@ def _biased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[.
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and b is not None
                 and (not (x.data_ptr() | w.data_ptr() | b.data_ptr()) & ALIGNMENT) is aligned
-                and (device is None or device == _current_device())):
+                and (device is None or device == current_device())):
             if apply is not None and _grad_enabled():
                 return apply(x, w, b)
             return run(x, w, b)
@@ -211,7 +210,7 @@ def _autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable
                 and (_deterministic() or _cudnn_deterministic()) is deterministic
                 and (not ((0 if casts_x else x.data_ptr()) | (0 if casts_w else w.data_ptr())
                           | (0 if casts_b or b is None else b.data_ptr())) & ALIGNMENT) is aligned
-                and (device is None or device == _current_device())):
+                and (device is None or device == current_device())):
             if casts_x:
                 x = x.to(cast)
             if apply is not None and _grad_enabled():
@@ -247,7 +246,7 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
                 and (_deterministic() or _cudnn_deterministic()) is deterministic
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and (not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
-                and (device is None or device == _current_device())):
+                and (device is None or device == current_device())):
             return run(grad, x, w)
         return None
 
