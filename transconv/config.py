@@ -19,6 +19,7 @@ from transconv.errors import ConfigError
 from transconv.ir import View
 from transconv.merging import merged, why_not_merged
 from transconv.packing import ROW_ALIGN, letters, operand_of, over_copies, view_of, why_not_copied
+from transconv.strides import places
 from transconv.target import Target
 
 
@@ -123,6 +124,11 @@ class Config:
     def in_registers(self, block: Block) -> bool:
         """Whether the positions of a block are written out and are no lanes."""
         return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
+
+    @property
+    def written(self) -> list[tuple[str, int]]:
+        """The axes whose positions are written out, and how many of each."""
+        return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
 
     def block_of(self, axis: str) -> Block | None:
         return next((b for b in self.blocks if axis in b.axes), None)
@@ -234,6 +240,8 @@ def lanes(c: Config, alg: Algorithm, kind: str) -> int:
 
 
 MOST_WRITTEN = 128  # positions written out: more take compilers too long, and registers are few
+MOST_LOADS = 256  # of a sum written out: LLVM takes 10 s for so many, minutes for twice as many
+LONGEST = 64  # steps: with more, a sum stays a loop
 
 
 def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
@@ -252,9 +260,14 @@ def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
             return f"regs={c.regs}: block {block} has more positions than there are, {alg.size(axis)}"
     if len(set(c.regs.split("."))) < len(c.regs.split(".")):
         return f"regs={c.regs} names an axis twice"
-    written = prod(b.extent for b in c.blocks if c.in_registers(b))
+    written = prod(extent for _, extent in c.written)
     if written > MOST_WRITTEN:
         return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
+    steps = -(-k_steps(c, alg) // c.split_k)
+    if c.unroll and steps <= LONGEST:
+        loads = steps * sum(places(v, alg, c.written) for v in (alg.a, alg.b))
+        if loads > MOST_LOADS:
+            return f"regs={c.regs} unroll=1: {loads} loads to write out, at most {MOST_LOADS}"
     return None
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transconv.config import LONGEST
 from transconv.ir import (
     ZERO,
     Alloc,
@@ -40,12 +41,10 @@ from transconv.ir import (
     substitute,
 )
 
-LONGEST = 64  # more iterations than this would take longer to compile than they could save
-
 
 def unroll(kernel: Kernel) -> Kernel:
     """Write loops of kind ``unroll`` and ``jam`` out, and loops of one iteration; one of kind ``unroll``
-    longer than 64 stays."""
+    longer than 64 stays: it would take longer to compile than it could save."""
     return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
 
 
