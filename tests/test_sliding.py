@@ -151,6 +151,24 @@ def test_refusals(prop: Prop, config: str, reason: str) -> None:
     assert reason in str(why_not(Config.parse(config), algorithm(f"{P} tag=axb", prop), SM90))
 
 
+@pytest.mark.parametrize(("text", "config", "loads"), [
+    # Minutes in LLVM, on an H200 and elsewhere: the fuzzer's.
+    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 512),
+    ("mb1ic32ih11oc16oh6kh3sh2ph1", "oh.ow:16 oc:16 kh.kw:16 ic:2 | fma | unroll=1 regs=oc.ic", 544),
+    # Fewer at a time, steps that are no part of it, and pixels that taps share.
+    ("mb4ic8ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:8 | fma | unroll=1 regs=ic", 0),
+    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | regs=ic", 0),
+    ("mb4ic16ih12oc16oh5kh9 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 0),
+    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 split_k=4 regs=ic", 0),
+    ("g256mb8ic256ih14oc256oh14kh5ph2 tag=axb",
+     "mb.oh:2 ow:14 kw:5 g:256 | fma | pack=b unroll=1 regs=ow.kw", 0),
+])
+def test_how_many_loads_are_written_out(text: str, config: str, loads: int) -> None:
+    reason = why_not(Config.parse(config), algorithm(text, FWD), SM90)
+    assert reason == (f"regs={Config.parse(config).regs} unroll=1: {loads} loads to write out, at most 256"
+                      if loads else None)
+
+
 def test_the_matrix_unit_has_no_registers_to_give() -> None:
     alg = algorithm("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
     for word, reason in (("regs=kw", "written out"), ("late=1", "element by element")):

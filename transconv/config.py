@@ -117,6 +117,11 @@ class Config:
         """Whether the positions of a block are written out and are no lanes."""
         return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
 
+    @property
+    def written(self) -> list[tuple[str, int]]:
+        """The axes whose positions are written out, and how many of each."""
+        return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
+
     def block_of(self, axis: str) -> Block | None:
         return next((b for b in self.blocks if axis in b.axes), None)
 

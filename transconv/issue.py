@@ -12,14 +12,13 @@ The instructions are counted, not fitted to times; the constants below are round
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from math import ceil, prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config
 from transconv.counts import lanes
 from transconv.ir import View
-from transconv.strides import axis_steps, axis_strides
+from transconv.strides import axis_steps, axis_strides, places
 from transconv.target import Target
 
 CLOCK = 1.7  # clocks of a multiprocessor in a nanosecond
@@ -60,7 +59,7 @@ def microseconds(config: Config, alg: Algorithm, target: Target, tiles: int, ste
     held = max(1.0, held)
     found = [_operand(v, config, alg, target, held) for v in views]
     wide = [v.tensor.dtype.bits < 32 for v in views]
-    written = prod(b.extent for b in config.blocks if config.in_registers(b))
+    written = prod(extent for _, extent in config.written)
     words = alg.acc.bytes / 4
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
     issued = (words * written * held + STEP + ROW * rows
@@ -102,15 +101,7 @@ def _operand(view: View, config: Config, alg: Algorithm, target: Target, held: f
     down = target.warp_size / across if any(b is not inner for b in has) else 1.0
     step = abs(strides[inner.axes[-1]]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
-    places = {(0, 0)}
-    for b in config.blocks:
-        if config.in_registers(b) and (step := strides[b.axes[0]]):
-            # Of a sum's last block, what is beyond the end has a mask of its own and is not shared.
-            rest = -alg.size(b.axes[0]) % b.extent if alg.kind(b.axes[0]) == "K" else 0
-            own = [i if i >= b.extent - rest else 0 for i in range(b.extent)]
-            places = {(at + step * i, max(mask, own[i])) for (at, mask), i in product(
-                places, range(b.extent))}
-    return _Operand(len(places), elements, elements / vector, max(1.0, lines))
+    return _Operand(places(view, alg, config.written), elements, elements / vector, max(1.0, lines))
 
 
 def _innermost(config: Config, alg: Algorithm) -> Block | None:

@@ -15,6 +15,7 @@ from transconv.counts import k_steps, lanes, tile, turned_bytes
 from transconv.legality_boxes import why_not_boxes, why_not_explicit, why_not_teams
 from transconv.merging import merged, why_not_merged
 from transconv.packing import letters, over_copies, view_of, why_not_copied
+from transconv.strides import places
 from transconv.target import Target
 
 Rule = Callable[[Config, Algorithm, Target], "str | None"]
@@ -84,6 +85,8 @@ def _blocks_are_pure(c: Config, alg: Algorithm, target: Target) -> str | None:
 
 
 MOST_WRITTEN = 128  # positions written out: more take compilers too long, and registers are few
+MOST_LOADS = 256  # of a sum written out: LLVM takes 10 s for so many, minutes for twice as many
+LONGEST = 64  # steps: with more, a sum stays a loop
 
 
 def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
@@ -102,9 +105,14 @@ def _registers(c: Config, alg: Algorithm, target: Target) -> str | None:
             return f"regs={c.regs}: block {block} has more positions than there are, {alg.size(axis)}"
     if len(set(c.regs.split("."))) < len(c.regs.split(".")):
         return f"regs={c.regs} names an axis twice"
-    written = prod(b.extent for b in c.blocks if c.in_registers(b))
+    written = prod(extent for _, extent in c.written)
     if written > MOST_WRITTEN:
         return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
+    steps = -(-k_steps(c, alg) // c.split_k)
+    if c.unroll and steps <= LONGEST:
+        loads = steps * sum(places(v, alg, c.written) for v in (alg.a, alg.b))
+        if loads > MOST_LOADS:
+            return f"regs={c.regs} unroll=1: {loads} loads to write out, at most {MOST_LOADS}"
     return None
 
 

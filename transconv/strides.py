@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from transconv.algorithm import Algorithm
@@ -35,6 +37,20 @@ def axis_steps(seen: ViewDim, alg: Algorithm) -> dict[str, int]:
     own = {v.name for v in free_vars(seen.coord)}
     return {x.name: _value(substitute(seen.coord, zero | {x.var: Const(1)})) - first
             for x in alg.axes if x.name in own}
+
+
+def places(view: View, alg: Algorithm, written: Iterable[tuple[str, int]]) -> int:
+    """How many different elements of a view the positions that are written out look at, for one lane:
+    a row of 8 pixels and 7 taps are 56 products of 14 pixels. ``written``: axes and extents."""
+    strides = axis_strides(view, alg)
+    found = {(0, 0)}
+    for axis, extent in written:
+        if step := strides[axis]:
+            # Of a sum's last block, what is beyond the end has a mask of its own and is not shared.
+            rest = -alg.size(axis) % extent if alg.kind(axis) == "K" else 0
+            own = [i if i >= extent - rest else 0 for i in range(extent)]
+            found = {(at + step * i, max(mask, own[i])) for (at, mask), i in product(found, range(extent))}
+    return len(found)
 
 
 def touched(view: View, alg: Algorithm) -> int:

@@ -23,6 +23,7 @@ from transconv.problem import ConvProblem, Prop
 from transconv.proving import draw, draw_config, fuzz, fuzz_run
 from transconv.proving.corpus import Entry, corpus, read
 from transconv.proving.fuzz_run import GOOD, work
+from transconv.proving.fuzz_tally import Tally
 from transconv.proving.fuzz_trial import Trial, draw_trial
 from transconv.proving.shrink import shrink, simpler
 
@@ -229,7 +230,55 @@ def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(fuzz_run, "work", slow)
     tally = fuzz.Campaign(fuzz.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
-    assert 1 <= tally.asked < 20
+    assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
+
+
+def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Out of time or stopped, which its workers leave to it: every trial of a seed in two reports."""
+    def stopping(**asked: object) -> dict[str, object]:
+        if asked["number"] == 5 and asked["seed"] == "first":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", stopping)
+    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
+    asked = {"jobs": 2, "interpreted": True, "known": False, "share": 0}
+    path = tmp_path / "out.json"
+    before = signal.getsignal(signal.SIGTERM)
+    assert fuzz.fuzz(fuzz.Plan(9, seed="first", **asked), path) == 0  # type: ignore[arg-type]
+    assert signal.getsignal(signal.SIGTERM) is before
+    told = json.loads(path.read_text())
+    assert told["next"] == 5 and told["asked"] >= 5 and told["statuses"] == {"passed": told["asked"]}
+    assert "go on with --seed first --first 5" in capsys.readouterr().out
+    rest = fuzz.Plan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
+    assert fuzz.fuzz(rest, path) == 0
+    told = json.loads(path.read_text())
+    assert (told["first"], told["next"], told["asked"]) == (5, 9, 4)
+    assert "go on" not in capsys.readouterr().out
+
+
+def test_the_next_trial_is_the_first_that_has_not_ended() -> None:
+    tally = Tally()
+    assert tally.next(7) == 7
+    for n in (7, 8, 10):
+        tally.add(_planted(seed="next", number=n) | {"status": "passed", "number": n})
+    assert tally.next(7) == 9
+
+
+def test_lines_that_end_early_are_named() -> None:
+    """Too slow is a failure; too large is none, but the report says which."""
+    tally = Tally()
+    for status in ("resources", "timeout", "refused"):
+        tally.add(_planted(seed="large", number=1) | {"status": status, "reason": f"{status}: why"})
+    told = tally.to_json()
+    line = str(draw_trial("large", 1))
+    assert told["out of resources"] == [{"line": line, "reason": "resources: why"}]
+    assert [(r["line"], r["status"]) for r in told["not good"]] == [(line, "timeout")]  # type: ignore
+    assert told["refusals"] == {"resources: why": 1, "refused: why": 1}
 
 
 def test_files_of_lines(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ def add_to(verbs: object) -> None:
         "Trial i of a seed is the same on every machine. Results of whole numbers are compared bit\n"
         "for bit; results are poisoned and tensors guarded. What fails is shrunk and printed as a\n"
         "line (benchdnn's, with --config= and other words) that --line repeats; what failed once\n"
-        "runs before the trials. A trial that hangs or faults costs its worker alone. The exit code\n"
-        "is 1 if anything failed.",
+        "runs before the trials. A trial that hangs or faults costs its worker alone. A run that is\n"
+        "stopped (--time-budget, Ctrl-C, SIGTERM) says with which trial to go on. The exit code is 1\n"
+        "if anything failed.",
         ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
          "fuzz --n 2000 --seed 1 --interpreter",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --config=mb.qh.qw:16+ic:16+oc:16+mma "
@@ -24,11 +25,12 @@ def add_to(verbs: object) -> None:
     made.add_argument("--n", type=int, default=None, metavar="N",
                       help="trials (default: 1000; with --line none)")
     made.add_argument("--seed", type=int, default=0, metavar="S")
-    made.add_argument("--first", type=int, default=0, metavar="I", help="number of the first trial")
+    made.add_argument("--first", type=int, default=0, metavar="I", help="number of the first trial, "
+                      "such as the `next` of a report")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J",
                       help="worker processes (default: one for each core)")
     made.add_argument("--time-budget", type=float, default=float("inf"), metavar="SECONDS",
-                      help="no trial starts later")
+                      help="no trial starts later; those under way have 20 s more")
     made.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one trial")
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
     made.add_argument("--interpreter", action="store_true",
@@ -42,7 +44,8 @@ def add_to(verbs: object) -> None:
                       help="run this trial; may be given again")
     made.add_argument("--file", type=Path, metavar="FILE", help="run the trials in a file of lines")
     made.add_argument("--json", type=Path, metavar="FILE",
-                      help="counts by dimension and status, failing lines")
+                      help="counts by dimension and status, lines that failed, timed out or took more "
+                      "than the device has; kept up to date")
 
 
 def run(words: argparse.Namespace) -> int:

@@ -39,13 +39,12 @@ from transconv.ir import (
     statements,
     substitute,
 )
-
-LONGEST = 64  # more iterations than this would take longer to compile than they could save
+from transconv.legality import LONGEST
 
 
 def unroll(kernel: Kernel) -> Kernel:
     """Write loops of kind ``unroll`` and ``jam`` out, and loops of one iteration; one of kind ``unroll``
-    longer than 64 stays."""
+    longer than 64 stays: it would take longer to compile than it could save."""
     return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,8 @@
 Trials run in worker processes forked from this one after it has imported everything and before
 anything touched a GPU, so a worker starts in no time. One that hangs or faults is killed and
 replaced; its trial has failed. What failed is shrunk by asking the same workers about simpler
-trials, and printed as lines that repeat it.
+trials, and printed as lines that repeat it. A report is kept up to date on the way: a run that is
+stopped, by its time, a key or SIGTERM, has written it, and it says which trial would have been next.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from transconv import knobs
 from transconv.proving import corpus
 from transconv.proving.fuzz_run import GOOD, Row, work
+from transconv.proving.fuzz_tally import Tally
 from transconv.proving.fuzz_trial import Trial, draw_trial
 from transconv.proving.pool import Group, Pool, Task
 from transconv.proving.shrink import shrink
@@ -69,73 +72,11 @@ class Plan:
         return Task("fuzz", {"target": self.target, **payload}, self.limit_s)
 
 
-@dataclass(slots=True)
-class Tally:
-    """What came of the trials: rows that are not good, and counts of all by what they are about."""
-
-    asked: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    facts: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
-    bad: list[Row] = field(default_factory=list)
-    refusals: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    spent: Counter[str] = field(default_factory=Counter)
-    silent: int = 0  # answers of mostly zeros
-
-    def add(self, row: Row) -> None:
-        status = row["status"]
-        self.asked += 1
-        self.statuses[status] += 1
-        for name, word in {**row["facts"], "way": row["way"]}.items():
-            self.facts.setdefault(name, {}).setdefault(word, Counter())[status] += 1
-        for name in ("seconds", "generate_s", "compile_s"):
-            self.spent[name] += row.get(name, 0.0)
-        self.spent["kernels"] += row.get("kernels", 0)
-        self.silent += status == "passed" and row.get("nonzero", 1.0) < 0.3
-        if status not in GOOD:
-            self.bad.append(row)
-        elif status != "passed":
-            self.refusals[row["reason"][:160]] += 1
-
-    @property
-    def ok(self) -> bool:
-        return not self.bad
-
-    def describe(self) -> list[str]:
-        """The last lines of a run."""
-        said = ", ".join(f"{n} {word}" for word, n in self.statuses.most_common())
-        per = self.spent["seconds"] / max(1, self.asked)
-        parts = [f"{self.spent[name] / max(1, self.asked) * 1e3:.0f} ms {what}" for name, what in
-                 (("generate_s", "to generate"), ("compile_s", "to compile and start"))
-                 if self.spent[name]]
-        lines = [f"{self.asked} trials in {self.seconds:.0f} s ({self.rate:.1f}/s): {said or 'none'}",
-                 f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
-                 + (f", of them {', '.join(parts)}" if parts else "")
-                 + f"; {self.silent} answers were mostly zeros"]
-        lines += [f"  {n} times {reason}" for reason, n in self.refusals.most_common(5)]
-        return lines
-
-    @property
-    def rate(self) -> float:
-        return self.asked / self.seconds if self.seconds else 0.0
-
-    def to_json(self, plan: Plan) -> dict[str, object]:
-        """Everything worth keeping: counts by dimension and status, and what is not good."""
-        return {"asked": self.asked, "wanted": plan.number, "seed": plan.seed, "first": plan.first,
-                "target": plan.target, "jobs": plan.jobs, "interpreted": plan.interpreted,
-                "seconds": round(self.seconds, 1), "per second": round(self.rate, 2),
-                "statuses": dict(self.statuses), "mostly zeros": self.silent,
-                "spent": {k: round(v, 1) for k, v in self.spent.items()},
-                "counts": {name: {word: dict(c) for word, c in sorted(words.items())}
-                           for name, words in sorted(self.facts.items())},
-                "refusals": dict(self.refusals.most_common(50)), "not good": self.bad}
-
-
 class Campaign:
-    """One run of the fuzzer. ``say`` prints a line."""
+    """One run of the fuzzer. ``say`` prints a line; the report is kept in ``json_file``."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, json_file: Path | None = None) -> None:
+        self.plan, self.json_file = plan, json_file
         self.tally = Tally()
         self.started = self.told = time.monotonic()
 
@@ -146,12 +87,13 @@ class Campaign:
         """Run the trials, then shrink what failed, within the time."""
         imported()
         with scratch() as folder:
-            for row in self.rows(self.plan.tasks(), folder):
-                self.tally.add(row)
-                if row["status"] not in GOOD:
-                    self.say(f"{row['status']}: {row['reason'][:400]}\n    {repeated(row)}")
-                self._tell()
-            self.tally.seconds = time.monotonic() - self.started
+            with closing(self.rows(self.plan.tasks(), folder)) as rows:
+                for row in rows:
+                    self.tally.add(row)
+                    self.tally.seconds = time.monotonic() - self.started
+                    if row["status"] not in GOOD:
+                        self.say(f"{row['status']}: {row['reason'][:400]}\n    {repeated(row)}")
+                    self._tell()
             for row in self.simplest_reasons():
                 if self.left() > 0:
                     self.shrink(row, folder)
@@ -160,14 +102,16 @@ class Campaign:
     def left(self) -> float:
         return self.plan.budget_s - (time.monotonic() - self.started)
 
-    def rows(self, tasks: Iterable[Task], folder: str) -> Iterator[Row]:
-        """A row for every task that ran; a worker that was lost makes one too."""
+    def rows(self, tasks: Iterable[Task], folder: str) -> Generator[Row, None, None]:
+        """A row for every task that ran; a worker that was lost makes one too. Those of drawn trials
+        have numbers."""
         group = Group(WORKER, self.plan.jobs)
         pool = Pool({"fuzz": group}, start="fork")
         given = (Task(t.group, {**t.payload, "scratch": folder}, t.limit_s) for t in tasks)
         for task, row in pool.run(given, self.left()):
             if row.get("error") != "out of budget":
-                yield row if "error" not in row else self.lost(task.payload, row)
+                drawn = {"number": task.payload["number"]} if "seed" in task.payload else {}
+                yield drawn | (row if "error" not in row else self.lost(task.payload, row))
 
     def lost(self, payload: Row, row: Row) -> Row:
         """What is known of a trial whose worker did not answer."""
@@ -184,6 +128,20 @@ class Campaign:
             self.told = now
             rate = self.tally.asked / (now - self.started)
             self.say(f"{self.tally.asked} trials, {rate:.1f}/s, {len(self.tally.bad)} not good")
+            self.report()
+
+    def report(self) -> dict[str, object]:
+        """Write down how far it is. A report is never half there."""
+        plan = self.plan
+        told = {"seed": plan.seed, "first": plan.first, "wanted": plan.number,
+                "next": self.tally.next(plan.first), "target": plan.target, "jobs": plan.jobs,
+                "interpreted": plan.interpreted, **self.tally.to_json()}
+        if self.json_file is not None:
+            self.json_file.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self.json_file.with_name(f".{self.json_file.name}")
+            fresh.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            fresh.replace(self.json_file)
+        return told
 
     def simplest_reasons(self) -> list[Row]:
         """Failures worth shrinking: one of each kind, as far as reasons tell."""
@@ -259,16 +217,23 @@ def _is_writable(folder: Path) -> bool:
 
 
 def fuzz(plan: Plan, json_file: Path | None = None) -> int:
-    """Run a plan; 0 if nothing failed. Prints as it goes."""
+    """Run a plan; 0 if nothing failed. Prints as it goes; Ctrl-C and SIGTERM end it early."""
     if plan.interpreted:
         knobs.use_interpreter()
-    campaign = Campaign(plan)
-    tally = campaign.run()
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(tally.to_json(plan), indent=1) + "\n", encoding="utf-8")
+    campaign = Campaign(plan, json_file)
+    tally, before = campaign.tally, signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        campaign.run()
+    except KeyboardInterrupt:
+        campaign.say("stopped")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told = campaign.report()
     for line in tally.describe():
         campaign.say(line)
+    if len(tally.ended) < plan.number:
+        campaign.say(f"  {len(tally.ended)} of {plan.number} drawn trials have ended: "
+                     f"go on with --seed {plan.seed} --first {told['next']}")
     for row in tally.bad:
         print(row.get("shrunk", row["line"]), file=sys.stderr if tally.asked > 1 else sys.stdout)
     return 0 if tally.ok else 1

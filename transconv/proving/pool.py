@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import signal
 import sys
 import time
 import traceback
@@ -56,7 +57,10 @@ class _Worker:
 
 
 def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None:
-    """The child: read a payload, answer with a row, until the pipe closes."""
+    """The child: read a payload, answer with a row, until the pipe closes. Whoever is told to stop, by
+    a key or SIGTERM, is the parent; it kills."""
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.SIG_IGN)
     knobs.adopt(environment)
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
@@ -133,6 +137,8 @@ class Pool:
                     what = "timeout" if now > worker.deadline else "out of budget"
                     yield from self._lost(worker, what)
         finally:
+            for worker in self.workers:  # all at once: one that held a GPU takes a while to die
+                worker.process.kill()
             for worker in list(self.workers):
                 self._stop(worker)
 
