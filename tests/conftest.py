@@ -16,7 +16,8 @@ os.environ.setdefault("TRANSCONV_VERIFY", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
-if "TRANSCONV_CACHE" not in os.environ:
+# Workers inherit what the process that starts them has set: verdicts of one are not for the others.
+if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
     os.environ["TRANSCONV_CACHE"] = FOLDER.name
 

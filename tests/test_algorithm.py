@@ -66,6 +66,33 @@ def test_phases_cover_the_result_once(text: str, count: int) -> None:
     assert np.array_equal(got, convolve(p, Prop.BWD_D, dst, wei))
 
 
+def test_to_one_output_every_position_meets_one_tap() -> None:
+    """No sum over taps of which all but one miss; other dimensions are solved as ever."""
+    assert kinds("mb2ic5id3ih6iw6oc6od1oh6ow6kd3kh3kw3pd0ph1pw1", Prop.BWD_D) == {
+        "B": "", "M": "mb qd ih iw", "N": "rd ic", "K": "td kh kw oc"}
+    p = ConvProblem.parse("mb2ic5id3ih6iw6oc6od1oh6ow6kd3kh3kw3pd0ph1pw1")
+    assert {x.name: x.size for x in algorithms(p, Prop.BWD_D)[0].axes_of("K")}["td"] == 1
+    assert len(algorithms(ConvProblem.parse("mb1ic4ih3iw9oc4oh1ow4kh3kw3sh2sw2"), Prop.BWD_D)) == 2
+
+
+@pytest.mark.parametrize("i", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("pad", [0, 1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_one_output_wherever_it_lies(i: int, k: int, pad: int, stride: int) -> None:
+    p = ConvProblem.make(2, 3, 4, (i, 4), (k, 2), stride=(stride, 2), pad=(pad, 0), o=(1, 2))
+    algorithm, = algorithms(p, Prop.BWD_D)
+    config, = (c for _, c in compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue()))
+    rng = np.random.default_rng(0)
+    dst, wei = (integers(rng, p.shapes[n]) for n in ("dst", "wei"))
+    for _, kernel in compiler.lower(algorithm, config, SM90, "conv", "ieee"):
+        buffers = {"dst": pack(dst, p.dst.layout), "wei": pack(wei, p.wei.layout),
+                   "src": np.full(p.src.layout.span, np.nan, np.float32)}
+        run(kernel, buffers)
+        got = unpack(buffers["src"], p.src.layout, p.shapes["src"])
+        assert np.array_equal(got, convolve(p, Prop.BWD_D, dst, wei))
+
+
 @pytest.mark.parametrize("prop", [Prop.BWD_D, Prop.BWD_W])
 def test_an_expanded_operand_keeps_its_lanes(prop: Prop) -> None:
     """The gradient of a sum is one number, expanded: its address does not vary along any lane."""

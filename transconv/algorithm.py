@@ -145,8 +145,12 @@ def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
 def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
     """The phase r as an axis of its own, for dilation 1: tap k = (r + P) % S + S*t meets position
     i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
-    the phases are columns of one product, like channels."""
-    n, stride, pad = p.spatial[x], p.stride[x], p.pad_lo[x]
+    the phases are columns of one product, like channels.
+
+    To a single output any stride is the same; with one beyond all positions and taps, every position
+    is a phase, and meets the one tap k = r + P instead of looking for it among all."""
+    n, pad = p.spatial[x], p.pad_lo[x]
+    stride = p.stride[x] if p.o[x] > 1 else max(p.stride[x], p.i[x] + max(pad, 0), p.k[x])
     q = Axis(f"q{n}", -(-p.i[x] // stride), "pixel")
     r = Axis(f"r{n}", min(stride, p.i[x]), "tap")
     t = Axis(f"t{n}", -(-p.k[x] // stride), "tap")
@@ -163,10 +167,14 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
 MANY_PHASES = 16  # more kernels than this take longer to make and start than they save
 
 
-def _fold_phases(p: ConvProblem) -> bool:
+def _meets_one(p: ConvProblem, x: int) -> bool:
+    """Whether every position along a dimension meets one tap at most, there being one output."""
+    return p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
+
+
+def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:
     """Whether all stride phases go into one kernel: when it wastes nothing, because every phase has
     as many taps, or when there would be too many kernels."""
-    strided = [x for x in range(p.ndims) if p.stride[x] > 1]
     if not strided or any(p.dilation[x] > 1 for x in strided):
         return False
     even = all(p.k[x] % p.stride[x] == 0 for x in strided)
@@ -190,16 +198,19 @@ def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> 
     """
     if prop is not Prop.BWD_D:
         return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
-    if _fold_phases(p):
-        spatial = [_solve_all_phases(p, x) if p.stride[x] > 1 else _solve_o(p, x, 0)
+    one = [x for x in range(p.ndims) if _meets_one(p, x)]
+    strided = [x for x in range(p.ndims) if p.stride[x] > 1 and x not in one]
+    if not strided or _fold_phases(p, strided):
+        spatial = [_solve_all_phases(p, x) if x in (*one, *strided) else _solve_o(p, x, 0)
                    for x in range(p.ndims)]
-        return (_assemble(p, prop, spatial, epilogue, "_phases"),)
-    phases = itertools.product(*(range(min(s, n)) for s, n in zip(p.stride, p.i, strict=True)))
+        return (_assemble(p, prop, spatial, epilogue, "_phases" if strided else ""),)
+    phases = itertools.product(*(range(min(p.stride[x], p.i[x]) if x in strided else 1)
+                                 for x in range(p.ndims)))
     made = []
     for phase in phases:
-        spatial = [_solve_o(p, x, r) for x, r in enumerate(phase)]
-        label = "".join(f"_{r}" for r in phase) if max(p.stride) > 1 else ""
-        made.append(_assemble(p, prop, spatial, epilogue, label))
+        spatial = [_solve_all_phases(p, x) if x in one else _solve_o(p, x, r)
+                   for x, r in enumerate(phase)]
+        made.append(_assemble(p, prop, spatial, epilogue, "".join(f"_{r}" for r in phase)))
     return tuple(made)
 
 
