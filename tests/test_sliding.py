@@ -109,6 +109,14 @@ def test_taps_share_what_they_load() -> None:
     assert names.count("src") == 12
 
 
+def test_a_row_from_end_to_end_shares_its_pixels() -> None:
+    """Columns that come out as numbers are the same pixels too: 14 of a row, and not 14 a tap."""
+    text = "g32mb2ic32ih14oc32oh14kh3ph1 tag=axb"
+    body = lowered(text, FWD, "mb.oh:2 ow:14 kw:3 g:32 | fma | unroll=1 regs=ow.kw stages=1")
+    loads = [s.value.tensor.name for s in find(body, Let) if isinstance(s.value, Load)]
+    assert (loads.count("src"), loads.count("wei")) == (3 * 14, 3 * 3)
+
+
 def test_lanes_are_added_behind_the_loop() -> None:
     body = lowered(f"{P} tag=axb", BWD_W, SECOND)
     (loop,) = (x for x in find(body, For) if x.kind == "serial")

@@ -9,7 +9,8 @@
 
 Positions and taps that are written out (``regs=ow.kw``) look at the same pixels: 8 pixels of a row
 and 7 taps are 56 products of 14 pixels. Indices are compared by what they come to, loads by tensor,
-address and mask; a tensor that the kernel stores to is left alone.
+address and mask; a tensor that the kernel stores to is left alone. An index that comes to a number
+is that number.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class _Reuse(Scope):
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.names)
         key = self.key(value)
+        if isinstance(key, Const):  # a row that is written out from end to end
+            self.names[let.var] = key
+            return None
         if key is not None and key in self.known:
             self.names[let.var] = self.known[key]
             return None
@@ -72,7 +76,7 @@ class _Reuse(Scope):
         if value.dtype.kind != "int" or find(value, Load):
             return None
         key = simplify(self.affine(value), self.facts)
-        return None if isinstance(key, (Var, Const)) else key
+        return None if isinstance(key, Var) else key
 
     def inside(self, at: Stmt) -> Stmt:
         """What is bound in a block is not known behind it."""
