@@ -20,7 +20,7 @@ from transconv.matrix.jobs import job_of
 from transconv.problem import ConvProblem, Prop
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
-SHIFTING = replace(SM90, features=SM90.features | {"box_shift"})
+SHIFTING = replace(SM90, features=SM90.features | {"box_rows"})
 EXPLICIT = "mma | a=box b=box via=gluon warps=4 stages=2"
 IMAGE = "mb1ic64ih4iw64oc64oh4ow64kh3kw3ph1pw1"
 CASES = [
@@ -132,9 +132,13 @@ def test_a_shift_is_a_feature_of_the_chip() -> None:
     algorithm = algorithms(ConvProblem.parse(f"{IMAGE} dt=f16"), FWD)[0]
     config = Config.parse(f"oh:2 ow:64 oc:64 ic:64 | {EXPLICIT} pack=b swap=1")
     assert why_not(config, algorithm, SHIFTING) is None
-    never = replace(SM90, features=SM90.features - {"box_shift"})
+    never = replace(SM90, features=SM90.features - {"box_rows"})
     assert why_not(config, algorithm, never) == (
         "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes")
+    aligned = algorithms(ConvProblem.parse("mb4ic64ih2iw16oc64oh2ow16kh1kw1 dt=f16"), FWD)[0]
+    rows = Config.parse(f"mb:4 ow:16 oc:64 ic:64 | {EXPLICIT} swap=1")
+    assert why_not(rows, aligned, SHIFTING) is None
+    assert "is a box of its own, beside the others" in str(why_not(rows, aligned, never))
     box = box_of(main_of(algorithm, config).a, config, main_of(algorithm, config))
     assert isinstance(box, Box) and box.extents == (64, 1, 64) and "not at 16 bytes" in box.shifted
 

@@ -107,10 +107,10 @@ def test_detect_without_a_gpu_or_when_told_to_interpret(monkeypatch: pytest.Monk
 
 
 def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANSCONV_FEATURES", "+box_shift,-wgmma")
+    monkeypatch.setenv("TRANSCONV_FEATURES", "+box_rows,-wgmma")
     h100 = Target.parse("sm_90")
-    assert h100.features == TARGETS["sm_90"].features - {"wgmma"} | {"box_shift"}
+    assert h100.features == TARGETS["sm_90"].features - {"wgmma"} | {"box_rows"}
     monkeypatch.setenv("TRANSCONV_FEATURES", "+warp_speed")
     with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
-                                          "expected some of mma async_copy box box_shift"):
+                                          "expected some of mma async_copy box box_rows"):
         Target.parse("sm_90")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 
-FEATURES = ("mma", "async_copy", "box", "box_shift", "wgmma", "tcgen05", "early")
+FEATURES = ("mma", "async_copy", "box", "box_rows", "wgmma", "tcgen05", "early")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
 
@@ -33,9 +33,10 @@ class Target:
     16-bit dot.
 
     ``features``: ``mma`` (matrix unit), ``async_copy`` (global to shared past the registers),
-    ``box`` (a tensor-copy engine that moves boxes), ``box_shift`` (they may begin at any element of
-    the innermost dimension, not at multiples of 16 bytes alone), ``wgmma`` and ``tcgen05``
-    (asynchronous matrix units), ``early`` (a kernel may be made ready before the last one has ended).
+    ``box`` (a tensor-copy engine that moves boxes), ``box_rows`` (where pixels lie innermost: boxes
+    that begin at any pixel, not at multiples of 16 bytes alone, and lie side by side), ``wgmma`` and
+    ``tcgen05`` (asynchronous matrix units), ``early`` (a kernel may be made ready before the last one
+    has ended).
     ``upcast16``: 16-bit arithmetic is wrong there, operands are cast to f32 after their load.
     """
 
