@@ -15,7 +15,7 @@ from transconv.problem import ConvProblem, Prop
 
 # Stride phases whose taps lie beyond the filter: kw is never 0.
 DEAD = [
-    ("g4mb2ic12id5ih8iw2oc12od1oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
+    ("g4mb2ic12id8ih8iw2oc12od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
      "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1"),
     ("g2mb2ic4id6ih4iw2oc2od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2",
      "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),

@@ -147,10 +147,10 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
     i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
     the phases are columns of one product, like channels.
 
-    To a single output any stride is the same; with one beyond all positions and taps, every position
-    is a phase, and meets the one tap k = r + P instead of looking for it among all."""
+    To a single output any stride is the same; with one of as many as there are taps, every position is
+    a phase, and meets the one tap k = r + P instead of looking for it among all."""
     n, pad = p.spatial[x], p.pad_lo[x]
-    stride = p.stride[x] if p.o[x] > 1 else max(p.stride[x], p.i[x] + max(pad, 0), p.k[x])
+    stride = max(p.stride[x], p.k[x]) if _meets_one(p, x) else p.stride[x]
     q = Axis(f"q{n}", -(-p.i[x] // stride), "pixel")
     r = Axis(f"r{n}", min(stride, p.i[x]), "tap")
     t = Axis(f"t{n}", -(-p.k[x] // stride), "tap")
@@ -168,8 +168,9 @@ MANY_PHASES = 16  # more kernels than this take longer to make and start than th
 
 
 def _meets_one(p: ConvProblem, x: int) -> bool:
-    """Whether every position along a dimension meets one tap at most, there being one output."""
-    return p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
+    """Whether every position along a dimension meets exactly one tap, there being one output."""
+    return (p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
+            and 0 <= p.pad_lo[x] <= p.k[x] - p.i[x])
 
 
 def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:

@@ -17,7 +17,7 @@ GRADIENT = ("kh.kw:16 oc:16 mb:4 oh.ow:4 | mma | swap=1 order=mb.oh.ow group_m=3
             "warps=2")
 # Taps that no phase has (tests/test_dead.py), in persistent kernels, of which the compiler died.
 NO_TAPS = [
-    ("g16mb4ic48id5ih8iw2oc48od1oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
+    ("g16mb4ic48id8ih8iw2oc48od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
      "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1 warps=4"),
     ("g8mb5ic16id6ih4iw2oc8od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2 math=tf32x3",
      "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),
