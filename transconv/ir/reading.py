@@ -6,9 +6,9 @@ reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands fo
 
 from __future__ import annotations
 
-import textwrap
-
 from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.dtype import f32
 from transconv.ir.node import Node
 from transconv.ir.printer import PREFIX, ExprPrinter, Printer
 
@@ -90,15 +90,41 @@ class ReadingStatements(Reading, Printer):
     def lines(self, s: Node) -> list[str]:
         return [part for line in super().lines(s) for part in _folded(line)]
 
+    def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
+        """A product says how it is rounded only where that is a question, of f32."""
+        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype is not f32
+                                        for a in s.args[1:]):
+            return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
+        return super().lines_FuncCall(s)
+
 
 def _folded(line: str) -> list[str]:
-    """A load or store that its mask makes too long, with the mask on lines of its own."""
-    cut, opening = line.find(", mask="), line.find("(") + 1
-    if len(line) <= WIDTH or not 0 < opening < cut:
+    """A line that is too long, broken where a new thought begins: before the mask of an access and
+    between its conditions, before how far a box reaches, before where a fetch lands."""
+    opening = line.find("(") + 1
+    if len(line) <= WIDTH:
         return [line]
-    mask = textwrap.wrap(line[cut + 2:], WIDTH, initial_indent=" " * opening,
-                         subsequent_indent=" " * (opening + len("mask=")))
-    return [line[:cut + 1], *mask]
+    if line.startswith("fetch ") and " -> " in line:
+        what, where = line.split(" -> ", 1)
+        return [what, f"      -> {where}"]
+    if 0 < opening < (cut := line.find(", mask=")):
+        return [line[:cut + 1], *_conditions(line[cut + 2:], opening)]
+    if 0 < opening < (cut := line.find(", extents=")):
+        return [line[:cut + 1], " " * opening + line[cut + 2:]]
+    return [line]
+
+
+def _conditions(mask: str, indent: int) -> list[str]:
+    """``mask=a and b and ..)`` in lines that are full, each with whole conditions."""
+    first, *others = mask.split(" and ")
+    lines = [" " * indent + first]
+    for part in others:
+        if len(lines[-1]) + len(f" and {part}") <= WIDTH:
+            lines[-1] += f" and {part}"
+        else:
+            lines[-1] += " and"
+            lines.append(" " * (indent + len("mask=")) + part)
+    return lines
 
 
 def readable(at: Node) -> str:
