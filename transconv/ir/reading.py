@@ -50,7 +50,9 @@ class Reading(ExprPrinter):
             if (positive := _negated(a)) is not None and _negated(b) is None:
                 return f"{self.inside(b, level)} - {self.inside(positive, level + 1)}", level
         tight = level + (1 if not isinstance(e, (ex.And, ex.Or, ex.Add)) else 0)
-        left = self.inside(a, level + (1 if isinstance(e, ex.Compare) else 0))
+        # x % 2*64 would be read as x % (2*64), though Python does not.
+        apart = isinstance(e, ex.Mul) and isinstance(a, (ex.Div, ex.FloorDiv, ex.Mod))
+        left = self.inside(a, level + (1 if apart or isinstance(e, ex.Compare) else 0))
         return f"{left}{SIGN[type(e)]}{self.inside(b, tight)}", level
 
     def inside(self, e: ex.Expr, level: int) -> str:
@@ -59,17 +61,29 @@ class Reading(ExprPrinter):
 
 
 def _without_neutral(e: ex.Expr) -> ex.Expr:
-    """``x + 0`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants filled in."""
+    """``x + 0``, ``x + 0*3`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants that
+    were filled in."""
     while True:
         match e:
             case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
                 e = ex.Add(x, ex.Const(a + b, t))
-            case ex.Add(x, ex.Const(0)) | ex.Add(ex.Const(0), x) | ex.Sub(x, ex.Const(0)):
+            case ex.Add(x, b) | ex.Sub(x, b) if _is_zero(b):
+                e = x
+            case ex.Add(a, x) if _is_zero(a):
                 e = x
             case ex.Mul(x, ex.Const(1)) | ex.Mul(ex.Const(1), x):
                 e = x
             case _:
                 return e
+
+
+def _is_zero(e: ex.Expr) -> bool:
+    match e:
+        case ex.Const(value):
+            return value == 0 and not isinstance(value, bool)
+        case ex.Mul(a, b):
+            return e.dtype.kind == "int" and (_is_zero(a) or _is_zero(b))
+    return False
 
 
 def _negated(e: ex.Expr) -> ex.Expr | None:
