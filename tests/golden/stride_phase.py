@@ -41,6 +41,7 @@ def stride_phase(dst, wei, src):
         b = tl.load(wei + (k_blk * 36864 + th * 384 + tw * 128 + wei_k)[:, None] + n[None, :])
         acc = tl.dot(a, b, acc)
 
-    tl.store(src + (3648 + (mb * 200704 + qh * 7168 + qw * 128))[:, None] + n[None, :], acc.to(tl.bfloat16))
+    tl.store(src + (3648 + (mb * 200704 + qh * 7168 + qw * 128))[:, None] + n[None, :],
+             acc.to(tl.bfloat16))
 
 # launched with 196 programs
