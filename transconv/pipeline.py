@@ -71,7 +71,7 @@ class Pass:
 PIPELINE: tuple[Pass, ...] = (
     Pass("gridwise", "axes become grid x loop x tile",
          lambda k, c: gridwise.gridwise(k, c.config), optional=False),
-    Pass("blockwise", "how the parts of a split sum meet",
+    Pass("blockwise", "boxes, and how the parts of a split sum meet",
          lambda k, c: blockwise.blockwise(k, c.config, c.algorithm), optional=False),
     Pass("lanewise", "tiles become vectors, products become calls",
          lambda k, c: lanewise.lanewise(k, c.config, c.dot_precision), optional=False),

@@ -10,6 +10,7 @@ import pytest
 
 from transconv import compiler
 from transconv.algorithm import algorithms
+from transconv.backend_triton import emit_tl
 from transconv.backend_triton.emit import emit, grid_size
 from transconv.config import Config
 from transconv.epilogue import Epilogue
@@ -69,6 +70,19 @@ def test_emitted_text(name: str, request: pytest.FixtureRequest) -> None:
         path.write_text(now)
     assert path.exists(), "no golden file; make it with --update-golden and read it"
     assert now == path.read_text(), f"{path.name} differs; --update-golden if that is meant"
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+@pytest.mark.parametrize("name", ["dense_boxes", "dense_nhwc", "depthwise_sliding", "explicit"])
+def test_broken_lines_say_the_same(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "explicit", (*CASES["dense_boxes"][:2],
+                                            f"{CASES['dense_boxes'][2]} via=gluon", "bias+silu", 0))
+    monkeypatch.setattr(emit_tl, "WIDTH", 1 << 20)
+    whole = emitted(name)
+    monkeypatch.setattr(emit_tl, "WIDTH", width)
+    broken = emitted(name)
+    assert ast.dump(ast.parse(broken)) == ast.dump(ast.parse(whole))
+    assert len(broken.splitlines()) > len(whole.splitlines())
 
 
 def test_no_golden_file_is_left_over() -> None:

@@ -21,10 +21,12 @@ def dense_boxes(src_box, wei_box, dst_box):
         for step in tl.range(0, 9, num_stages=4):
             kh = step // 3
             kw = step % 3
-            a = src_box.load([mb_blk * 2, oh_blk * 8 + kh - 1, ow_blk * 8 + kw - 1, 0]).reshape(128, 64).T
+            a = src_box.load([mb_blk * 2, oh_blk * 8 + kh - 1, ow_blk * 8 + kw - 1,
+                              0]).reshape(128, 64).T
             b = wei_box.load([0, kh * 192 + kw * 64])
             acc = tl.dot(b, a, acc)
 
-        dst_box.store([mb_blk * 2, oh_blk * 8, ow_blk * 8, 0], acc.to(tl.bfloat16).T.reshape(2, 8, 8, 64))
+        dst_box.store([mb_blk * 2, oh_blk * 8, ow_blk * 8, 0],
+                      acc.to(tl.bfloat16).T.reshape(2, 8, 8, 64))
 
 # launched with 132 programs

@@ -39,6 +39,8 @@ def dense_nhwc(src, wei, bia, dst):
         acc = tl.dot(a, b, acc)
 
     bia_value = tl.load(bia + n)
-    tl.store(dst + (pid * 8192 + m * 64)[:, None] + n[None, :], tl.maximum(acc + bia_value.to(tl.float32)[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL).to(tl.bfloat16))
+    tl.store(dst + (pid * 8192 + m * 64)[:, None] + n[None, :],
+             tl.maximum(acc + bia_value.to(tl.float32)[None, :], 0.0,
+                        propagate_nan=tl.PropagateNan.ALL).to(tl.bfloat16))
 
 # launched with 784 programs

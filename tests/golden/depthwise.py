@@ -78,6 +78,7 @@ def depthwise(src, wei, dst):
                   mask=((ih_6 < 28) & (iw_2 < 28))[None, :], other=0.0)
     b_8 = tl.load(wei + grp_blk * 288 + 8 + grp * 9)
     acc = acc + a_8.to(tl.float32) * b_8.to(tl.float32)[:, None]
-    tl.store(dst + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :], (acc * tl.sigmoid(acc)).to(tl.float16))
+    tl.store(dst + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+             (acc * tl.sigmoid(acc)).to(tl.float16))
 
 # launched with 588 programs

@@ -34,13 +34,14 @@ def stride_phase(dst, wei, src):
         th = step // 4
         tw = step // 2 % 2
         k_blk = step % 2
-        oh = -th + oh_m
-        ow = -tw + ow_m
+        oh = oh_m - th
+        ow = ow_m - tw
         a = tl.load(dst + (k_blk * 64 - th * 3584 - tw * 128 + dst_m)[:, None] + k[None, :],
                     mask=((oh < 28) & (ow < 28))[:, None], other=0.0)
         b = tl.load(wei + (k_blk * 36864 + th * 384 + tw * 128 + wei_k)[:, None] + n[None, :])
         acc = tl.dot(a, b, acc)
 
-    tl.store(src + (3648 + (mb * 200704 + qh * 7168 + qw * 128))[:, None] + n[None, :], acc.to(tl.bfloat16))
+    tl.store(src + (3648 + (mb * 200704 + qh * 7168 + qw * 128))[:, None] + n[None, :],
+             acc.to(tl.bfloat16))
 
 # launched with 196 programs

@@ -49,6 +49,7 @@ def volume_dilated(src, wei, dst):
                     mask=src_in_k[None, :], other=0.0)
         acc = tl.dot(b, a, acc, input_precision="tf32")
 
-    tl.store(dst + (g * 8192 + n * 512)[:, None] + (mb * 16384 + od * 64 + oh * 8 + ow)[None, :], acc.to(tl.float32))
+    tl.store(dst + (g * 8192 + n * 512)[:, None] + (mb * 16384 + od * 64 + oh * 8 + ow)[None, :],
+             acc.to(tl.float32))
 
 # launched with 32 programs

@@ -69,6 +69,11 @@ class ExprSpeller:
         if method is not None:
             return method(e)  # type: ignore[no-any-return]
         assert isinstance(e, Binary) and type(e) in LEVEL, f"no spelling for {type(e).__name__}"
+        if isinstance(e, Add) and isinstance(e.a, Neg) and e.dtype.kind == "int":
+            return self.binary(Sub(e.b, e.a.x))  # -th + oh_m reads oh_m - th
+        return self.binary(e)
+
+    def binary(self, e: Binary) -> tuple[str, int]:
         level, lanes = LEVEL[type(e)], self.lanes(e)
         left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
         right = self.fit(e.b, lanes, level + 1)

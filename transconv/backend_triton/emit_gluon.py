@@ -13,6 +13,7 @@ from math import prod
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
+from transconv.backend_triton.versions import looked_up
 from transconv.ir import (
     Alloc,
     Barrier,
@@ -37,20 +38,13 @@ from transconv.ir import (
     find,
 )
 
-HEAD = '''
+IMPORTS = '''
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-
-# The same functions under the names of this version of Triton.
-fetch_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-pile = gl.shared_memory_descriptor.reinterpret if hasattr(
-    gl.shared_memory_descriptor, "reinterpret") else gl.shared_memory_descriptor._reinterpret
-send_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 '''
-
 DOT_BITS = 256  # of an operand's row that one instruction takes along K
 WARPGROUP = 4  # warps that multiply together, 64 rows at a time
 PIECES = "pieces"  # what a pile of boxes is called when it is seen as one operand
@@ -235,12 +229,12 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> s
         functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
-    names, _, spelled = HEAD.partition("\n\n")
-    lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *names.splitlines(), *imported(early),
-             "", *spelled.splitlines(), "", "",
+    reserved = list(_reserve(shared, kernel))
+    lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *IMPORTS.splitlines(),
+             *imported(early), "", *looked_up([*functions, *reserved]), "", "",
              *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
              *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params), "", *_reserve(shared, kernel), *begun(early), "",
+               for p in kernel.params), "", *reserved, *begun(early), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",

@@ -42,6 +42,7 @@ from transconv.ir import (
 )
 
 WIDTH = 100
+SHORT = 24  # brackets with less in them stay on one line
 
 
 class TlEmitter(ExprSpeller):
@@ -141,16 +142,42 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> s
 
 
 def folded(lines: list[str]) -> list[str]:
-    """Break a long call before its keyword arguments, aligned with its first argument."""
+    """Break what is too long: a call before its mask, else behind the outermost comma that is within
+    reach; what follows is aligned with its neighbours."""
     out: list[str] = []
     for line in lines:
         opening = line.find("(") + 1
         cut = line.find(", mask=")
-        if len(line) > WIDTH and 0 < opening < cut:
-            out += [line[:cut + 1], " " * opening + line[cut + 2:]]
-        else:
+        if line.lstrip().startswith("#"):
             out.append(line)
+        elif len(line) > WIDTH and 0 < opening < cut:
+            out += [*_filled(line[:cut + 1]), " " * opening + line[cut + 2:]]
+        else:
+            out += _filled(line)
     return out
+
+
+def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
+    """A line in pieces, all but the last with a comma as their end. ``around``: the brackets that it
+    begins in, as the columns at which their contents begin."""
+    if len(line) <= WIDTH:
+        return [line]
+    opened = list(around)
+    commas: list[tuple[int, int, tuple[int, ...]]] = []  # how deep, minus where, the brackets around
+    for i, c in enumerate(line):
+        if c in "([":
+            opened.append(i + 1)
+        elif c in ")]" and opened:
+            begin = opened.pop()
+            if i - begin < SHORT and line[begin - 1] in "([":
+                commas = [x for x in commas if -x[1] < begin]
+        elif c == "," and opened and i < WIDTH:
+            commas.append((len(opened), -i, tuple(opened)))
+    if not commas:
+        return [line]
+    _, at, around = min(commas)
+    rest = " " * around[-1] + line[1 - at:].lstrip()
+    return [line] if len(rest) >= len(line) else [line[:1 - at], *_filled(rest, around)]
 
 
 def spelled_lanes(root: Stmt) -> list[Lane]:

@@ -6,9 +6,9 @@ reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands fo
 
 from __future__ import annotations
 
-import textwrap
-
 from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.dtype import f32
 from transconv.ir.node import Node
 from transconv.ir.printer import PREFIX, ExprPrinter, Printer
 
@@ -50,7 +50,9 @@ class Reading(ExprPrinter):
             if (positive := _negated(a)) is not None and _negated(b) is None:
                 return f"{self.inside(b, level)} - {self.inside(positive, level + 1)}", level
         tight = level + (1 if not isinstance(e, (ex.And, ex.Or, ex.Add)) else 0)
-        left = self.inside(a, level + (1 if isinstance(e, ex.Compare) else 0))
+        # x % 2*64 would be read as x % (2*64), though Python does not.
+        apart = isinstance(e, ex.Mul) and isinstance(a, (ex.Div, ex.FloorDiv, ex.Mod))
+        left = self.inside(a, level + (1 if apart or isinstance(e, ex.Compare) else 0))
         return f"{left}{SIGN[type(e)]}{self.inside(b, tight)}", level
 
     def inside(self, e: ex.Expr, level: int) -> str:
@@ -59,17 +61,29 @@ class Reading(ExprPrinter):
 
 
 def _without_neutral(e: ex.Expr) -> ex.Expr:
-    """``x + 0`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants filled in."""
+    """``x + 0``, ``x + 0*3`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants that
+    were filled in."""
     while True:
         match e:
             case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
                 e = ex.Add(x, ex.Const(a + b, t))
-            case ex.Add(x, ex.Const(0)) | ex.Add(ex.Const(0), x) | ex.Sub(x, ex.Const(0)):
+            case ex.Add(x, b) | ex.Sub(x, b) if _is_zero(b):
+                e = x
+            case ex.Add(a, x) if _is_zero(a):
                 e = x
             case ex.Mul(x, ex.Const(1)) | ex.Mul(ex.Const(1), x):
                 e = x
             case _:
                 return e
+
+
+def _is_zero(e: ex.Expr) -> bool:
+    match e:
+        case ex.Const(value):
+            return value == 0 and not isinstance(value, bool)
+        case ex.Mul(a, b):
+            return e.dtype.kind == "int" and (_is_zero(a) or _is_zero(b))
+    return False
 
 
 def _negated(e: ex.Expr) -> ex.Expr | None:
@@ -90,15 +104,41 @@ class ReadingStatements(Reading, Printer):
     def lines(self, s: Node) -> list[str]:
         return [part for line in super().lines(s) for part in _folded(line)]
 
+    def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
+        """A product says how it is rounded only where that is a question, of f32."""
+        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype is not f32
+                                        for a in s.args[1:]):
+            return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
+        return super().lines_FuncCall(s)
+
 
 def _folded(line: str) -> list[str]:
-    """A load or store that its mask makes too long, with the mask on lines of its own."""
-    cut, opening = line.find(", mask="), line.find("(") + 1
-    if len(line) <= WIDTH or not 0 < opening < cut:
+    """A line that is too long, broken where a new thought begins: before the mask of an access and
+    between its conditions, before how far a box reaches, before where a fetch lands."""
+    opening = line.find("(") + 1
+    if len(line) <= WIDTH:
         return [line]
-    mask = textwrap.wrap(line[cut + 2:], WIDTH, initial_indent=" " * opening,
-                         subsequent_indent=" " * (opening + len("mask=")))
-    return [line[:cut + 1], *mask]
+    if line.startswith("fetch ") and " -> " in line:
+        what, where = line.split(" -> ", 1)
+        return [what, f"      -> {where}"]
+    if 0 < opening < (cut := line.find(", mask=")):
+        return [line[:cut + 1], *_conditions(line[cut + 2:], opening)]
+    if 0 < opening < (cut := line.find(", extents=")):
+        return [line[:cut + 1], " " * opening + line[cut + 2:]]
+    return [line]
+
+
+def _conditions(mask: str, indent: int) -> list[str]:
+    """``mask=a and b and ..)`` in lines that are full, each with whole conditions."""
+    first, *others = mask.split(" and ")
+    lines = [" " * indent + first]
+    for part in others:
+        if len(lines[-1]) + len(f" and {part}") <= WIDTH:
+            lines[-1] += f" and {part}"
+        else:
+            lines[-1] += " and"
+            lines.append(" " * (indent + len("mask=")) + part)
+    return lines
 
 
 def readable(at: Node) -> str:

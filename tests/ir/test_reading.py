@@ -1,0 +1,42 @@
+"""The text of IR for people: what a value is stays the same, what distracts is left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv import ir
+from transconv.ir.reading import readable
+
+A, B, C = ir.Var("a"), ir.Var("b"), ir.Var("c")
+ZERO = ir.Const(0)
+T = ir.Tensor("t", ("n",), (8,), ir.Layout.dense(ir.f16, (8,)))
+
+
+@pytest.mark.parametrize(("e", "text"), [
+    (ir.Add(A, ir.Const(-3)), "a - 3"), (ir.Add(ir.Neg(A), B), "b - a"),
+    (ir.Add(ir.Mul(ZERO, ir.Const(3)), A), "a"), (ir.Sub(A, ir.Mul(B, ZERO)), "a"),
+    (ir.Add(ir.Add(A, ir.Const(1)), ir.Const(1)), "a + 2"), (ir.Sub(ZERO, A), "0 - a"),
+    (ir.Mul(ir.Mod(A, ir.Const(2)), ir.Const(64)), "(a % 2)*64"),
+    (ir.Mul(ir.FloorDiv(A, ir.Const(2)), ir.Const(64)), "(a // 2)*64"),
+    (ir.Mod(ir.Mul(A, ir.Const(2)), ir.Const(64)), "a*2 % 64"),
+    (ir.Mul(ir.Mul(A, B), C), "a*b*c"),
+])
+def test_expressions(e: ir.Expr, text: str) -> None:
+    assert readable(e) == text
+
+
+def test_a_long_mask_is_broken_between_conditions() -> None:
+    mask = ir.all_of([ir.Var(f"a_long_name_{i}") < 56 for i in range(4)])
+    lines = readable(ir.Let(ir.Var("x", ir.f16), ir.Load(T, A, mask))).splitlines()
+    assert len(lines) == 3 and all(line.rstrip(")").endswith(("and", "< 56", ",")) for line in lines)
+    assert " ".join(line.strip() for line in lines) == (
+        "let x = load(t, a, mask=a_long_name_0 < 56 and a_long_name_1 < 56 and a_long_name_2 < 56"
+        " and a_long_name_3 < 56)")
+
+
+def test_only_products_of_f32_say_how_they_are_rounded() -> None:
+    def product(t: ir.DType) -> str:
+        return readable(ir.FuncCall(ir.dot("tf32"), (
+            ir.Var("acc", ir.f32), ir.Var("x", t), ir.Var("y", t))))
+    assert product(ir.bf16) == "dot(acc, x, y)"
+    assert product(ir.f32) == "dot[precision=tf32](acc, x, y)"
