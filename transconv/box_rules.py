@@ -33,7 +33,6 @@ class Dim:
     apart: bool = False  # whether every position of a block along it is a box of its own
 
 
-
 def why_not_dims(dims: list[Dim], config: Config, algorithm: Algorithm, tensor: Tensor,
                  stored: bool) -> str | None:
     """None if the dimensions make a box, else the reason in a few words."""
