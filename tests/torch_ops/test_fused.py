@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.torch_ops import fused
+from transconv.torch_ops import fused, fused_autograd
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -41,7 +41,7 @@ def test_results_and_gradients(activation: str | None, parts: str) -> None:
                                torch.autograd.grad(wanted.sin().sum(), leaves))
 
 
-@pytest.mark.parametrize("activation", fused._GRAD_FROM_RESULT)
+@pytest.mark.parametrize("activation", fused.GRAD_FROM_RESULT)
 def test_derivatives_of_derivatives(activation: str) -> None:
     given = problem()
     assert torch.autograd.gradcheck(lambda *t: call(*t, activation), given, fast_mode=True)
@@ -50,7 +50,7 @@ def test_derivatives_of_derivatives(activation: str) -> None:
 
 def test_opcheck() -> None:
     x, w, b, res = problem()
-    found = opcheck(fused.fused_convolution, (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False,
+    found = opcheck(fused_autograd.fused_convolution, (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False,
                                               [0, 0], 2))
     assert set(found.values()) == {"SUCCESS"}
 

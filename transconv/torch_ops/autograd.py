@@ -35,7 +35,7 @@ class ConvolutionFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return *_gradients(ctx.route, wanted, grad, input, weight, wanted[:3]), None
+        return *gradients(ctx.route, wanted, grad, input, weight, wanted[:3]), None
 
 
 class CastConvolutionFunction(torch.autograd.Function):
@@ -54,7 +54,7 @@ class CastConvolutionFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, cast, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        found = _gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
+        found = gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
         return *found, None, None, None
 
 
@@ -68,8 +68,8 @@ apply_function: Callable[..., Tensor] = super(torch.autograd.Function, Convoluti
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
-def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
-               mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
+              mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """Gradients of input, weight and bias the general way; None where ``mask`` is False. Noted as
     the ``wanted`` of the route."""
     params = route.params
@@ -93,7 +93,7 @@ def bound_function(route: Route, biased: bool, cast: torch.dtype | None) -> Call
     With ``cast`` it casts weight and bias to this type, as CastConvolutionFunction has them cast."""
     if route.function is None or route.function[0] is not cast:
         forward = _casting(route, biased, cast) if cast else _plain(route, biased)
-        route.function = cast, _class_of(forward, _backward(route, biased))
+        route.function = cast, class_of(forward, _backward(route, biased))
     return route.function[1]
 
 
@@ -134,20 +134,20 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
         saved = ctx.saved_tensors  # input, the weight as it was used, and what it was cast from
         wanted = ctx.needs_input_grad
         if not _compiling():
-            gradients = known.get(wanted)
-            if gradients is not None:
-                found = gradients(grad, saved[0], saved[1])
+            entry = known.get(wanted)
+            if entry is not None:
+                found = entry(grad, saved[0], saved[1])
                 if found is not None:
                     return found
         weight = saved[1] if len(saved) == 2 else _history(saved[1], saved[2])
         # What is returned beyond the arguments is None, which autograd allows.
-        return _gradients(route, wanted, grad, saved[0], weight,
-                          wanted if biased else (*wanted, False))
+        return gradients(route, wanted, grad, saved[0], weight,
+                         wanted if biased else (*wanted, False))
 
     return backward
 
 
-def _class_of(forward: Callable[..., Tensor],
+def class_of(forward: Callable[..., Tensor],
               backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
     """``apply`` of an autograd function made of these two."""
     # autograd looks these up by name at every call, class by class: the nearest is the cheapest.

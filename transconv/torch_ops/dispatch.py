@@ -28,12 +28,14 @@ handle: Any = handle_torch_function
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """One public function: what it is called, its rank, torch's function of that name, and ours."""
+    """One public function: what it is called, its rank, torch's function of that name, the way of
+    calls that were never seen, and ours."""
 
     name: str
     ndims: int
     transposed: bool
     aten: Callable[..., Tensor]
+    general: Callable[..., Tensor]
     public: Callable[..., Tensor] | None = None
 
 
@@ -67,7 +69,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
         return _hand_over(f, input, weight, bias, *rest)
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
-    given, cast = (input, weight, bias), None
+    given, cast = (input, weight, bias, None), None
     if torch._C._is_any_autocast_enabled():
         cast = autocast_dtype(input)
         input, weight, bias = autocast(input, weight, bias)
@@ -88,13 +90,13 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
     else:
-        warm.note(dispatch, autograd.bound_function, f, given, (input, weight, bias), rest, route,
-                  flags, aligned, cast)
+        warm.note(autograd.bound_function, f, given, (input, weight, bias, None), rest, route, flags,
+                  aligned, cast)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
         if weight is given[1] and bias is given[2]:
             return autograd.apply_function(input, weight, bias, route)
-        return autograd.apply_cast(input, *given[1:], weight, bias, route)
+        return autograd.apply_cast(input, *given[1:3], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result
 
@@ -161,7 +163,7 @@ def _integral(value: Any) -> bool:
 
 
 def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-           groups: Any) -> tuple[Any, Any, Any, Any] | None:
+          groups: Any) -> tuple[Any, Any, Any, Any] | None:
     n = f.ndims
     parsed = (arguments.ints(stride, n),
               padding if type(padding) is str and not f.transposed else arguments.ints(padding, n),
@@ -222,7 +224,7 @@ def autocast_dtype(input: Tensor) -> torch.dtype | None:
 
 
 def autocast(input: Tensor, weight: Tensor,
-              bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+             bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
     dtype, float64 and integers not."""
     device, dtype = input.device.type, autocast_dtype(input)

@@ -84,7 +84,8 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     if residual is None and not activation:
         made: Tensor = routes.forward_route(req, input, weight, bias).forward(input, weight, bias)
         return made
-    return fused_route.run(req, input, weight, bias, residual, activation)
+    tensors = (input, weight, bias, residual)
+    return fused_route.find(req, tensors, activation).route.forward(*tensors)
 
 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: list[int]) -> Tensor:

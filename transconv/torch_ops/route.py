@@ -19,6 +19,7 @@ from transconv.torch_ops.arguments import Ints, Params
 if TYPE_CHECKING:
     from transconv.compiler import Compiled
 
+ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
 
 
@@ -105,6 +106,11 @@ class Route:
             if not self.copies_bias:
                 self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
         return y
+
+    def bound(self) -> Run:
+        """``forward`` of the tensors that are given, with nothing left to decide where the kernel
+        has its start function."""
+        return self.start or self.forward
 
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
                  far: torch.Tensor) -> torch.Tensor:
