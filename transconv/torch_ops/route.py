@@ -141,7 +141,7 @@ class Route:
             return
         self.device = device
         self.function = None
-        self.start = {3: _two, 4: _three}.get(len(names), _several)(self, begin, dtype)
+        self.start = {3: _two, 4: _three, 5: _four}[len(names)](self, begin, dtype)
 
 
 def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
@@ -168,13 +168,14 @@ def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     return start
 
 
-def _several(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+def _four(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     empty, shape, strides = _empty, route.shape, route.strides
 
-    def start(*given: torch.Tensor) -> torch.Tensor:
+    def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor,
+              fourth: torch.Tensor) -> torch.Tensor:
         route.calls += 1
         made: torch.Tensor = empty(shape, strides, dtype)
-        begin(*given, made)
+        begin(first, second, third, fourth, made)
         return made
 
     return start
