@@ -18,13 +18,17 @@ Tensor = torch.Tensor
 
 _compiling = torch.compiler.is_dynamo_compiling
 
-# grad of the activation's input from its result y and the result's gradient g.
+_aten: Any = torch.ops.aten
+_threshold_backward = _aten.threshold_backward.default
+_hardtanh_backward = _aten.hardtanh_backward.default
+
+# grad of the activation's input from its result y and the result's gradient g: one kernel of torch's.
 GRAD_FROM_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "": lambda g, y: g,
-    "relu": lambda g, y: g * (y > 0),
-    "relu6": lambda g, y: g * ((y > 0) & (y < 6)),
-    "sigmoid": lambda g, y: g * y * (1 - y),
-    "tanh": lambda g, y: g * (1 - y * y),
+    "relu": lambda g, y: _threshold_backward(g, y, 0),
+    "relu6": lambda g, y: _hardtanh_backward(g, y, 0, 6),
+    "sigmoid": _aten.sigmoid_backward.default,
+    "tanh": _aten.tanh_backward.default,
 }
 
 
