@@ -97,19 +97,26 @@ def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPa
     assert transconv.stats().native == {"fwd": WARM} and not transconv.stats().fallback
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_another_device_is_the_current_one(parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
+    return transconv.conv2d(x, w, b, padding=1)
+
+
+@pytest.mark.parametrize("f, parts", [(convolution, "b"), *((ours, parts) for parts in PARTS)])
+@pytest.mark.parametrize("wanted", ["", "xwbr"])
+def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     current = [0]
     for module in (route, entries):
         monkeypatch.setattr(module, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    args = given(parts)
-    ours(*args)
+    args = given(parts, leaves=wanted)
+    right = (theirs(*args[:3], None, None) if f is convolution else theirs(*args)).detach()
+    f(*args)
     for found in routes._routes.values():
         found.device = 0  # as if the tensors were there
     for current[0] in [0] * WARM + [1] * WARM + [0]:
         Plan.started.clear()
-        torch.testing.assert_close(ours(*args), theirs(*args))
+        torch.testing.assert_close(f(*args).detach(), right)
         assert Plan.started == ["fwd"] * (current[0] == 0)
 
 

@@ -90,12 +90,13 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
     else:
-        warm.note(autograd.bound_function, f, given, (input, weight, bias, None), rest, route, flags,
+        warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
         if weight is given[1] and bias is given[2]:
-            return autograd.apply_function(input, weight, bias, route)
+            apply = autograd.function_of(route, bias is not None, bound=False)
+            return apply(input, weight) if bias is None else apply(input, weight, bias)
         return autograd.apply_cast(input, *given[1:3], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result

@@ -15,14 +15,13 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.torch_ops.execute import read_precision
-from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Route, current_device
+from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Gradients, Route, current_device
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
-Gradients = Callable[[Tensor, Tensor, Tensor], "tuple[Tensor | None, ...] | None"]
 
 # Read at every call; each is a plain function in C.
 _modes = torch._C._len_torch_dispatch_stack

@@ -84,7 +84,8 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
             warm.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
                       found.flags, found.aligned, cast)
         if differentiated:
-            return fused_autograd.bound_function(found.route)(*(t for t in tensors if t is not None))
+            apply = fused_autograd.function_of(found.route, bound=False)
+            return apply(*(t for t in tensors if t is not None))
         return found.route.forward(*tensors)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
@@ -114,7 +115,7 @@ def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: FusedRoute, bias
              cast: torch.dtype | None) -> Callable[..., Tensor]:
     """The differentiable call of the tensors that ``route`` takes."""
     if f.activation in GRAD_FROM_RESULT and cast is None:
-        return fused_autograd.bound_function(route)
+        return fused_autograd.function_of(route, bound=True)
 
     def general(input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         bias, *residual = extra if biased else (None, *extra)

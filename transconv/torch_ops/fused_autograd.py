@@ -1,7 +1,7 @@
 """Torch border, step 5d. Derivatives of fused calls whose activation has its gradient in its result.
 
     transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
-    bound_function(route)           the short way past it, for eager calls
+    function_of(route, bound)       the short way past it, for eager calls
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import autograd, library, operators, warm
+from transconv.torch_ops import autograd, library, operators
 from transconv.torch_ops.fused_route import FusedRoute
+from transconv.torch_ops.route import Run
 
 Tensor = torch.Tensor
 
@@ -96,16 +97,16 @@ for _key in ("CPU", "CUDA"):
 # -- eager calls -----------------------------------------------------------------------------------
 
 
-def bound_function(route: FusedRoute) -> Callable[..., Tensor]:
-    """``apply`` of the tensors that the route takes, in its order: see autograd.bound_function."""
-    if route.function is None:
-        route.function = None, autograd.class_of(_forward(route), _backward(route))
-    return route.function[1]
+def function_of(route: FusedRoute, bound: bool) -> Callable[..., Tensor]:
+    """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
+    made = route.functions.get((None, bound))
+    if made is None:
+        forward = _forward(route.bound() if bound else route.of_given())
+        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route))
+    return made
 
 
-def _forward(route: FusedRoute) -> Callable[..., Tensor]:
-    run = route.bound()
-
+def _forward(run: Run) -> Callable[..., Tensor]:
     def forward(ctx: Any, input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         made = run(input, weight, *extra)
         ctx.to_save = (input, weight, made)
@@ -116,7 +117,7 @@ def _forward(route: FusedRoute) -> Callable[..., Tensor]:
 
 def _backward(route: FusedRoute) -> Callable[..., tuple[Tensor | None, ...]]:
     from_result, biased = GRAD_FROM_RESULT[route.activation], route.biased
-    known = warm.gradients_of(route)
+    known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, made = ctx.saved_tensors

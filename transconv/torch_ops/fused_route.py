@@ -71,9 +71,9 @@ class FusedRoute(Route):
             self.bind(x, w.dtype, "src", "wei", *extra, "dst")
         return y
 
-    def bound(self) -> Run:
+    def of_given(self) -> Run:
         """See Route."""
-        return self.start or (self.forward if self.biased else self._unbiased)
+        return self.forward if self.biased else self._unbiased
 
     def _unbiased(self, x: Tensor, w: Tensor, res: Tensor | None = None) -> Tensor:
         return self.forward(x, w, None, res)

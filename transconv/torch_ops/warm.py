@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transconv.torch_ops import entries
-from transconv.torch_ops.entries import Call, Gradients
+from transconv.torch_ops.entries import Call
 from transconv.torch_ops.route import BackwardRoutes, Route
 
 if TYPE_CHECKING:
@@ -33,16 +33,10 @@ MOST_PATIENCE = 1 << 12
 FIXED = (int, str, tuple)  # what cannot change under its identity, as lists can
 
 _forward: dict[int, Call] = {}
-_backward: dict[Route, dict[tuple[bool, ...], Gradients]] = {}
+_backward: set[Route] = set()  # those that hold entries of their gradients
 _visits: dict[Hashable, list[int]] = {}  # calls since the last entry, calls to wait for, entries
 
 find = _forward.get
-
-
-def gradients_of(route: Route) -> dict[tuple[bool, ...], Gradients]:
-    """The entries of a forward route's gradients, by the wanted ones: None where the gradients are
-    of another kind. Empty for good once everything was forgotten."""
-    return _backward.setdefault(route, {})
 
 
 _function_modes = torch._C._is_torch_function_mode_enabled
@@ -66,9 +60,8 @@ def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
 def forget() -> None:
     """Every call goes the general way again."""
     _forward.clear()
-    for route, known in list(_backward.items()):
-        known.clear()
-        route.function = None
+    for route in list(_backward):
+        route.gradients.clear()
     _backward.clear()
     _visits.clear()
 
@@ -143,5 +136,6 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
     cold = any(r.reason == "capture:cold" for r in routes.aten)
     check = None if cold or not _due((route, wanted), 1) else _guard(grad, x, w)
     if check is not None:
-        gradients_of(route)[wanted] = entries.gradients(
+        _backward.add(route)
+        route.gradients[wanted] = entries.gradients(
             check, routes, entries.Switches(flags, x.dtype), aligned)
