@@ -366,3 +366,7 @@ def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general:
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(folded(x, r), model(x, r), rtol=1e-4, atol=1e-5)
     assert folded(x, r).requires_grad
+    compiled = torch.compile(folded, fullgraph=True, backend="aot_eager")
+    for name in ("own", "pixel"):
+        torch.testing.assert_close(compiled(x, residuals[name]), model(x, residuals[name]), rtol=1e-4,
+                                   atol=1e-5)

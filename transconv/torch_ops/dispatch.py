@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
 
@@ -39,7 +40,7 @@ class Function:
     public: Callable[..., Tensor] | None = None
 
 
-_requests: dict[Any, routes.Request] = {}
+_requests: dict[Any, Request] = {}
 
 
 def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
@@ -130,7 +131,7 @@ def _unusual(f: Function, *call: Any) -> Tensor:
 
 
 def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-             groups: Any) -> routes.Request | None:
+             groups: Any) -> Request | None:
     """The request of these arguments, or None where torch's parser must judge their form."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
@@ -145,8 +146,8 @@ def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilati
     if parsed is None:
         return None
     stride_, padding_, output_padding_, dilation_ = parsed
-    found = routes.request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed,
-                           output_padding_, groups)
+    found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
+                    groups)
     try:
         if len(_requests) > routes.LIMIT:
             _requests.clear()

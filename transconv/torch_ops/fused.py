@@ -25,7 +25,6 @@ from transconv.torch_ops import (
     fused_autograd,
     fused_route,
     library,
-    routes,
     shapes,
     warm,
 )
@@ -33,6 +32,7 @@ from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused_autograd import GRAD_FROM_RESULT
 from transconv.torch_ops.fused_route import ACTIVATIONS, FusedRoute, refuse
+from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
 
@@ -77,7 +77,7 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     stride, padding, output_padding, dilation = parsed
     tensors = (input, weight, bias, residual)
     if _eager(tensors):
-        req = routes.request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
+        req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
         found = fused_route.find(req, tensors, f.activation)
         differentiated = library.differentiated(*tensors)
         if found.known and (cast is None or not differentiated):

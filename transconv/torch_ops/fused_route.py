@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from transconv.errors import Unsupported
 from transconv.problem import Prop
 from transconv.torch_ops import arguments, execute, route, routes, shapes
+from transconv.torch_ops.decide import compile_route, make_forward
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, Route, Run
 
@@ -96,12 +97,11 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
         words = [word for word, on in (("bias", b is not None), ("res", res is not None),
                                        (activation, bool(activation))) if on]
         try:
-            routes.compile_route(made, x, w, None, "+".join(words), aligned, flags,
-                                 **made.extra(b, res))
+            compile_route(made, x, w, None, "+".join(words), aligned, flags, **made.extra(b, res))
             return made
         except Unsupported:
             pass
-    made.plain = routes.make_forward(params, x, w, b, flags, aligned)
+    made.plain = make_forward(params, x, w, b, flags, aligned)
     made.reason = made.plain.reason
     return made
 

@@ -19,6 +19,7 @@ from torch.utils import flop_counter
 
 from transconv.torch_ops import arguments, fused_route, routes, shapes
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
 
@@ -61,17 +62,17 @@ def params_of(numbers: Sequence[int]) -> Params:
                   output_padding, numbers[-1])
 
 
-_requests: dict[tuple[int, ...], tuple[routes.Request, Params]] = {}
+_requests: dict[tuple[int, ...], tuple[Request, Params]] = {}
 
 
-def _request(numbers: list[int]) -> tuple[routes.Request, Params]:
+def _request(numbers: list[int]) -> tuple[Request, Params]:
     key = tuple(numbers)
     found = _requests.get(key)
     if found is None:
         if len(_requests) >= routes.LIMIT:
             _requests.clear()
         p = params_of(numbers)
-        found = _requests[key] = routes.request("", 0, *p), p
+        found = _requests[key] = request("", 0, *p), p
     return found
 
 

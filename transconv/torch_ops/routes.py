@@ -15,12 +15,10 @@ import torch
 
 from transconv.torch_ops import execute, stats, warm
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.decide import compile_route, like, make_backward, make_forward, settle
-from transconv.torch_ops.requests import Request, request
+from transconv.torch_ops.decide import make_backward, make_forward
+from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
-
-__all__ = ["ALIGNMENT", "Request", "Route", "compile_route", "like", "make_forward", "request", "settle"]
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 
