@@ -308,6 +308,19 @@ def test_derivatives_of_derivatives_of_warm_calls() -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_a_compiled_backward_of_a_warm_call(activation: str) -> None:
+    args = given("br", leaves="xwbr")
+    heat(lambda: ours(*args, activation).sum().backward())
+    for t in args:
+        t.grad = None
+    compiler = torch.compile(backend="aot_eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        ours(*args, activation).sum().backward()
+    wanted = torch.autograd.grad(theirs(*args, activation).sum(), args)
+    torch.testing.assert_close([t.grad for t in args], list(wanted))
+
+
 def test_nothing_is_kept_alive() -> None:
     def refs() -> list[weakref.ref[torch.Tensor]]:
         args = given("br", leaves="xwbr")
