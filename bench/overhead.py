@@ -92,12 +92,12 @@ def compare(sides: dict[str, Call], calls: int, bursts: int, device: str) -> dic
 def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
            transposed: bool) -> dict[str, Call]:
     """What is left below the public function: the plan's launch on a kept result."""
-    from transconv.torch_ops import routes
+    from transconv.torch_ops import requests, routes
 
     n = x.dim() - 2
     numbers = [tuple((kwargs.get(k, d),) * n) for k, d in (("stride", 1), ("padding", 0),
                                                            ("dilation", 1))]
-    req = routes.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
+    req = requests.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
     route = routes.forward_route(req, x, w, None)
     if route.compiled is None:
         return {}

@@ -11,7 +11,16 @@ from collections.abc import Callable
 import torch
 
 import transconv
-from transconv.torch_ops import autograd, dispatch, execute, functional, route, routes, warm
+from transconv.torch_ops import (
+    autograd,
+    dispatch,
+    execute,
+    functional,
+    requests,
+    route,
+    routes,
+    warm,
+)
 
 Call = Callable[[], object]
 
@@ -24,7 +33,7 @@ def parts(device: str) -> dict[str, Call]:
     for _ in range(2 * warm.PATIENCE + 2):
         transconv.conv2d(x, w, padding=1)
         transconv.conv2d(x, leaf, padding=1)
-    req = routes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    req = requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     found: route.Route = routes.forward_route(req, x, w, None)
     check = warm._guard(x, w)
     assert check is not None, "this torch has no guard of tensors"
@@ -45,7 +54,7 @@ def parts(device: str) -> dict[str, Call]:
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }
-    apply = autograd.bound_function(found, False, None)
+    apply = autograd.function_of(found, biased=False)
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
         "the same without a memory": lambda: dispatch.dispatch(

@@ -48,10 +48,11 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     assert launcher.starter(0, True, (0, 1, 2)) is None  # nothing was launched yet
     launcher.kept[0, True] = Direct(raw, 12, "function", "packed")
     assert launcher.starter(0, False, (0, 1, 2)) is None
-    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1)):
+    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1),
+                  (2, 4, 0, 5, 3, 1)):
         begin = launcher.starter(0, True, order)
         assert begin is not None
-        given = tensors(5)
+        given = tensors(6)
         stream[0] += 1
         begin(*given)
         grid, _, _, used, function, *rest = raw.calls[-1]
@@ -83,6 +84,26 @@ def test_names_say_what_is_what() -> None:
     assert raw.calls[0][-3:] == tuple(by_name[p].data_ptr() for p in made.steps[0].params)
     assert made.starter(0, False, ("wei", "dst", "src")) is None
     assert made.starter(0, True, ("wei", "dst", "bia")) is None
+
+
+@pytest.mark.parametrize("epilogue, extra", [("relu", ()), ("bias+relu", ("bia",)), ("res", ("res",)),
+                                             ("bias+res+relu", ("bia", "res"))])
+def test_what_an_epilogue_reads_is_named_too(stream: dict[int, int], epilogue: str,
+                                             extra: tuple[str, ...]) -> None:
+    made = plan(ConvProblem.parse("mb1ic16ih4oc16oh4kh1"), Prop.FWD, TARGETS["sm_90"],
+                epilogue=epilogue)
+    raw = keep(made)
+    names = ("src", "wei", *extra, "dst")
+    begin = made.starter(0, True, names)
+    assert begin is not None
+    for _ in range(2):  # always on the stream that is the current one
+        stream[0] += 1
+        given = tensors(len(names))
+        begin(*given)
+        by_name = dict(zip(names, given, strict=True))
+        params = made.steps[0].params
+        assert raw.calls[-1][-len(params):] == tuple(by_name[p].data_ptr() for p in params)
+        assert raw.calls[-1][3] == stream[0]
 
 
 @pytest.mark.parametrize("reduce, launches", [("partials", 2), ("atomic", 1)])

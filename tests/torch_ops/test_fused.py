@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.torch_ops import fused
+from transconv.torch_ops import fused, fused_autograd
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -41,7 +41,7 @@ def test_results_and_gradients(activation: str | None, parts: str) -> None:
                                torch.autograd.grad(wanted.sin().sum(), leaves))
 
 
-@pytest.mark.parametrize("activation", fused._GRAD_FROM_RESULT)
+@pytest.mark.parametrize("activation", fused.GRAD_FROM_RESULT)
 def test_derivatives_of_derivatives(activation: str) -> None:
     given = problem()
     assert torch.autograd.gradcheck(lambda *t: call(*t, activation), given, fast_mode=True)
@@ -50,7 +50,7 @@ def test_derivatives_of_derivatives(activation: str) -> None:
 
 def test_opcheck() -> None:
     x, w, b, res = problem()
-    found = opcheck(fused.fused_convolution, (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False,
+    found = opcheck(fused_autograd.fused_convolution, (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False,
                                               [0, 0], 2))
     assert set(found.values()) == {"SUCCESS"}
 
@@ -182,3 +182,16 @@ def test_fold_with_a_broadcast_addition() -> None:
 def test_fold_wants_eval_mode() -> None:
     with pytest.raises(RuntimeError, match="eval mode"):
         transconv.fold(net().train())
+
+
+@pytest.mark.parametrize("activation", [a for a in fused.GRAD_FROM_RESULT if a])
+def test_gradients_where_no_number_is_finite(activation: str) -> None:
+    """A gradient that is infinite where the activation is flat stays out, as in torch."""
+    x, w = torch.randn(1, 2, 4, 4, requires_grad=True), torch.ones(2, 1, 1, 1)
+    grads = torch.tensor([float("inf"), float("nan"), 1.0, 0.0]).expand(1, 2, 4, 4)
+    with torch.no_grad():
+        x.view(-1)[:4] = torch.tensor([float("nan"), 7.0, -7.0, 0.0])
+    y = transconv.fused_conv2d(x, w, groups=2, activation=activation)
+    wanted = fused.ACTIVATIONS[activation](F.conv2d(x, w, groups=2))
+    torch.testing.assert_close(*(torch.autograd.grad(t, x, grads)[0] for t in (y, wanted)),
+                               equal_nan=True)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import fused, library, operators
+from transconv.torch_ops import fused_autograd, library, operators
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -306,7 +306,7 @@ def test_operators_in_inference_mode() -> None:
     numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 2)
     with torch.inference_mode():
         y = OP(x, w, b, *numbers)
-        activated = fused.fused_convolution(x, w, b, None, "relu", *numbers)
+        activated = fused_autograd.fused_convolution(x, w, b, None, "relu", *numbers)
         found = BACKWARD(y, x, w, *numbers, [True, False, True])
         with pytest.raises(RuntimeError, match="Expected grad_output of size"):
             BACKWARD(x, x, w, *numbers, [True, True, True])

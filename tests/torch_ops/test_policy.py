@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import transconv
 from transconv.errors import Unsupported
 from transconv.torch_ops import execute, routes
+from transconv.torch_ops.requests import request
 
 
 def problem(n: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +197,7 @@ def test_alignment_and_switches_are_part_of_the_key() -> None:
     w = torch.randn(2, 2, 3, 3)
     flat = torch.randn(2 * 2 * 5 * 5 + 1)
     aligned, shifted = (flat[at:at + 100].view(2, 2, 5, 5) for at in (0, 1))
-    req = routes.request("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+    req = request("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
     keys = {routes.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
     assert len(keys) == 2
     torch.use_deterministic_algorithms(True)

@@ -174,10 +174,10 @@ class Direct:
     def bound(self, order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None] | None:
         """The same for those of the given tensors that ``order`` names, in half the time: every
-        address is written out, so this is there for two to four of them."""
+        address is written out, so this is there for two to five of them."""
         raw, grid, function, packed = self.raw, self.grid, self.function, self.packed
         early = self.early
-        a, b, c, d = (*order, 0, 0)[:4]
+        a, b, c, d, e = (*order, 0, 0, 0)[:5]
 
         def of_two(*given: Any) -> None:
             raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
@@ -192,7 +192,12 @@ class Direct:
                 None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr(),
                 given[d].data_ptr())
 
-        return {2: of_two, 3: of_three, 4: of_four}.get(len(order))
+        def of_five(*given: Any) -> None:
+            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
+                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr(),
+                given[d].data_ptr(), given[e].data_ptr())
+
+        return {2: of_two, 3: of_three, 4: of_four, 5: of_five}.get(len(order))
 
 
 def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.torch_ops import execute, library, routes, stats, warm
-from transconv.torch_ops.route import Route
+from transconv.torch_ops.route import Route, Run
 
 Tensor = torch.Tensor
 
@@ -21,27 +21,10 @@ _new_class: Any = type(torch.autograd.Function)
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-class ConvolutionFunction(torch.autograd.Function):
-    """The plain autograd function: ``apply(input, weight, bias, route)``."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
-                route: Route) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        ctx.route = route
-        return route.forward(input, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        return *_gradients(ctx.route, wanted, grad, input, weight, wanted[:3]), None
-
-
 class CastConvolutionFunction(torch.autograd.Function):
-    """Under autocast: ``apply(input, weight, bias, cast weight, cast bias, route)``. Weight and bias
-    are as the caller gave them, their casts carry no history: autograd's engine casts the gradients
-    back, and a call costs one node instead of three."""
+    """Under autocast, for calls whose casts are made already: ``apply(input, weight, bias, cast weight,
+    cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no history:
+    autograd's engine casts the gradients back, and a call costs one node instead of three."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, cast: Tensor,
@@ -54,7 +37,7 @@ class CastConvolutionFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, cast, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        found = _gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
+        found = gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
         return *found, None, None, None
 
 
@@ -64,12 +47,11 @@ def _history(cast: Tensor, weight: Tensor) -> Tensor:
 
 
 # Function.apply also looks for functorch transforms, which the callers here have done.
-apply_function: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
-def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
-               mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
+              mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """Gradients of input, weight and bias the general way; None where ``mask`` is False. Noted as
     the ``wanted`` of the route."""
     params = route.params
@@ -86,20 +68,22 @@ def _gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tens
     return made.run(grad, input, weight)
 
 
-def bound_function(route: Route, biased: bool, cast: torch.dtype | None) -> Callable[..., Tensor]:
+def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
+                bound: bool = True) -> Callable[..., Tensor]:
     """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function that knows
     its route: each argument, and each thing kept in the context, would cost a tenth of a
-    microsecond and more per call. For the device and the tensors that ``route.start`` is for.
-    With ``cast`` it casts weight and bias to this type, as CastConvolutionFunction has them cast."""
-    if route.function is None or route.function[0] is not cast:
-        forward = _casting(route, biased, cast) if cast else _plain(route, biased)
-        route.function = cast, _class_of(forward, _backward(route, biased))
-    return route.function[1]
+    microsecond and more per call. If it is ``bound``, for the device and the tensors that
+    ``route.start`` is for. With ``cast`` it casts weight and bias to this type, as
+    CastConvolutionFunction has them cast."""
+    made = route.functions.get((cast, bound))
+    if made is None:
+        run = route.bound() if bound and not cast else route.of_given()
+        forward = _casting(run, biased, cast) if cast else _plain(run, biased)
+        made = route.functions[cast, bound] = class_of(forward, _backward(route, biased))
+    return made
 
 
-def _plain(route: Route, biased: bool) -> Callable[..., Tensor]:
-    run = route.start or route.forward
-
+def _plain(run: Run, biased: bool) -> Callable[..., Tensor]:
     def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         ctx.to_save = (input, weight)  # all that save_for_backward does
         return run(input, weight)
@@ -111,9 +95,7 @@ def _plain(route: Route, biased: bool) -> Callable[..., Tensor]:
     return forward_biased if biased else forward_unbiased
 
 
-def _casting(route: Route, biased: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
-    run = route.forward
-
+def _casting(run: Run, biased: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
     def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         cast = weight.to(dtype)
         ctx.to_save = (input, cast, weight)
@@ -128,26 +110,26 @@ def _casting(route: Route, biased: bool, dtype: torch.dtype) -> Callable[..., Te
 
 
 def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, ...]]:
-    known = warm.gradients_of(route)
+    known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # input, the weight as it was used, and what it was cast from
         wanted = ctx.needs_input_grad
         if not _compiling():
-            gradients = known.get(wanted)
-            if gradients is not None:
-                found = gradients(grad, saved[0], saved[1])
+            entry = known.get(wanted)
+            if entry is not None:
+                found = entry(grad, saved[0], saved[1])
                 if found is not None:
                     return found
         weight = saved[1] if len(saved) == 2 else _history(saved[1], saved[2])
         # What is returned beyond the arguments is None, which autograd allows.
-        return _gradients(route, wanted, grad, saved[0], weight,
-                          wanted if biased else (*wanted, False))
+        return gradients(route, wanted, grad, saved[0], weight,
+                         wanted if biased else (*wanted, False))
 
     return backward
 
 
-def _class_of(forward: Callable[..., Tensor],
+def class_of(forward: Callable[..., Tensor],
               backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
     """``apply`` of an autograd function made of these two."""
     # autograd looks these up by name at every call, class by class: the nearest is the cheapest.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from transconv.torch_ops import execute, modules, routes
+from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -189,7 +190,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     device = input.device.type
     originals = execute.ORIGINALS.get(device)
     if _is_on(device):
-        route = routes.forward_route(routes.request("aten", 0, *numbers), input, weight, bias)
+        route = routes.forward_route(request("aten", 0, *numbers), input, weight, bias)
         if route.compiled is not None or originals is None:
             found: Tensor = route.forward(input, weight, bias)
             return found
@@ -206,7 +207,7 @@ def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes
     originals = execute.ORIGINALS.get(device)
     *given, mask = numbers
     if _is_on(device):
-        params = routes.request("aten", 0, *given).resolve(input, weight, None)
+        params = request("aten", 0, *given).resolve(input, weight, None)
         return routes.backward(params, grad, input, weight, mask)
     if originals is None:
         return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
 
@@ -28,16 +29,18 @@ handle: Any = handle_torch_function
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """One public function: what it is called, its rank, torch's function of that name, and ours."""
+    """One public function: what it is called, its rank, torch's function of that name, the way of
+    calls that were never seen, and ours."""
 
     name: str
     ndims: int
     transposed: bool
     aten: Callable[..., Tensor]
+    general: Callable[..., Tensor]
     public: Callable[..., Tensor] | None = None
 
 
-_requests: dict[Any, routes.Request] = {}
+_requests: dict[Any, Request] = {}
 
 
 def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
@@ -67,7 +70,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
         return _hand_over(f, input, weight, bias, *rest)
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
-    given, cast = (input, weight, bias), None
+    given, cast = (input, weight, bias, None), None
     if torch._C._is_any_autocast_enabled():
         cast = autocast_dtype(input)
         input, weight, bias = autocast(input, weight, bias)
@@ -88,13 +91,14 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
     else:
-        warm.note(dispatch, autograd.bound_function, f, given, (input, weight, bias), rest, route,
-                  flags, aligned, cast)
+        warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
+                  aligned, cast)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
         if weight is given[1] and bias is given[2]:
-            return autograd.apply_function(input, weight, bias, route)
-        return autograd.apply_cast(input, *given[1:], weight, bias, route)
+            apply = autograd.function_of(route, bias is not None, bound=False)
+            return apply(input, weight) if bias is None else apply(input, weight, bias)
+        return autograd.apply_cast(input, *given[1:3], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result
 
@@ -127,7 +131,7 @@ def _unusual(f: Function, *call: Any) -> Tensor:
 
 
 def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-             groups: Any) -> routes.Request | None:
+             groups: Any) -> Request | None:
     """The request of these arguments, or None where torch's parser must judge their form."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
@@ -142,8 +146,8 @@ def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilati
     if parsed is None:
         return None
     stride_, padding_, output_padding_, dilation_ = parsed
-    found = routes.request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed,
-                           output_padding_, groups)
+    found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
+                    groups)
     try:
         if len(_requests) > routes.LIMIT:
             _requests.clear()
@@ -161,7 +165,7 @@ def _integral(value: Any) -> bool:
 
 
 def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-           groups: Any) -> tuple[Any, Any, Any, Any] | None:
+          groups: Any) -> tuple[Any, Any, Any, Any] | None:
     n = f.ndims
     parsed = (arguments.ints(stride, n),
               padding if type(padding) is str and not f.transposed else arguments.ints(padding, n),
@@ -222,7 +226,7 @@ def autocast_dtype(input: Tensor) -> torch.dtype | None:
 
 
 def autocast(input: Tensor, weight: Tensor,
-              bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+             bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
     dtype, float64 and integers not."""
     device, dtype = input.device.type, autocast_dtype(input)

@@ -8,7 +8,8 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.problem import ConvProblem, Prop
-from transconv.torch_ops import arguments, execute, routes, shapes
+from transconv.torch_ops import arguments, execute, shapes
+from transconv.torch_ops.decide import like
 from transconv.torch_ops.dispatch import autocast, check_bias, parse
 from transconv.torch_ops.functional import (
     CONV1D,
@@ -19,6 +20,7 @@ from transconv.torch_ops.functional import (
     CONV_TRANSPOSE3D,
     Sizes,
 )
+from transconv.torch_ops.route import ALIGNMENT
 
 Tensor = torch.Tensor
 
@@ -102,16 +104,16 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
 def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[Part]:
     channels_last = shapes.channels_last_result(x, w)
     flags = execute.flags(x.dtype)
-    aligned = not any(t is not None and not t.is_meta and t.data_ptr() & routes.ALIGNMENT
+    aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
                       for t in (x, w, b))
     shape = shapes.output_shape(x.shape, w.shape, p)
     y = (shape, shapes.result_strides(shape, channels_last))
     dx, dw = ((tuple(t.shape), shapes.result_strides(t.shape, channels_last)) for t in (x, w))
     forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
     wanted = [
-        ("result", forward, (routes.like(x), routes.like(w), y), "bias" if b is not None else ""),
-        ("input gradient", backward, (dx, routes.like(w), y), ""),
-        ("weight gradient", Prop.BWD_W, (routes.like(x), dw, y), ""),
+        ("result", forward, (like(x), like(w), y), "bias" if b is not None else ""),
+        ("input gradient", backward, (dx, like(w), y), ""),
+        ("weight gradient", Prop.BWD_W, (like(x), dw, y), ""),
     ]
     why = execute.reasons(x, w)
     parts = []

@@ -2,14 +2,16 @@
 
     y = activation(conv(input, weight) + bias + residual)
 
-One kernel where the compiler has it as an epilogue. A gradient that can be computed from the result
-alone (relu and its kind) keeps the single kernel in training too; other activations are composed of
-the unfused calls when gradients are asked for.
+One kernel where the compiler has it as an epilogue, in training too if the activation's gradient can be
+computed from the result alone (relu and its kind); others are composed of the unfused calls when
+gradients are asked for. A call that was seen before is found by its weight (warm.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,124 +22,113 @@ from transconv.torch_ops import (
     arguments,
     dispatch,
     functional,
+    fused_autograd,
     fused_route,
     library,
-    operators,
-    routes,
+    shapes,
+    warm,
 )
 from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.functional import Sizes
-from transconv.torch_ops.fused_route import ACTIVATIONS
+from transconv.torch_ops.fused_autograd import GRAD_FROM_RESULT
+from transconv.torch_ops.fused_route import ACTIVATIONS, FusedRoute, refuse
+from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
 
-# grad of the activation's input from its result y and the result's gradient g.
-_GRAD_FROM_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "": lambda g, y: g,
-    "relu": lambda g, y: g * (y > 0),
-    "relu6": lambda g, y: g * ((y > 0) & (y < 6)),
-    "sigmoid": lambda g, y: g * y * (1 - y),
-    "tanh": lambda g, y: g * (1 - y * y),
-}
+_compiling = torch.compiler.is_dynamo_compiling
+_seen = warm.find
+
+# -- sending one call the right way ----------------------------------------------------------------
 
 
-# -- the operator ----------------------------------------------------------------------------------
+@dataclass(eq=False, slots=True, kw_only=True)
+class FusedFunction(Function):
+    """One public function with one activation: what is seen again is found by these."""
 
-operators.library.define(
-    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, "
-    f"str activation, {library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-fused_convolution = torch.ops.transconv.fused_convolution.default
-_call: Callable[..., Tensor] = fused_convolution
-
-
-def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-          activation: str, *numbers: Any) -> Tensor:
-    return operators.fake_fwd(input, weight, bias, residual, activation,
-                              operators.resolve(input, weight, bias, numbers))
+    plain: Callable[..., Tensor]  # our function of the convolution alone
+    activation: str
 
 
-operators.register_fake("transconv::fused_convolution", _fake, lib=operators.library)
+Kinds = dict[str | None, FusedFunction]  # of one rank, by activation
 
 
-class FusedConvolution(torch.autograd.Function):
-    """``apply(input, weight, bias, residual, activation, *numbers)``."""
-
-    @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                activation: str, *numbers: Any) -> Tensor:
-        p = operators.resolve(input, weight, bias, numbers)
-        return operators.fwd(input, weight, bias, residual, activation, operators.flat(p))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        input, weight, _bias, _residual, ctx.activation, *ctx.numbers = inputs
-        ctx.save_for_backward(input, weight, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, y = ctx.saved_tensors
-        g = _GRAD_FROM_RESULT[ctx.activation](grad, y)
-        mask = list(ctx.needs_input_grad[:3])
-        found: list[Tensor | None] = [None, None, None]
-        if any(mask):
-            made = library.convolution_backward(g, input, weight, *ctx.numbers, mask)
-            found = [t if on else None for t, on in zip(made, mask, strict=True)]
-        for_residual = g.clone() if ctx.needs_input_grad[3] and g is grad else g
-        return *found, for_residual if ctx.needs_input_grad[3] else None, *[None] * 7
-
-
-_apply: Any = FusedConvolution.apply
-
-
-def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                      activation: str, *numbers: Any) -> Tensor:
-    run = (_apply if library.differentiated(input, weight, bias, residual)
-           else FusedConvolution.forward)
-    made: Tensor = run(input, weight, bias, residual, activation, *numbers)
-    return made
-
-
-operators.library.impl("fused_convolution", _with_derivatives, "Autograd")
-for _key in ("CPU", "CUDA"):
-    operators.library.impl("fused_convolution", FusedConvolution.forward, _key)
-
-
-# -- the public functions --------------------------------------------------------------------------
-
-
-def _dispatch(f: Function, plain: Callable[..., Tensor], public: Callable[..., Tensor],
-              input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
-              groups: Any, activation: str | None, residual: Any) -> Tensor:
-    given = [t for t in (input, weight, bias, residual) if t is not None]
-    if not torch.compiler.is_compiling() and has_torch_function(given):
+def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+          output_padding: Any, dilation: Any, groups: Any, residual: Any = None) -> Tensor:
+    """The way of calls that were never seen: to what watches them, to the operator, or to a route."""
+    given, numbers = (input, weight, bias, residual), (stride, padding, output_padding, dilation, groups)
+    present = [t for t in given if t is not None]
+    if not torch.compiler.is_compiling() and has_torch_function(present):
         seen: Tensor = dispatch.handle(
-            public, given, input, weight, bias, stride, padding, dilation, groups,
-            activation=activation, residual=residual)
+            f.public, present, input, weight, bias, stride, padding, dilation, groups,
+            activation=f.activation or None, residual=residual)
         return seen
-    activation = activation or ""
-    fused_route.check_activation(activation)
-    parsed = dispatch.parse(f, stride, padding, 0, dilation, groups)
-    if parsed is None or not _one_operator(f, given, activation):
-        y = plain(input, weight, bias, stride, padding, dilation, groups)
-        return ACTIVATIONS[activation](y if residual is None else y + residual)
+    parsed = dispatch.parse(f, *numbers)
+    if parsed is None or not _one_operator(present, f.activation):
+        return _composed(f, *given, stride, padding, dilation, groups)
+    cast = dispatch.autocast_dtype(input)
     input, weight, bias = dispatch.autocast(input, weight, bias)
     if residual is not None:
         residual = dispatch.cast_like(residual, input)
-    stride, padding, output_padding, dilation = parsed
     dispatch.check_bias(f, input, bias, padding)
-    is_batched = arguments.batched(f.name, f.ndims, input.shape)
-    tensors = (input, weight, bias, residual)
-    if is_batched and _eager(tensors) and not library.differentiated(*tensors):
-        req = routes.request(f.name, f.ndims, stride, padding, dilation, False, output_padding,
-                             groups)
-        return fused_route.run(req, *tensors, activation)
-    if not is_batched:
-        input = input.unsqueeze(0)
+    if not arguments.batched(f.name, f.ndims, input.shape):
         residual = None if residual is None else residual.unsqueeze(0)
+        return _send(f, input.unsqueeze(0), weight, bias, *numbers, residual).squeeze(0)
+    stride, padding, output_padding, dilation = parsed
+    tensors = (input, weight, bias, residual)
+    if _eager(tensors):
+        req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
+        found = fused_route.find(req, tensors, f.activation)
+        differentiated = library.differentiated(*tensors)
+        if found.known and (cast is None or not differentiated):
+            warm.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
+                      found.flags, found.aligned, cast)
+        if differentiated:
+            apply = fused_autograd.function_of(found.route, bound=False)
+            return apply(*(t for t in tensors if t is not None))
+        return found.route.forward(*tensors)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
-    y = _call(input, weight, bias, residual, activation, *p)
-    return y if is_batched else y.squeeze(0)
+    return fused_autograd.call(input, weight, bias, residual, f.activation, *p)
+
+
+def _send_fitting(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+                  output_padding: Any, dilation: Any, groups: Any, residual: Any) -> Tensor:
+    """The same for modules, whose residual may have to be broadcast."""
+    if _fits(input, weight, residual, stride, padding, dilation, groups):
+        return _send(f, input, weight, bias, stride, padding, output_padding, dilation, groups,
+                     residual)
+    return _composed(f, input, weight, bias, residual, stride, padding, dilation, groups)
+
+
+def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
+          groups: Any) -> bool:
+    if input.dim() != weight.dim() or residual.dtype != input.dtype:
+        return False
+    p = arguments.resolve(input.shape, weight.shape, None, stride,
+                          padding if isinstance(padding, (str, tuple)) else (padding,),
+                          dilation, False, (0,), groups)
+    return tuple(residual.shape) == shapes.output_shape(input.shape, weight.shape, p)
+
+
+def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: FusedRoute, biased: bool,
+             cast: torch.dtype | None) -> Callable[..., Tensor]:
+    """The differentiable call of the tensors that ``route`` takes."""
+    if f.activation in GRAD_FROM_RESULT and cast is None:
+        return fused_autograd.function_of(route, bound=True)
+
+    def general(input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
+        bias, *residual = extra if biased else (None, *extra)
+        return _send(f, input, weight, bias, *numbers, *residual)
+
+    return general
+
+
+def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: Any,
+              *numbers: Any) -> Tensor:
+    """The calls that the fused one stands for."""
+    y = f.plain(input, weight, bias, *numbers)
+    return ACTIVATIONS[f.activation](y if residual is None else y + residual)
 
 
 def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -147,14 +138,17 @@ def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
                 or any(t is not None and (t.is_meta or not dispatch.is_plain(t)) for t in tensors))
 
 
-def _one_operator(f: Function, given: list[Any], activation: str) -> bool:
+def _one_operator(given: list[Any], activation: str) -> bool:
     """Whether the single operator may stand for the call; else it is composed."""
     if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
         return False
     if not torch.compiler.is_compiling() and (
             forward_ad._current_level >= 0 or not all(dispatch.is_known(t) for t in given)):
         return False
-    return not library.differentiated(*given) or activation in _GRAD_FROM_RESULT
+    return not library.differentiated(*given) or activation in GRAD_FROM_RESULT
+
+
+# -- the public functions --------------------------------------------------------------------------
 
 
 def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
@@ -165,21 +159,53 @@ def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
     ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6,
     sigmoid, tanh, silu, gelu, gelu_tanh, hardswish, or None. Differentiable. RuntimeError as
     conv1d's, and for an unknown activation or a residual that does not fit."""
-    return _dispatch(functional.CONV1D, functional.conv1d, fused_conv1d, input, weight, bias,
-                     stride, padding, dilation, groups, activation, residual)
+    f = (_CONV1D if residual is None else _CONV1D_ADD).get(activation) or refuse(activation)
+    call = _send if _compiling() else _seen(id(weight), _send)
+    return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
 def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
                  activation: str | None = None, residual: Tensor | None = None) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    return _dispatch(functional.CONV2D, functional.conv2d, fused_conv2d, input, weight, bias,
-                     stride, padding, dilation, groups, activation, residual)
+    f = (_CONV2D if residual is None else _CONV2D_ADD).get(activation) or refuse(activation)
+    call = _send if _compiling() else _seen(id(weight), _send)
+    return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
 def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
                  activation: str | None = None, residual: Tensor | None = None) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    return _dispatch(functional.CONV3D, functional.conv3d, fused_conv3d, input, weight, bias,
-                     stride, padding, dilation, groups, activation, residual)
+    f = (_CONV3D if residual is None else _CONV3D_ADD).get(activation) or refuse(activation)
+    call = _send if _compiling() else _seen(id(weight), _send)
+    return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
+
+
+def broadcasting(kinds: Kinds, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes,
+                 padding: Sizes, dilation: Sizes, groups: int, activation: str,
+                 residual: Tensor) -> Tensor:
+    """As the functions above, for one of BROADCASTING: a residual of another shape or dtype is taken
+    as torch's addition takes it."""
+    f = kinds.get(activation) or refuse(activation)
+    call = _send_fitting if _compiling() else _seen(id(weight), _send_fitting)
+    return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
+
+
+def _kinds(conv: Function, public: Callable[..., Tensor], general: Callable[..., Tensor]) -> Kinds:
+    assert conv.public is not None
+    return {activation: FusedFunction(conv.name, conv.ndims, False, conv.aten, general, public,
+                                      plain=conv.public, activation=activation or "")
+            for activation in (None, *ACTIVATIONS)}
+
+
+# A function of its own for calls with a residual, so that entries need not ask whether there is one.
+_CONV1D = _kinds(functional.CONV1D, fused_conv1d, _send)
+_CONV2D = _kinds(functional.CONV2D, fused_conv2d, _send)
+_CONV3D = _kinds(functional.CONV3D, fused_conv3d, _send)
+_CONV1D_ADD = _kinds(functional.CONV1D, fused_conv1d, _send)
+_CONV2D_ADD = _kinds(functional.CONV2D, fused_conv2d, _send)
+_CONV3D_ADD = _kinds(functional.CONV3D, fused_conv3d, _send)
+BROADCASTING = {1: _kinds(functional.CONV1D, fused_conv1d, _send_fitting),
+                2: _kinds(functional.CONV2D, fused_conv2d, _send_fitting),
+                3: _kinds(functional.CONV3D, fused_conv3d, _send_fitting)}

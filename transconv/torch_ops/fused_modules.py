@@ -8,9 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from transconv.torch_ops import arguments, modules, shapes
-from transconv.torch_ops.fused import fused_conv1d, fused_conv2d, fused_conv3d
-from transconv.torch_ops.fused_route import ACTIVATIONS
+from transconv.torch_ops import modules
+from transconv.torch_ops.fused import (
+    BROADCASTING,
+    Kinds,
+    broadcasting,
+    fused_conv1d,
+    fused_conv2d,
+    fused_conv3d,
+)
 
 Tensor = torch.Tensor
 
@@ -19,6 +25,7 @@ class Activates:
     """Mixin: a convolution module with an activation, whose call takes a residual."""
 
     fused: Any
+    kinds: Kinds
     activation: str = ""
 
     def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -28,20 +35,13 @@ class Activates:
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        numbers = (self.stride, padding, self.dilation, self.groups)
-        if residual is not None and not self._fits(input, residual, padding):
-            y = self.convolve(input, self.weight, self.bias, *numbers) + residual
-            return ACTIVATIONS[self.activation](y)
-        return self.fused(  # type: ignore[no-any-return]
-            input, self.weight, self.bias, *numbers, activation=self.activation, residual=residual)
-
-    def _fits(self: Any, input: Tensor, residual: Tensor, padding: Any) -> bool:
-        if input.dim() != self.weight.dim() or residual.dtype != input.dtype:
-            return False
-        p = arguments.resolve(input.shape, self.weight.shape, None, self.stride,
-                              padding if isinstance(padding, (str, tuple)) else (padding,),
-                              self.dilation, False, (0,), self.groups)
-        return tuple(residual.shape) == shapes.output_shape(input.shape, self.weight.shape, p)
+        if residual is None:
+            made: Tensor = self.fused(input, self.weight, self.bias, self.stride, padding,
+                                      self.dilation, self.groups, activation=self.activation)
+            return made
+        return broadcasting(
+            self.kinds, input, self.weight, self.bias, self.stride, padding, self.dilation,
+            self.groups, self.activation, residual)
 
     def extra_repr(self: Any) -> str:
         shown: str = super().extra_repr()  # type: ignore[misc]
@@ -52,15 +52,18 @@ class FusedConv1d(Activates, modules.Conv1d):
     """Conv1d with ``activation``; ``forward(input, residual=None)``."""
 
     fused = staticmethod(fused_conv1d)
+    kinds = BROADCASTING[1]
 
 
 class FusedConv2d(Activates, modules.Conv2d):
     """Conv2d with ``activation``; ``forward(input, residual=None)``."""
 
     fused = staticmethod(fused_conv2d)
+    kinds = BROADCASTING[2]
 
 
 class FusedConv3d(Activates, modules.Conv3d):
     """Conv3d with ``activation``; ``forward(input, residual=None)``."""
 
     fused = staticmethod(fused_conv3d)
+    kinds = BROADCASTING[3]

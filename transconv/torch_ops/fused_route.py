@@ -1,4 +1,4 @@
-"""Torch border, step 4d. Who computes convolution + bias + residual + activation in one kernel.
+"""Torch border, step 4e. Who computes convolution + bias + residual + activation in one kernel.
 
 A fused route is made once for each kind of call, like any other; where the compiler has no such
 epilogue, the plain route runs and torch does the rest.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ import torch.nn.functional as F
 from transconv.errors import Unsupported
 from transconv.problem import Prop
 from transconv.torch_ops import arguments, execute, route, routes, shapes
+from transconv.torch_ops.decide import compile_route, make_forward
+from transconv.torch_ops.requests import Request
+from transconv.torch_ops.route import ALIGNMENT, Route, Run
 
 Tensor = torch.Tensor
 
@@ -31,21 +35,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FusedRoute(routes.Route):
-    """A forward route whose kernel also adds and activates; ``rest_by_torch`` if it could not."""
+class FusedRoute(Route):
+    """A forward route whose kernel also adds and activates; where there is none, the route of the
+    convolution alone, and torch for the rest."""
 
-    __slots__ = ("activation", "rest_by_torch")
+    __slots__ = ("activation", "biased", "plain")
 
     def __init__(self, params: arguments.Params, shape: arguments.Ints, channels_last: bool,
-                 activation: str) -> None:
+                 activation: str, biased: bool) -> None:
         super().__init__(Prop.FWD, params, shape, channels_last)
         self.activation = activation
-        self.rest_by_torch = False
+        self.biased = biased
+        self.plain: Route | None = None
 
-    def run(self, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None) -> Tensor:
-        compiled = self.compiled
-        if compiled is None or self.rest_by_torch:
-            y = self.forward(x, w, b)
+    def count(self) -> None:
+        """Move the calls so far into the totals."""
+        super().count()
+        if self.plain is not None:
+            self.plain.count()
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None,
+                res: Tensor | None = None) -> Tensor:
+        """Run the route: a fresh result."""
+        if self.plain is not None:
+            y = self.plain.forward(x, w, b)
             return ACTIVATIONS[self.activation](y if res is None else y.add_(res))
         given = [t for t in (x, w, b, res) if t is not None]
         if self.start is not None and route.current_device() == self.device:
@@ -53,10 +66,18 @@ class FusedRoute(routes.Route):
         self.calls += 1
         y = x.new_empty_strided(self.shape, self.strides)
         extra = self.extra(b, res)
-        execute.launch(compiled, x, w, y, **extra)
+        assert self.compiled is not None
+        execute.launch(self.compiled, x, w, y, **extra)
         if not (x.is_neg() or w.is_neg()) and all(map(operator.is_, given[2:], extra.values())):
             self.bind(x, w.dtype, "src", "wei", *extra, "dst")
         return y
+
+    def of_given(self) -> Run:
+        """See Route."""
+        return self.forward if self.biased else self._unbiased
+
+    def _unbiased(self, x: Tensor, w: Tensor, res: Tensor | None = None) -> Tensor:
+        return self.forward(x, w, None, res)
 
     def extra(self, b: Tensor | None, res: Tensor | None) -> dict[str, Tensor]:
         """What the epilogue reads, by name, laid out as the kernel expects it."""
@@ -71,54 +92,61 @@ class FusedRoute(routes.Route):
 def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
           activation: str, flags: execute.Flags, aligned: bool) -> FusedRoute:
     shape = shapes.output_shape(x.shape, w.shape, params)
-    made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation)
-    if why := execute.reasons(x, w):
-        routes.settle(made, why)
-        return made
-    words = [word for word, on in (("bias", b is not None), ("res", res is not None),
-                                   (activation, bool(activation))) if on]
-    try:
-        routes.compile_route(made, x, w, None, "+".join(words), aligned, flags,
-                             **made.extra(b, res))
-    except Unsupported:
-        plain = routes.make_forward(params, x, w, b, flags, aligned)
-        made.rest_by_torch = True
-        for name in ("compiled", "reason", "adds_bias", "copies_bias", "aligned"):
-            setattr(made, name, getattr(plain, name))
+    made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation, b is not None)
+    if not execute.reasons(x, w):
+        words = [word for word, on in (("bias", b is not None), ("res", res is not None),
+                                       (activation, bool(activation))) if on]
+        try:
+            compile_route(made, x, w, None, "+".join(words), aligned, flags, **made.extra(b, res))
+            return made
+        except Unsupported:
+            pass
+    made.plain = make_forward(params, x, w, b, flags, aligned)
+    made.reason = made.plain.reason
     return made
 
 
-def run(req: routes.Request, input: Tensor, weight: Tensor, bias: Tensor | None,
-        residual: Tensor | None, activation: str) -> Tensor:
-    """activation(conv(input, weight) + bias + residual) of a batched call. RuntimeError where the
-    tensors do not fit."""
-    flags = execute.flags(input.dtype)
-    tensors = (input, weight, bias, residual)
-    aligned = not any(t is not None and t.data_ptr() & routes.ALIGNMENT for t in tensors)
+Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # input, weight, bias, residual
+
+
+class Found(NamedTuple):
+    """The route of a call, whether it was known before, and what of its key is not in the tensors."""
+
+    route: FusedRoute
+    known: bool
+    flags: execute.Flags
+    aligned: bool
+
+
+def find(req: Request, tensors: Tensors, activation: str) -> Found:
+    """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
+    RuntimeError where the tensors do not fit."""
+    x, w, b, res = tensors
+    flags = execute.flags(x.dtype)
+    aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
     key = ("fused", req, activation, flags, aligned, *(
         None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg())
         for t in tensors))
+    known = routes.find(key)
+    if known is not None:
+        return Found(known, True, flags, aligned)
+    p = req.resolve(x, w, b)
+    check(x, w, res, activation, p)
+    made = _made(p, x, w, b, res, activation, flags, aligned)
+    return Found(routes.keep(key, made, [made]), False, flags, aligned)
 
-    def make() -> FusedRoute:
-        p = req.resolve(input, weight, bias)
-        check(input, weight, residual, activation, p)
-        return _made(p, input, weight, bias, residual, activation, flags, aligned)
 
-    found: FusedRoute = routes.kept(key, make)
-    return found.run(input, weight, bias, residual)
-
-
-def check_activation(activation: str) -> None:
-    """RuntimeError for an activation that is unknown."""
-    if activation not in ACTIVATIONS:
-        known = ", ".join(filter(None, ACTIVATIONS))
-        raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+def refuse(activation: str | None) -> NoReturn:
+    """RuntimeError: the activation is unknown."""
+    known = ", ".join(filter(None, ACTIVATIONS))
+    raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
 
 
 def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: str,
           p: arguments.Params) -> None:
     """RuntimeError for an activation that is unknown, or a residual that does not fit."""
-    check_activation(activation)
+    if activation not in ACTIVATIONS:
+        refuse(activation)
     if residual is not None:
         shape = shapes.output_shape(input.shape, weight.shape, p)
         if tuple(residual.shape) != shape:

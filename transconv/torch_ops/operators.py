@@ -19,6 +19,7 @@ from torch.utils import flop_counter
 
 from transconv.torch_ops import arguments, fused_route, routes, shapes
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
 
@@ -61,17 +62,17 @@ def params_of(numbers: Sequence[int]) -> Params:
                   output_padding, numbers[-1])
 
 
-_requests: dict[tuple[int, ...], tuple[routes.Request, Params]] = {}
+_requests: dict[tuple[int, ...], tuple[Request, Params]] = {}
 
 
-def _request(numbers: list[int]) -> tuple[routes.Request, Params]:
+def _request(numbers: list[int]) -> tuple[Request, Params]:
     key = tuple(numbers)
     found = _requests.get(key)
     if found is None:
         if len(_requests) >= routes.LIMIT:
             _requests.clear()
         p = params_of(numbers)
-        found = _requests[key] = routes.request("", 0, *p), p
+        found = _requests[key] = request("", 0, *p), p
     return found
 
 
@@ -84,7 +85,8 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     if residual is None and not activation:
         made: Tensor = routes.forward_route(req, input, weight, bias).forward(input, weight, bias)
         return made
-    return fused_route.run(req, input, weight, bias, residual, activation)
+    tensors = (input, weight, bias, residual)
+    return fused_route.find(req, tensors, activation).route.forward(*tensors)
 
 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: list[int]) -> Tensor:

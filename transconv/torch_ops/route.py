@@ -19,7 +19,11 @@ from transconv.torch_ops.arguments import Ints, Params
 if TYPE_CHECKING:
     from transconv.compiler import Compiled
 
+ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
+# Of the result's gradient, input and weight; None where they are of another kind.
+Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
+                     "tuple[torch.Tensor | None, ...] | None"]
 
 
 _empty = allocator.quickest()
@@ -39,7 +43,8 @@ class Route:
         "device",
         "direction",
         "far",
-        "function",
+        "functions",
+        "gradients",
         "near",
         "params",
         "reason",
@@ -65,8 +70,10 @@ class Route:
         # From the given tensors to the result with nothing left to decide, on `device` as the
         # current one and for tensors that are no negated views. Bound after the first launch.
         self.start: Run | None = None
-        # The autograd function made for `start`, and the type it casts to: see autograd.py.
-        self.function: tuple[torch.dtype | None, Run] | None = None
+        # Its autograd functions, by the type they cast to and whether they are for `start`.
+        self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
+        # Entries of the gradients that were seen, by the wanted ones: see warm.py.
+        self.gradients: dict[tuple[bool, ...], Gradients] = {}
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
 
@@ -106,6 +113,15 @@ class Route:
                 self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
         return y
 
+    def of_given(self) -> Run:
+        """``forward``, of the tensors that are given and no others."""
+        return self.forward
+
+    def bound(self) -> Run:
+        """The same with nothing left to decide, where the kernel has its start function: for the
+        device and the tensors that `start` is for."""
+        return self.start or self.of_given()
+
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
                  far: torch.Tensor) -> torch.Tensor:
         """Run a gradient's route; of ``near`` and ``w`` the one that it makes is None, and ``like``
@@ -134,8 +150,8 @@ class Route:
         if begin is None:  # no kernel of a device is kept, as on the CPU
             return
         self.device = device
-        self.function = None
-        self.start = {3: _two, 4: _three}.get(len(names), _several)(self, begin, dtype)
+        self.functions.clear()
+        self.start = {3: _two, 4: _three, 5: _four}[len(names)](self, begin, dtype)
 
 
 def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
@@ -162,13 +178,14 @@ def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     return start
 
 
-def _several(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+def _four(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     empty, shape, strides = _empty, route.shape, route.strides
 
-    def start(*given: torch.Tensor) -> torch.Tensor:
+    def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor,
+              fourth: torch.Tensor) -> torch.Tensor:
         route.calls += 1
         made: torch.Tensor = empty(shape, strides, dtype)
-        begin(*given, made)
+        begin(first, second, third, fourth, made)
         return made
 
     return start

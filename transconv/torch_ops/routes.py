@@ -8,20 +8,17 @@ weight are found faster still (warm.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from transconv.torch_ops import execute, stats, warm
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.decide import compile_route, like, make_backward, make_forward, settle
-from transconv.torch_ops.requests import Request, request
-from transconv.torch_ops.route import BackwardRoutes, Route
+from transconv.torch_ops.decide import make_backward, make_forward
+from transconv.torch_ops.requests import Request
+from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
-from transconv.torch_ops.warm import ALIGNMENT
-
-__all__ = ["ALIGNMENT", "Request", "Route", "compile_route", "like", "make_forward", "request", "settle"]
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 
@@ -51,7 +48,7 @@ def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None, flags: execute.Flags, aligned: bool) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
     route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned)
-    return _keep(key, route, [route])
+    return keep(key, route, [route])
 
 
 def forward_route(req: Request, x: torch.Tensor, w: torch.Tensor,
@@ -78,20 +75,12 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     routes = _routes.get(key)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned)
-        routes = _keep(key, routes, routes.routes())
+        routes = keep(key, routes, routes.routes())
     return routes, flags, aligned
 
 
-def kept(key: Hashable, make: Callable[[], Route]) -> Any:
-    """The route under ``key``, made if there is none yet."""
-    route = _routes.get(key)
-    if route is None:
-        route = make()
-        route = _keep(key, route, [route])
-    return route
-
-
-def _keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
+def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
+    """What stands under a key from now on: ``value``, made of ``routes``, or what came first."""
     if any(r.reason == "capture:cold" for r in routes):
         for r in routes:
             stats.add(False, r.reason, 1)

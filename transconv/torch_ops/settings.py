@@ -21,15 +21,12 @@ WORDS = {
 
 
 class Settings:
-    """The switches. ``revision`` counts changes, so that what was decided under older values can be
-    told apart."""
+    """The switches."""
 
     fallback: str
     cpu: str
-    revision: int
 
     def __init__(self) -> None:
-        object.__setattr__(self, "revision", 0)
         object.__setattr__(self, "_listeners", [])
         self.fallback = knobs.fallback()
         self.cpu = "fallback"
@@ -42,7 +39,6 @@ class Settings:
             raise ValueError(f"transconv.config.{name} = {value!r}; "
                              f"expected one of: {', '.join(WORDS[name])}")
         object.__setattr__(self, name, value)
-        object.__setattr__(self, "revision", self.revision + 1)
         for listener in self._listeners:
             listener()
 
@@ -53,7 +49,7 @@ class Settings:
         return getattr(importlib.import_module("transconv.config"), name)
 
     def __dir__(self) -> list[str]:
-        return [*WORDS, "revision", "on_change"]
+        return [*WORDS, "on_change"]
 
     def __repr__(self) -> str:
         return f"transconv.config(fallback={self.fallback!r}, cpu={self.cpu!r})"
