@@ -2,22 +2,34 @@
 
 A kernel may be made ready, its programs placed and its barriers laid out, while the one before it in the
 stream still runs: between two launches lie about 2 us otherwise, which a plan of three kernels pays
-twice. Every kernel begins with two lines: it waits until all before it have ended and what they wrote
-can be seen, and lets the next one be made ready. Nothing reaches memory before the first of them, so
-it does not matter whose kernel came before, nor whether that one knew of this.
+twice. Every kernel begins by waiting until all before it have ended and what they wrote can be seen.
+Nothing reaches memory before that, so it does not matter whose kernel came before, nor whether that one
+knew of this. A kernel that writes to a workspace lets the next one, which is of the same plan, be made
+ready at once; what comes after a result is not ours, and may be less careful.
 """
 
 from __future__ import annotations
 
-IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
-BEGIN = ("gdc_wait()  # until the kernels before this one have ended",
-         "gdc_launch_dependents()  # the next one may be made ready meanwhile")
+from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find
+
+WAIT = "gdc_wait()  # until the kernels before this one have ended"
+NEXT = "gdc_launch_dependents()  # the next one may be made ready meanwhile"
+RESULTS = ("src", "wei", "dst")
 
 
-def imported(early: bool) -> list[str]:
-    return [IMPORT] if early else []
+def first_lines(kernel: Kernel) -> tuple[str, ...]:
+    """What the body of a kernel begins with."""
+    written = [s.tensor for s in find(kernel, Store)] + [s.tensor for s in find(kernel, BoxStore)]
+    written += [s.tensor for s in find(kernel, Send)]
+    written += [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Tensor)]
+    return (WAIT, NEXT) if any(t.name not in RESULTS for t in written) else (WAIT,)
 
 
-def begun(early: bool) -> list[str]:
-    """The first lines of a kernel's body."""
-    return [f"    {line}" for line in BEGIN] if early else []
+def imported(lines: tuple[str, ...]) -> list[str]:
+    """The import of what the lines call."""
+    names = ", ".join(sorted(line.partition("(")[0] for line in lines))
+    return [f"from triton.language.extra.cuda import {names}"] if lines else []
+
+
+def begun(lines: tuple[str, ...]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transconv.backend_triton import emit_gluon, emit_tl
+from transconv.backend_triton.early import first_lines
 from transconv.ir import For, Kernel, Roles, find, walk
 
 
@@ -14,7 +15,7 @@ def is_explicit(kernel: Kernel) -> bool:
 def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
     spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
-    return spell(kernel, header, early)
+    return spell(kernel, header, first_lines(kernel) if early else ())
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:

@@ -211,7 +211,7 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
     return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
+def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@gluon.jit`` function named like the kernel, and one per role."""
     (roles,) = find(kernel, Roles)
     grid = kernel.body
@@ -231,10 +231,10 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> s
     workers = roles.roles[1:]
     reserved = list(_reserve(shared, kernel))
     lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *IMPORTS.splitlines(),
-             *imported(early), "", *looked_up([*functions, *reserved]), "", "",
+             *imported(first), "", *looked_up([*functions, *reserved]), "", "",
              *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
              *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params), "", *reserved, *begun(early), "",
+               for p in kernel.params), "", *reserved, *begun(first), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",

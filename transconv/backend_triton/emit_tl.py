@@ -126,8 +126,9 @@ class TlEmitter(ExprSpeller):
         return [f"# {line}" for line in s.text.splitlines()]
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
-    """The text of a module with one ``@triton.jit`` function named like the kernel."""
+def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
+    """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: what its
+    body begins with."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
     boxed = boxes(kernel)
@@ -135,8 +136,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> s
     about = [f"# {line}" for line in (*header, *kernel.notes)]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
-    lines = [*about, "", "import triton", "import triton.language as tl", *imported(early), "", "",
-             "@triton.jit", f"def {kernel.name}({params}):", *tensors, "", *begun(early),
+    lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "", "",
+             "@triton.jit", f"def {kernel.name}({params}):", *tensors, "", *begun(first),
              *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
