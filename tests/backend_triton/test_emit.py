@@ -11,7 +11,7 @@ import pytest
 from transconv import compiler
 from transconv.algorithm import algorithms
 from transconv.backend_triton import emit_tl
-from transconv.backend_triton.emit import emit, grid_size
+from transconv.backend_triton.emit import emit, grid_size, told
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.problem import ConvProblem, Prop
@@ -87,3 +87,8 @@ def test_broken_lines_say_the_same(name: str, width: int, monkeypatch: pytest.Mo
 
 def test_no_golden_file_is_left_over() -> None:
     assert {p.stem for p in GOLDEN.glob("*.py")} == set(CASES)
+
+
+def test_notes_that_differ_in_numbers_are_one() -> None:
+    notes = tuple(f"src: 0 <= ow_{i} is always true: ow_blk*4 in {i}..{i + 24}" for i in range(4))
+    assert told((notes[0], "dst: kept", *notes[1:])) == [f"{notes[0]} (and 3 more like it)", "dst: kept"]

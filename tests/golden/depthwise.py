@@ -4,20 +4,12 @@
 # target sm_90
 # src: ih_0 < 28 is always true: oh - 1 in -1..26 by oh in 0..27
 # src: iw_0 < 28 is always true: ow - 1 in -1..26 by ow in 0..27
-# src: 0 <= iw_1 is always true: ow in 0..27
-# src: iw_1 < 28 is always true: ow in 0..27
+# src: 0 <= iw_1 is always true: ow in 0..27 (and 2 more like it)
+# src: iw_1 < 28 is always true: ow in 0..27 (and 2 more like it)
 # src: 0 <= iw_2 is always true: ow + 1 in 1..28 by ow in 0..27
-# src: 0 <= ih_3 is always true: oh in 0..27
-# src: ih_3 < 28 is always true: oh in 0..27
-# src: 0 <= ih_4 is always true: oh in 0..27
-# src: ih_4 < 28 is always true: oh in 0..27
-# src: 0 <= iw_4 is always true: ow in 0..27
-# src: iw_4 < 28 is always true: ow in 0..27
-# src: 0 <= ih_5 is always true: oh in 0..27
-# src: ih_5 < 28 is always true: oh in 0..27
+# src: 0 <= ih_3 is always true: oh in 0..27 (and 2 more like it)
+# src: ih_3 < 28 is always true: oh in 0..27 (and 2 more like it)
 # src: 0 <= ih_6 is always true: oh + 1 in 1..28 by oh in 0..27
-# src: 0 <= iw_7 is always true: ow in 0..27
-# src: iw_7 < 28 is always true: ow in 0..27
 
 import triton
 import triton.language as tl

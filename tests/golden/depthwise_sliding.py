@@ -4,12 +4,8 @@
 # src: iw_0_0 < 28 is always true: ow_blk*4 - 1 in -1..23 by ow_blk in 0..6
 # src: 0 <= ow_0 is always true: ow_blk*4 in 0..24 by ow_blk in 0..6
 # src: ow_0 < 28 is always true: ow_blk*4 in 0..24 by ow_blk in 0..6
-# src: 0 <= ow_1 is always true: ow_blk*4 + 1 in 1..25 by ow_blk in 0..6
-# src: ow_1 < 28 is always true: ow_blk*4 + 1 in 1..25 by ow_blk in 0..6
-# src: 0 <= ow_2 is always true: ow_blk*4 + 2 in 2..26 by ow_blk in 0..6
-# src: ow_2 < 28 is always true: ow_blk*4 + 2 in 2..26 by ow_blk in 0..6
-# src: 0 <= ow_3 is always true: ow_blk*4 + 3 in 3..27 by ow_blk in 0..6
-# src: ow_3 < 28 is always true: ow_blk*4 + 3 in 3..27 by ow_blk in 0..6
+# src: 0 <= ow_1 is always true: ow_blk*4 + 1 in 1..25 by ow_blk in 0..6 (and 2 more like it)
+# src: ow_1 < 28 is always true: ow_blk*4 + 1 in 1..25 by ow_blk in 0..6 (and 2 more like it)
 # src: 0 <= iw_3_2 is always true: ow_blk*4 + 4 in 4..28 by ow_blk in 0..6
 
 import triton

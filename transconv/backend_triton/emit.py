@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from transconv.backend_triton import emit_gluon, emit_tl
 from transconv.backend_triton.early import first_lines
 from transconv.ir import For, Kernel, Roles, find, walk
@@ -15,7 +17,16 @@ def is_explicit(kernel: Kernel) -> bool:
 def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
     spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
-    return spell(kernel, header, first_lines(kernel) if early else ())
+    return spell(kernel, (*header, *told(kernel.notes)), first_lines(kernel) if early else ())
+
+
+def told(notes: tuple[str, ...]) -> list[str]:
+    """Notes that differ in their numbers alone, as those about columns that are written out, are one."""
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+    return [first + (f" (and {len(rest)} more like it)" if rest else "")
+            for first, *rest in alike.values()]
 
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:

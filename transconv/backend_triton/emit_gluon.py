@@ -230,7 +230,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     reserved = list(_reserve(shared, kernel))
-    lines = [*(f"# {line}" for line in (*header, *kernel.notes)), *IMPORTS.splitlines(),
+    lines = [*(f"# {line}" for line in header), *IMPORTS.splitlines(),
              *imported(first), "", *looked_up([*functions, *reserved]), "", "",
              *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
              *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")

@@ -133,7 +133,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     body = [*lanes, *TlEmitter().block(kernel.body)]
     boxed = boxes(kernel)
     params = ", ".join(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params)
-    about = [f"# {line}" for line in (*header, *kernel.notes)]
+    about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
     lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "", "",
