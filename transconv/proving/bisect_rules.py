@@ -99,7 +99,6 @@ def _at(values: Array, where: int) -> str:
     return f"{values.flat[0] if values.size == 1 else values[where]:g}"
 
 
-
 def _origin(before: Expr, after: Expr, facts: Facts) -> str:
     """The function and line of the simplifier that first returned the wrong expression: the rule
     is applied once more, traced."""
