@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithm", "algorithm_text", "epilogue"),
     ("merging", "boxes", "box_rules", "piles", "packing", "config", "counts", "legality",
      "legality_boxes", "strides", "issue", "work", "cost", "tiling", "explicit", "sliding",
-     "heuristics"),
+     "elementwise", "heuristics"),
     ("passes",),
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),

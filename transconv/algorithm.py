@@ -85,6 +85,11 @@ class Algorithm:
         return tuple(x for x in self.axes if self.kinds[x.name] == kind)
 
     @property
+    def sums_pixels(self) -> bool:
+        """Whether the sum runs over positions of an image, as the weight gradient's does."""
+        return any(x.role == "pixel" for x in self.axes_of("K"))
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The kernel's parameters in call order: A, B, what the epilogue reads, C."""
         inputs = [v.tensor for v in (self.a, self.b) if v is not None]

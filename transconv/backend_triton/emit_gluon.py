@@ -50,6 +50,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 '''
+
+
 class GluonEmitter(TlEmitter):
     """Spells one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the role,
     ``wide`` the most columns that one of its products has."""
