@@ -17,7 +17,7 @@ PACKAGE = ROOT / "transconv"
 
 # Lowest first; a module may import its own layer and those before it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "knobs", "keep"),
+    ("errors", "knobs", "keep", "drawer"),
     ("ir",),
     ("simplify",),
     ("problem", "problem_lists", "layers", "descriptor", "tags", "target"),
