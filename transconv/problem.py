@@ -43,6 +43,25 @@ class Prop(enum.Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def roles(self) -> tuple[str, str, str]:
+        """The names of A, B and C, where C is the sum of the products of A and B."""
+        return _ROLES[self]
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        """The names of the two tensors that are read."""
+        return _ROLES[self][:2]
+
+    @property
+    def result(self) -> str:
+        """The name of the tensor that is computed."""
+        return _ROLES[self][2]
+
+
+_ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
+          Prop.BWD_W: ("src", "dst", "wei")}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
