@@ -18,7 +18,8 @@ import torch
 
 from bench import models
 from bench.environment import versions, worker_environment
-from bench.network_worker import LAYOUTS, PRECISIONS, QUIET, STEPS, Row
+from bench.network_measures import STEPS
+from bench.network_setting import LAYOUTS, PRECISIONS, QUIET, Row
 from transconv.proving.pool import Group, Pool, Task
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
@@ -61,18 +62,19 @@ class Run:
             for p in options.precisions.split(",") for layout in options.layouts.split(",")]
         self.lock = str(Path(options.out) / "gpu.lock")
         self.asked: set[Any] = set()  # kernels that were given to a compiler
+        self.done: set[Any] = set()  # those that it has compiled, or could not
         self.waits: dict[Case, set[Any]] = {}  # a case's kernels that are not yet compiled
         self.kernels: dict[Case, list[Any]] = {}
         self.missing = {case: dict.fromkeys(self.kinds, "out of budget") for case in self.cases}
         self.halves: dict[tuple[Case, str], Row] = {}
         measured = "measure_compiled" if options.compiled else "measure"
-        worker, variables = "bench.network_worker:", worker_environment(options.cache)
+        variables = worker_environment(options.cache)
         threads = max(1, options.workers // options.processes)
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         self.pool = Pool({
-            "collect": Group(f"{worker}collect", 2, variables),
-            "compile": Group(f"{worker}compile_one", options.workers, variables),
-            "measure": Group(f"{worker}{measured}", options.processes, variables)})
+            "collect": Group("bench.network_kernels:collect", 2, variables),
+            "compile": Group("bench.network_kernels:compile_one", options.workers, variables),
+            "measure": Group(f"bench.network_measures:{measured}", options.processes, variables)})
         self.progress = Progress(len(self.cases), "step")
 
     def setting(self, case: Case) -> Row:
@@ -111,12 +113,8 @@ class Run:
             self.waits[case] = set()
         self.ready()
 
-    @property
-    def done(self) -> set[Any]:
-        return getattr(self, "_done", set())
-
     def compiled(self, kernel: Any, row: Row) -> None:
-        self._done = self.done | {kernel}
+        self.done.add(kernel)
         if "error" in row:
             self.progress.say(f"not compiled ahead: {kernel[0]} {kernel[1]} {kernel[2]}: "
                               f"{row['error'][:300]}")

@@ -74,7 +74,7 @@ def gradients(p: ConvProblem, grad: torch.Tensor, src: torch.Tensor, wei: torch.
 def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue: str = "",
          bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Callable[
              [], torch.Tensor]:
-    """A call that computes one direction from its operands (see ``data.OPERANDS``) and the
+    """A call that computes one direction from its operands (see ``Prop.operands``) and the
     epilogue after it, operation by operation."""
     padding = Padding.of(p)
     run: Callable[[], torch.Tensor]

@@ -34,6 +34,7 @@ KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 # -- in the compiling processes ------------------------------------------------------------------
 
+
 def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
     """Plan, and compile where there is a GPU."""
     from transconv.proving.case import Case, device, warm

@@ -12,7 +12,6 @@ import torch
 
 from bench import reference
 from transconv.proving.case import Case, epilogue_tensors
-from transconv.proving.data import OPERANDS
 from transconv.tuning.measure import random_tensor
 from transconv.tuning.timing import Call, Make
 
@@ -46,7 +45,7 @@ def _baseline(case: Case, name: str, layout: str) -> Make:
 
     def make(index: int) -> Call:
         a, b = (random_tensor(p.shapes[n], getattr(p, n).layout, case.where)
-                for n in OPERANDS[case.prop])
+                for n in case.prop.operands)
         extra = epilogue_tensors(p, case.prop, case.epilogue, "float", case.where)
         if compiled is not None:
             return lambda: compiled(a, b, extra.get("bia"), extra.get("res"))

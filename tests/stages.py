@@ -21,8 +21,6 @@ from transconv.packing import COPY
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS, Target
 
-ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
-         Prop.BWD_W: ("src", "dst", "wei")}
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 SM90 = TARGETS["sm_90"]
@@ -63,7 +61,7 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
     """The stages after which the kernels do not give the reference's answer. Workspaces, and the
     padding between rows of a copy, hold NaN."""
     rng = np.random.default_rng(seed)
-    a, b, c = ROLES[prop]
+    a, b, c = prop.roles
     values = {n: integers(rng, shapes(p)[n], 2) for n in (a, b)}
     expected = convolve(p, prop, values[a], values[b])
     layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}

@@ -17,14 +17,15 @@ PACKAGE = ROOT / "transconv"
 
 # Lowest first; a module may import its own layer and those before it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "knobs", "keep"),
+    ("errors", "knobs", "keep", "drawer"),
     ("ir",),
     ("simplify",),
-    ("problem", "problem_lists", "layers", "descriptor", "tags", "target"),
+    ("problem", "problem_lists", "layers", "descriptor", "tags", "element_types",
+     "target"),
     ("algorithm", "algorithm_text", "epilogue"),
     ("merging", "boxes", "box_rules", "piles", "packing", "config", "counts", "legality",
      "legality_boxes", "strides", "issue", "work", "cost", "tiling", "explicit", "sliding",
-     "heuristics"),
+     "elementwise", "heuristics"),
     ("passes",),
     ("backend_triton",),
     ("sampling", "spotcheck", "verdicts"),

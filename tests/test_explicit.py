@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from tests.stages import ROLES, SM90, shapes
+from tests.stages import SM90, shapes
 from transconv import ir, pipeline
 from transconv.algorithm import algorithms
 from transconv.backend_triton.emit import emit
@@ -82,7 +82,7 @@ def kernels(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
 def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
            values: dict[str, np.ndarray]) -> np.ndarray:
     layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
-    c = ROLES[prop][2]
+    c = prop.result
     buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
     for t in (t for k in launches for t in k.params if t.name not in buffers):
         buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
@@ -113,8 +113,8 @@ def test_what_lies_across_the_sum_is_turned(text: str, prop: Prop, config: str,
 def right_in_any_order(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
     """The kernels of an explicit config, whose answer is the reference's whoever goes first."""
     rng = np.random.default_rng(0)
-    values = {n: integers(rng, shapes(p)[n], 2) for n in ROLES[prop][:2]}
-    expected = convolve(p, prop, values[ROLES[prop][0]], values[ROLES[prop][1]])
+    values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
+    expected = convolve(p, prop, values[prop.operands[0]], values[prop.operands[1]])
     launches = kernels(p, prop, config)
     for kernel in launches:
         verify(kernel)
@@ -146,7 +146,7 @@ def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said
     text, prop, config, _ = TURNED[4]
     p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
     rng = np.random.default_rng(0)
-    values = {n: integers(rng, shapes(p)[n], 2) for n in ROLES[prop][:2]}
+    values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
     broken = [_Without(name, barrier).mutate(k) for k in kernels(p, prop, config)]
     with pytest.raises(ir.InterpError, match=said):
         for seed in range(20):

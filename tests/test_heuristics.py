@@ -142,6 +142,7 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack
 def test_gathering_across_the_sum_costs_more() -> None:
     """f32 weights of the data gradient go to shared memory element by element, 16-bit ones do not."""
     config = Config.parse("mb.ih.iw:128 ic:128 oc:32 | mma | a=gather b=gather | stages=3 warps=8")
+
     def cost_of(words: str, target: str = "sm_90", prop: Prop = Prop.BWD_D) -> float:
         alg = algorithm(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
         return cost.estimate(config, alg, TARGETS[target])

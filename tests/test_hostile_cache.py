@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import transconv
-from transconv import compiler, keep, knobs, verdicts
+from transconv import compiler, drawer, keep, knobs, verdicts
 from transconv.backend_triton import module
-from transconv.keep import Drawer
+from transconv.drawer import Drawer
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 from transconv.torch_ops import routes
@@ -50,7 +50,7 @@ def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     start = """
         import os, resource, signal, sys, threading, time
         from transconv import keep
-        from transconv.keep import Drawer
+        from transconv.drawer import Drawer
         DRAWER = Drawer("sums", 1)
     """
     text = textwrap.dedent(start) + textwrap.dedent(code)
@@ -387,7 +387,7 @@ def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_writer_that_sleeps_does_not_stop_the_others(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(keep, "PATIENCE", 0.3)
+    monkeypatch.setattr(drawer, "PATIENCE", 0.3)
     process = child("""
         def change(old):
             print("inside", flush=True)
@@ -410,7 +410,7 @@ def test_file_systems_without_locks(error: int, monkeypatch: pytest.MonkeyPatch,
     def refuse(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(keep.fcntl, "flock", refuse)
+    monkeypatch.setattr(drawer.fcntl, "flock", refuse)
     for n in range(3):
         DRAWER.update("a", lambda old, n=n: {"n": n})
     assert DRAWER.get("a") == {"n": 2} and len(warnings(caplog)) == 1
@@ -447,6 +447,6 @@ def test_the_page_names_every_drawer() -> None:
     from transconv.database import store
 
     page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")
-    for drawer in (verdicts.DRAWER, store.DRAWER):
-        assert f"| `{drawer.name}/` |" in page
-    assert f"after {keep.PATIENCE:g} seconds" in page and keep.STALE == 3600
+    for kept in (verdicts.DRAWER, store.DRAWER):
+        assert f"| `{kept.name}/` |" in page
+    assert f"after {drawer.PATIENCE:g} seconds" in page and keep.STALE == 3600

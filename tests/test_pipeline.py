@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import integers, pack, unpack
-from tests.stages import PHASES, ROLES, SM90, launches_of, shapes, small_configs, wrong_stages
+from tests.stages import PHASES, SM90, launches_of, shapes, small_configs, wrong_stages
 from tests.strategies import problems
 from transconv import compiler, ir
 from transconv.algorithm import algorithms
@@ -61,7 +61,7 @@ def test_adjoint(prop: Prop) -> None:
     values = {n: integers(rng, s) for n, s in shapes(p).items()}
     dots = []
     for kind in (Prop.FWD, prop):
-        a, b, c = ROLES[kind]
+        a, b, c = kind.roles
         buffers = {n: pack(values[n], getattr(p, n).layout) for n in (a, b)}
         buffers[c] = np.zeros(getattr(p, c).layout.span, np.float32)
         for alg, config in compiler.plan_steps(p, kind, SM90, None, Epilogue()):

@@ -19,7 +19,6 @@ from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
-RESULT = {FWD: "dst", BWD_D: "src", BWD_W: "wei"}
 CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 # What a kernel for the chip is in Triton's interpreter: its 16-bit operands need casts.
 CHIP = replace(TARGETS["sm_90"], name="sm_90-interpreted", upcast16=True,
@@ -35,16 +34,16 @@ def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
     dtype = torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16
     made = {n: torch.randint(-2, 3, s, generator=generator).to(dtype)
             for n, s in shapes(p).items()}
-    made[RESULT[prop]].fill_(float("nan"))
+    made[prop.result].fill_(float("nan"))
     return made
 
 
 def answer(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
-    t = {n: torch.zeros_like(x).double() if n == RESULT[prop] else x.double() for n, x in t.items()}
+    t = {n: torch.zeros_like(x).double() if n == prop.result else x.double() for n, x in t.items()}
     if prop is not FWD:
-        t[RESULT[prop]].requires_grad_()
+        t[prop.result].requires_grad_()
     y = CONVOLVE[p.ndims - 1](t["src"], t["wei"], None, p.stride, p.pad_lo, p.dilation, p.g)
-    made = y if prop is FWD else torch.autograd.grad(y, t[RESULT[prop]], t["dst"])[0]
+    made = y if prop is FWD else torch.autograd.grad(y, t[prop.result], t["dst"])[0]
     return made.to(torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16)
 
 
@@ -78,7 +77,7 @@ def test_emitted_kernels_over_copies(text: str, prop: Prop, config: str) -> None
     compiled = plan(text, prop, config)
     t = tensors_of(compiled.problem, prop)
     compiled.launch(**t)
-    assert torch.equal(t[RESULT[prop]], answer(compiled.problem, prop, t))
+    assert torch.equal(t[prop.result], answer(compiled.problem, prop, t))
 
 
 @interpreted

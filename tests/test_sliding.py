@@ -25,7 +25,6 @@ from transconv.target import TARGETS
 
 SM90 = TARGETS["sm_90"]
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
-ROLES = {FWD: ("src", "wei", "dst"), BWD_D: ("dst", "wei", "src"), BWD_W: ("src", "dst", "wei")}
 P = "g8mb2ic8ih5oc8oh5kh3ph1"
 LARGE = "g96mb128ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc"
 FIRST = "mb.oh:4 ow:4 g:8 kw:3 | fma | regs=ow.kw stages=1"
@@ -75,7 +74,7 @@ def check(text: str, prop: Prop, config: str, switches: dict[str, bool],
     """The interpreter gives the reference's answer after some stages."""
     p = ConvProblem.parse(f"{text} dt=f32" + (" tag=axb" if "tag" not in text else ""))
     rng = np.random.default_rng(3)
-    a, b, c = ROLES[prop]
+    a, b, c = prop.roles
     shapes = {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
     values = {name: integers(rng, shapes[name]) for name in (a, b)}
     expected = convolve(p, prop, values[a], values[b])

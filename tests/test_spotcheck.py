@@ -17,9 +17,8 @@ from transconv import sampling, spotcheck
 from transconv.epilogue import ACTIVATIONS, Epilogue
 from transconv.problem import ConvProblem, Prop
 from transconv.sampling import Axes, choose
-from transconv.spotcheck import POINTS, RESULT, examine, spot_check
+from transconv.spotcheck import POINTS, examine, spot_check
 
-OPERANDS = {Prop.FWD: ("src", "wei"), Prop.BWD_D: ("dst", "wei"), Prop.BWD_W: ("src", "dst")}
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 Tensors = dict[str, torch.Tensor]
 
@@ -49,14 +48,14 @@ def right(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
     """Random operands and the result they have."""
     generator = torch.Generator().manual_seed(seed)
     made = {name: laid_out(torch.randn(p.shapes[name], generator=generator), p, name)
-            for name in OPERANDS[prop]}
-    a, b = (made[name].double().numpy() for name in OPERANDS[prop])
-    made[RESULT[prop]] = laid_out(torch.from_numpy(convolve(p, prop, a, b)), p, RESULT[prop])
+            for name in prop.operands}
+    a, b = (made[name].double().numpy() for name in prop.operands)
+    made[prop.result] = laid_out(torch.from_numpy(convolve(p, prop, a, b)), p, prop.result)
     return made
 
 
 def told(p: ConvProblem, prop: Prop, tensors: Tensors, epilogue: str = "") -> str | None:
-    return spot_check(p, prop, Epilogue.parse(epilogue), tensors, tensors[RESULT[prop]])
+    return spot_check(p, prop, Epilogue.parse(epilogue), tensors, tensors[prop.result])
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -65,7 +64,7 @@ def test_right_results_pass_and_one_wrong_element_does_not(name: str, prop: Prop
     p = PROBLEMS[name]
     tensors = right(p, prop)
     assert told(p, prop, tensors) is None
-    result = tensors[RESULT[prop]]
+    result = tensors[prop.result]
     for place in [(0,) * result.ndim, tuple(n - 1 for n in result.shape),
                   tuple(n // 2 for n in result.shape)]:
         saved = result[place].clone()
@@ -82,7 +81,7 @@ def test_any_small_problem(p: ConvProblem, prop: Prop, at: int) -> None:
     """Small results are checked as a whole."""
     tensors = right(p, prop, at)
     assert told(p, prop, tensors) is None
-    result = tensors[RESULT[prop]]
+    result = tensors[prop.result]
     assume(result.numel() <= POINTS)  # larger ones are sampled
     place = np.unravel_index(at % result.numel(), result.shape)
     result[tuple(map(int, place))] += 1 + abs(result).max()
@@ -93,7 +92,7 @@ def test_any_small_problem(p: ConvProblem, prop: Prop, at: int) -> None:
 def test_large_results_are_sampled(prop: Prop) -> None:
     tensors = right(LARGE, prop)
     assert told(LARGE, prop, tensors) is None
-    result = tensors[RESULT[prop]]
+    result = tensors[prop.result]
     saved = result.clone()
     for place in [(0,) * 4, tuple(n - 1 for n in result.shape), (0, result.shape[1] - 1, 0, 0)]:
         result[place] += 1 + result.abs().max()
@@ -132,13 +131,13 @@ def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPa
     at = choose(Axes.of(p, prop), 1024)
     assert at.rows[0].shape[1] * at.columns.shape[1] > 1
     tensors = right(p, prop)
-    found = examine(p, prop, Epilogue(), tensors, tensors[RESULT[prop]])
+    found = examine(p, prop, Epilogue(), tensors, tensors[prop.result])
     assert not found.reason and found.checked >= 24 and not found.weak
     for place in ((0,), (-1,)):
-        saved = tensors[RESULT[prop]].clone()
-        tensors[RESULT[prop]][place * saved.ndim] += 1 + saved.abs().max()
+        saved = tensors[prop.result].clone()
+        tensors[prop.result][place * saved.ndim] += 1 + saved.abs().max()
         assert told(p, prop, tensors), place
-        tensors[RESULT[prop]].copy_(saved)
+        tensors[prop.result].copy_(saved)
 
 
 @pytest.mark.parametrize("words", ["bias", "res", "bias+res+relu", *ACTIVATIONS])
@@ -169,17 +168,17 @@ def test_numbers_that_are_none(prop: Prop) -> None:
     """NaN and infinity in the operands, and results too large for their type, prove nothing."""
     p = PROBLEMS["depthwise"]
     tensors = right(p, prop)
-    first, second = (tensors[n] for n in OPERANDS[prop])
+    first, second = (tensors[n] for n in prop.operands)
     first[0, 0], second[-1, -1] = float("nan"), float("inf")
     a, b = first.double().numpy(), second.double().numpy()
     with np.errstate(invalid="ignore"):
-        tensors[RESULT[prop]].copy_(torch.from_numpy(convolve(p, prop, a, b)))
+        tensors[prop.result].copy_(torch.from_numpy(convolve(p, prop, a, b)))
     assert told(p, prop, tensors) is None
     tensors = right(p, prop)
-    for name in OPERANDS[prop]:
+    for name in prop.operands:
         tensors[name] *= 1000
-    tensors[RESULT[prop]].fill_(float("nan"))
-    assert examine(p, prop, Epilogue(), tensors, tensors[RESULT[prop]]).checked < 200
+    tensors[prop.result].fill_(float("nan"))
+    assert examine(p, prop, Epilogue(), tensors, tensors[prop.result]).checked < 200
 
 
 def test_data_that_would_hide_mistakes() -> None:

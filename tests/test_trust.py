@@ -30,7 +30,6 @@ from transconv.torch_ops import routes, stats
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
 PLAIN = ConvProblem.parse("mb2ic3ih6oc40oh6kh3ph1 math=ieee")
-NAMES = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
 
@@ -82,7 +81,7 @@ def ranked(p: ConvProblem, prop: Prop, phase: int = 0) -> list[Config]:
 def tensors_of(p: ConvProblem, prop: Prop) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     made = {n: torch.randn(shape) for n, shape in p.shapes.items()}
-    made[NAMES[prop]].fill_(float("nan"))
+    made[prop.result].fill_(float("nan"))
     return made
 
 
@@ -109,7 +108,7 @@ def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
     with caplog.at_level(logging.WARNING, "transconv"):
         passed = trust.run(first, t)
     assert passed.config == second and passed.rejected == 1
-    torch.testing.assert_close(t[NAMES[prop]], answer(PLAIN, prop, t), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(t[prop.result], answer(PLAIN, prop, t), atol=1e-4, rtol=1e-4)
     (line,) = caplog.messages
     assert str(PLAIN) in line and str(best) in line and str(first.steps[0].path) in line
     assert trust.is_trusted(passed) and not trust.is_trusted(first)

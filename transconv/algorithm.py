@@ -85,6 +85,11 @@ class Algorithm:
         return tuple(x for x in self.axes if self.kinds[x.name] == kind)
 
     @property
+    def sums_pixels(self) -> bool:
+        """Whether the sum runs over positions of an image, as the weight gradient's does."""
+        return any(x.role == "pixel" for x in self.axes_of("K"))
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The kernel's parameters in call order: A, B, what the epilogue reads, C."""
         inputs = [v.tensor for v in (self.a, self.b) if v is not None]
@@ -229,13 +234,11 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
         "wei": View(wei, (ViewDim(dst_c), ViewDim(ic.var), *(s.k for s in spatial))),
         "dst": View(dst, (ViewDim(mb.var), ViewDim(dst_c), *(s.o for s in spatial))),
     }
-    roles = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
-             Prop.BWD_W: ("src", "dst", "wei")}[prop]
     outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
     phases = [s.phase for s in spatial if s.phase is not None]
     order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, *phases, ic, *taps, oc),
             Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
-    a, b, c = (views[r] for r in roles)
+    a, b, c = (views[name] for name in prop.roles)
     used = tuple(x for x in order if x is not g or p.g > 1)
     return Algorithm(f"{prop.value}{label}", used, a, b, c, p.acc, epilogue or Epilogue(),
                      p.math)

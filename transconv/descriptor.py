@@ -66,8 +66,6 @@ class _Axis:
         return (self.k - 1) * (self.d + 1) + 1
 
 
-
-
 def parse_descriptor(text: str) -> Descriptor:
     """Read one descriptor (no spaces in it). Raises ProblemError with the place of the mistake."""
     given, name = _scan(text)

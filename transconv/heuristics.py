@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.algorithm import Algorithm, Axis
+from transconv.algorithm import Algorithm
 from transconv.box_rules import ROW
 from transconv.config import Block, Config
 from transconv.cost import estimate
-from transconv.counts import k_steps, programs
+from transconv.counts import programs
+from transconv.elementwise import copy_tiles, elementwise, turned_tiles
 from transconv.errors import ConfigError
 from transconv.explicit import explicit
 from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.sliding import sliding
-from transconv.strides import axis_strides
 from transconv.target import Target
 from transconv.tiling import extents, fusable, rows_of_pixels, run_of, splits, summed_rows, tilings
 from transconv.work import along_sum
@@ -33,8 +33,6 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 MOST = 200  # candidates that are worth checking and tuning
 FEW_CHANNELS = 16
 ROWS = (64, 32)  # channels of merged groups: what the copy engine and the matrix unit like
-MOST_UNROLLED = 25  # steps of a sum element by element
-MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
 def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
@@ -62,7 +60,7 @@ def default(algorithm: Algorithm, target: Target) -> Config:
 def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Configs worth asking about, legal or not; some come twice. Groups of few channels also merged."""
     if is_copy(alg):
-        yield from _copies(alg, target)
+        yield from copy_tiles(alg, target)
         return
     yield from _products(alg, target)
     for merge in merges(alg):
@@ -90,7 +88,7 @@ def merges(alg: Algorithm) -> list[int]:
 def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
     """Configs of one way to see the groups."""
     if alg.b is None:
-        yield from _turned(alg, target)
+        yield from turned_tiles(alg, target)
     batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
     matrix = (alg.b is not None and alg.acc.name != "f64" and "mma" in target.features
               and rows and columns and summed and _worth_the_matrix_unit(alg))
@@ -103,7 +101,7 @@ def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
             yield from explicit(alg, target)
             yield from _packed(alg, target)
     else:
-        yield from _elementwise(alg, target)
+        yield from elementwise(alg, target)
         yield from sliding(alg, target)
 
 
@@ -202,15 +200,11 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
         ways.append(replace(config, warps=8))
     if config.c == "box":  # a stage less makes room for the result
         ways.append(replace(config, c="gather", stages=config.stages + 1))
-    if programs(config, alg) > target.sms and not _sums_pixels(alg):
+    if programs(config, alg) > target.sms and not alg.sums_pixels:
         yield from (replace(c, programs=target.sms) for c in ways)
     yield from ways
     for split in splits(config, alg, target)[1:]:
         yield replace(config, split_k=split, c="gather")
-
-
-def _sums_pixels(alg: Algorithm) -> bool:
-    return any(x.role == "pixel" for x in alg.axes_of("K"))
 
 
 def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
@@ -222,7 +216,7 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
             for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
-    weights = "c" if _sums_pixels(alg) else "b"  # are small, and rows of pixels may do as they lie
+    weights = "c" if alg.sums_pixels else "b"  # are small, and rows of pixels may do as they lie
     ways = [*filter(None, dict.fromkeys([weights if weights in apart else "", before,
                                          ".".join(apart)]))]
     found = 0
@@ -232,69 +226,8 @@ def _packed(alg: Algorithm, target: Target) -> Iterator[Config]:
             found += why_not(config, packed, target) is None
             yield replace(config, pack=pack)
     # Boxes of summed pixels are often refused; f32 that is turned, or of images, seldom is.
-    pixels = _sums_pixels(alg) and alg.a.tensor.dtype.bits == 16
+    pixels = alg.sums_pixels and alg.a.tensor.dtype.bits == 16
     if before and (pixels or not found):
         for pack in ways[-1:] if pixels else ways:
             for config in _matrix(over_copies(alg, pack), target):
                 yield replace(config, pack=pack)
-
-
-def _copies(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Square tiles of pixels and channels: rows of 128 bytes on either side."""
-    pixels = tuple(x.name for x in alg.axes if x.role == "pixel")
-    channels = next(x.name for x in alg.axes if x.role == "channel")
-    big = target.backend == "interpreter"
-    for m, n in itertools.product((128, 256) if big else (32, 64, 128), repeat=2):
-        for axes in dict.fromkeys((pixels, pixels[-1:])):
-            blocks = (Block(axes, m), Block((channels,), n))
-            yield Config(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
-
-
-def _turned(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Sums of parts that lie in another order than the result: square tiles, as for copies."""
-    rows = [x for x in alg.axes_of("M") if x.size > 1]
-    if len(rows) < 2 or target.backend == "interpreter":
-        return
-    first, last = (_innermost(rows, axis_strides(v, alg)) for v in (alg.a, alg.c))
-    if first is not last:
-        others = tuple(x.name for x in rows if x is not first)
-        for m, n in itertools.product((32, 64), repeat=2):
-            yield Config((Block(others, m), Block((first.name,), n)), "fma", warps=4, stages=2)
-
-
-def _innermost(axes: list[Axis], strides: dict[str, int]) -> Axis:
-    return min(axes, key=lambda x: strides[x.name])
-
-
-def _elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Products element by element: lanes along groups (or columns) and along pixels."""
-    big = target.backend == "interpreter"
-    wide = (256, 1024) if big else (32, 64, 128, 256)
-    few = (1,) if big else (1, 4, 16)
-    lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
-    rows = fusable(alg.axes_of("M"), alg) if alg.axes_of("M") else [()]
-    if alg.b is None:  # a sum of parts: every element of C is alike, in memory order
-        rows = [tuple(x.name for x in alg.axes_of("M"))]
-        wide = wide if big else (*wide, 512, 1024)
-    sums = fusable(alg.axes_of("K"), alg) if alg.axes_of("K") else [()]
-    many = alg.b is None and prod(x.size for x in alg.axes_of("K")) > MOST_UNROLLED
-    depths = (16, 64) if _sums_pixels(alg) else (1, 8, 32) if many else (1,)
-    for r, s in itertools.product(rows, sums):
-        for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
-            if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
-                continue
-            blocks = []
-            if r:
-                blocks.append(Block(r, m))
-            if lanes:
-                blocks.append(Block((lanes[-1],), n))
-            if s and k > 1:
-                blocks.append(Block(s, k))
-            config = Config(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
-            steps = k_steps(config, alg)
-            unroll = 1 if steps <= MOST_UNROLLED and not big else 0
-            for split in splits(config, alg, target):
-                if k == 1 or not many:
-                    yield replace(config, unroll=unroll, split_k=split)
-                if k > 1 and not big:
-                    yield replace(config, split_k=split, late=1, stages=1)

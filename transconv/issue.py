@@ -131,6 +131,6 @@ def _distinct(config: Config, alg: Algorithm, views: list[View]) -> float:
         for dim, size in zip(v.dims, v.tensor.shape, strict=True):
             far = 1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, alg).items())
             points *= min(size, far, prod(reach[a] for a in axis_steps(dim, alg)))
-        shared = any(x.role == "pixel" for x in alg.axes_of("K"))
+        shared = alg.sums_pixels
         total += points * v.tensor.dtype.bytes / (config.split_k if shared else 1)
     return total

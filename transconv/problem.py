@@ -18,18 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from transconv.descriptor import SPATIAL, Descriptor, parse_descriptor, print_descriptor
+from transconv.element_types import OPERANDS, RESULTS, DTypes, read_dtypes, write_dtypes
 from transconv.errors import LayoutError, ProblemError
-from transconv.ir.dtype import DTYPES, DType, bf16, f16, f32, f64, i8, i32
+from transconv.ir.dtype import DType, f32, f64, i32
 from transconv.ir.layout import Layout
 from transconv.tags import read_tags, write_tags
 
 MATHS = ("ieee", "tf32", "tf32x3")
-OPERANDS = (f16, bf16, f32, f64, i8)
-RESULTS = (*OPERANDS, i32)
-ONEDNN_NAMES = {"s8": "i8", "s32": "i32"}
 
 Sizes = int | Sequence[int]
-DTypes = str | DType | Sequence[str | DType]
 Layouts = str | Sequence[str | Layout]
 
 
@@ -42,6 +39,25 @@ class Prop(enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def roles(self) -> tuple[str, str, str]:
+        """The names of A, B and C, where C is the sum of the products of A and B."""
+        return _ROLES[self]
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        """The names of the two tensors that are read."""
+        return _ROLES[self][:2]
+
+    @property
+    def result(self) -> str:
+        """The name of the tensor that is computed."""
+        return _ROLES[self][2]
+
+
+_ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
+          Prop.BWD_W: ("src", "dst", "wei")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +166,7 @@ class ConvProblem:
     def of_descriptor(d: Descriptor, dtype: DTypes = "f32", layout: Layouts = "nchw",
                       math: str = "tf32") -> ConvProblem:
         """Add element types and layouts (see ``make``) to a shape."""
-        dtypes = _dtypes(dtype)
+        dtypes = read_dtypes(dtype)
         wei_shape = (d.oc, d.ic // max(d.g, 1), *d.k)
         shapes = ((d.mb, d.ic, *d.i), wei_shape, (d.mb, d.oc, *d.o))
         src, wei, dst = (TensorSpec(t, Layout.dense(t, shape))
@@ -196,7 +212,7 @@ class ConvProblem:
     def with_dtype(self, dtype: DTypes) -> ConvProblem:
         """The same problem and memory order with other element types (one, or src, wei, dst)."""
         src, wei, dst = (TensorSpec(t, replace(spec.layout, dtype=t)) for spec, t
-                         in zip(self.specs.values(), _dtypes(dtype), strict=True))
+                         in zip(self.specs.values(), read_dtypes(dtype), strict=True))
         return replace(self, src=src, wei=wei, dst=dst)
 
     # -- text ------------------------------------------------------------------------------------
@@ -210,9 +226,8 @@ class ConvProblem:
 
     def __str__(self) -> str:
         words = [self.shape_text]
-        names = [t.name for t in self.dtypes]
-        if set(names) != {"f32"}:
-            words.append("dt=" + (names[0] if len(set(names)) == 1 else ":".join(names)))
+        if types := write_dtypes(self.dtypes):
+            words.append(f"dt={types}")
         if tags := write_tags([s.layout for s in self.specs.values()], tuple(self.shapes.values())):
             words.append(f"tag={tags}")
         if self.math != "tf32":
@@ -304,17 +319,3 @@ def _valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) ->
         last = min(o - 1, (i - 1 - shift) // stride)
         total += max(0, last - first + 1)
     return total
-
-
-def _dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
-    if isinstance(dtype, DType):
-        return dtype, dtype, dtype
-    given = dtype.split(":") if isinstance(dtype, str) else list(dtype)
-    found = [t if isinstance(t, DType) else DTYPES.get(ONEDNN_NAMES.get(t, t)) for t in given]
-    known = [t for t in found if t in RESULTS]
-    if len(found) not in (1, 3) or len(known) != len(found):
-        raise ProblemError(f"dt={':'.join(map(str, given))} is unknown; expected one of "
-                           f"{' '.join(map(str, RESULTS))}, or three of them as src:wei:dst")
-    # mypy cannot see that `known` holds no None.
-    types = [t for t in known if t is not None]
-    return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])

@@ -35,7 +35,7 @@ def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
     if target.backend == "interpreter" or alg.b is None or not alg.axes_of("B"):
         return
     apart = [x for x, v in (("a", alg.a), ("b", alg.b)) if not rows_of_channels(v.tensor)]
-    summed = any(x.role == "pixel" for x in alg.axes_of("K"))
+    summed = alg.sums_pixels
     filters = [x for x in apart if x == "b" and not summed]
     for pack in dict.fromkeys(("", *filters, ".".join(apart))):
         seen = over_copies(alg, pack)

@@ -26,7 +26,6 @@ from transconv.sampling import Axes, Points, choose
 if TYPE_CHECKING:
     import torch
 
-RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
 POINTS = 1024
 PIECE = 1 << 22  # elements at a time: 32 MiB of f64
 

@@ -24,7 +24,7 @@ from transconv.errors import Unsupported
 from transconv.packing import is_copy
 from transconv.plans import torch_type
 from transconv.problem import Prop
-from transconv.spotcheck import RESULT, examine, spot_check
+from transconv.spotcheck import examine, spot_check
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def _try(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], boo
 
 def _launch_and_look(compiled: Compiled, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
     """What is wrong with a result, in which steps, and whether the data tell too little."""
-    result = tensors[RESULT[compiled.prop]]
+    result = tensors[compiled.prop.result]
     result.fill_(float("nan"))  # what is not written must show
     compiled.launch(**tensors)
     found = examine(compiled.problem, compiled.prop, compiled.epilogue, tensors, result)
@@ -135,7 +135,7 @@ def _telling(prop: Prop, tensors: Tensors) -> Tensors:
         shift = like.data_ptr() % 16 // like.element_size()
         span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
         memory = torch.empty(span + shift, dtype=like.dtype, device=like.device)
-        if name != RESULT[prop]:
+        if name != prop.result:
             generator = torch.Generator(like.device).manual_seed(len(made))
             memory.random_(-2, 3, generator=generator)
         made[name] = memory.as_strided(like.shape, like.stride(), shift)

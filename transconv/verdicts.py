@@ -1,6 +1,6 @@
 """Beside the compiler. What is known of generated kernels, right or wrong, by their text.
 
-A verdict lives in memory, and among the choices kept in the cache (see ``keep.py``). What cannot be
+A verdict lives in memory, and among the choices kept in the cache (see ``drawer.py``). What cannot be
 read there, or speaks of something else, counts as no verdict; a kernel once found wrong stays so.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 from importlib.metadata import PackageNotFoundError, version
 
 from transconv import knobs
-from transconv.keep import Content, Drawer
+from transconv.drawer import Content, Drawer
 
 SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"

@@ -10,7 +10,6 @@ from bench import reference
 from tests.proving.shapes import PROBLEMS, operands
 from tests.reference import convolve
 from transconv.problem import Prop
-from transconv.proving.data import OPERANDS, RESULT
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -19,7 +18,7 @@ def test_torch_computes_the_same(name: str, prop: Prop) -> None:
     p = PROBLEMS[name]
     a, b = operands(p, prop)
     got = reference.call(p, prop, a, b)()
-    assert got.shape == p.shapes[RESULT[prop]]
+    assert got.shape == p.shapes[prop.result]
     np.testing.assert_allclose(got, convolve(p, prop, a.numpy(), b.numpy()), atol=1e-10)
 
 
@@ -28,7 +27,7 @@ def test_torch_computes_the_same(name: str, prop: Prop) -> None:
 def test_torch_with_an_epilogue(name: str, prop: Prop) -> None:
     p = PROBLEMS[name]
     a, b = operands(p, prop)
-    shape = p.shapes[RESULT[prop]]
+    shape = p.shapes[prop.result]
     bias, residual = torch.randn(shape[1]).double(), torch.randn(shape).double()
     got = reference.call(p, prop, a, b, "bias+res+relu", bias, residual)()
     plain = torch.from_numpy(convolve(p, prop, a.numpy(), b.numpy()))
@@ -41,7 +40,7 @@ def test_torch_keeps_the_layout(layout: str) -> None:
     p = PROBLEMS["groups"].with_layout(layout)
     for prop in Prop:
         a, b = (torch.randn(p.shapes[n]).as_strided(p.shapes[n], getattr(p, n).layout.strides())
-                for n in OPERANDS[prop])
+                for n in prop.operands)
         got = reference.call(p, prop, a, b)()
         form = reference.memory_format(p.ndims, layout)
         assert form is not None

@@ -18,12 +18,12 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from transconv.ir import FALSE, TRUE, Add, Const, Expr, Not
-from transconv.simplify import comparison, division, fixpoint, linear, ranges, rules
+from transconv.simplify import comparison, division, fixpoint, interval, linear, ranges, rules
+from transconv.simplify.interval import Range
 from transconv.simplify.linear import Poly
-from transconv.simplify.ranges import Range
 
 SPOIL, REACHED = "__spoil__", "__reached__"
-MODULES = (rules, division, comparison, fixpoint, ranges, linear)
+MODULES = (rules, division, comparison, fixpoint, ranges, interval, linear)
 # What only chooses between equal expressions, or walks: any value is right, or nothing is decided.
 CHOICES = {
     "_weight": "which of two equal sums is lighter",
@@ -206,7 +206,7 @@ def culprits(mutant: Mutant) -> set[str]:
     starts = {**{f.__name__: f for f in rules.RULES.values()}, "collect": division.collect,
               "logic": fixpoint._logic, "settle": fixpoint._settled}
     found: set[str] = set()
-    if mutant.module in (ranges, linear):
+    if mutant.module in (ranges, interval, linear):
         found |= {*ANALYSES, "collect"}
     for name, start in starts.items():
         seen: set[str] = set()

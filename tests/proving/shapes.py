@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from transconv.problem import ConvProblem, Prop
-from transconv.proving.data import OPERANDS
 
 PROBLEMS = {
     "groups": ConvProblem.make(3, 4, 6, (7, 6), (3, 2), (2, 1), (1, 2), (1, 2), g=2),
@@ -22,5 +21,5 @@ PROBLEMS = {
 def operands(p: ConvProblem, prop: Prop, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(p.shapes[n], generator=generator, dtype=torch.float64)
-            for n in OPERANDS[prop])
+            for n in prop.operands)
     return a, b

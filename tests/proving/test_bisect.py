@@ -27,6 +27,7 @@ from transconv.passes.together import together
 from transconv.problem import ConvProblem, Prop
 from transconv.proving import bisect, bisect_emitted
 from transconv.proving.bisect import blame
+from transconv.proving.bisect_points import Points
 from transconv.proving.bisect_replay import (
     NAMES,
     Question,
@@ -34,7 +35,7 @@ from transconv.proving.bisect_replay import (
     differing,
     meaning,
 )
-from transconv.proving.bisect_rules import Points, Unsound, audited
+from transconv.proving.bisect_rules import Unsound, audited
 from transconv.proving.bisect_shrink import PRODUCTS, products, shrunk
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target import TARGETS

@@ -17,8 +17,6 @@ from transconv.problem import ConvProblem, Prop
 from transconv.proving.case import Case
 from transconv.proving.data import (
     GUARD,
-    OPERANDS,
-    RESULT,
     Guarded,
     allocate,
     density,
@@ -53,7 +51,7 @@ def test_exact_data_are_exact(dtype: str, prop: Prop) -> None:
     assert (share < 1) == (dtype != "f32")
     tensors = allocate(p, "cpu")
     fill(tensors, p, prop, "exact", seed=3)
-    a, b = (tensors[n].view for n in OPERANDS[prop])
+    a, b = (tensors[n].view for n in prop.operands)
     kept = float((a != 0).double().mean())
     assert kept == pytest.approx(share if share < 1 else 1, abs=0.25 if share == 1 else 0.02)
     (_, most), = pieces(p, prop, a, b, absolute=True)
@@ -74,8 +72,8 @@ def test_density_is_the_safe_count_over_the_terms() -> None:
 def run_right(p: ConvProblem, prop: Prop, mode: str) -> tuple[torch.Tensor, ...]:
     tensors = allocate(p, "cpu")
     fill(tensors, p, prop, mode, seed=1)
-    a, b = (tensors[n].view for n in OPERANDS[prop])
-    got = tensors[RESULT[prop]].view
+    a, b = (tensors[n].view for n in prop.operands)
+    got = tensors[prop.result].view
     want = convolve(p, prop, a.double().numpy(), b.double().numpy())
     got.copy_(torch.from_numpy(want))
     return a, b, got
@@ -174,7 +172,7 @@ def test_an_expanded_operand_takes_the_first_values() -> None:
     ConvProblem.make(1, 2, 2, (7,), (2,), dilation=3, stride=2),
 ], ids=str)
 def test_reached_elements_are_those_that_ones_make_nonzero(p: ConvProblem, prop: Prop) -> None:
-    a, b = (np.ones(p.shapes[n]) for n in OPERANDS[prop])
+    a, b = (np.ones(p.shapes[n]) for n in prop.operands)
     want = convolve(p, prop, a, b)
     assert reached(p, prop) == pytest.approx((want != 0).mean())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from transconv.backend_triton import emit_gluon, emit_tl
+from transconv.backend_triton import emit_gluon, emit_tl, gluon_memory
 from transconv.backend_triton.early import first_lines
 from transconv.ir import For, Kernel, Roles, find, walk
 
@@ -31,7 +31,7 @@ def told(notes: tuple[str, ...]) -> list[str]:
 
 def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
     """The tensors that are moved in boxes, and the extents of the box of each."""
-    return emit_gluon.boxes(kernel) if is_explicit(kernel) else emit_tl.boxes(kernel)
+    return gluon_memory.boxes(kernel) if is_explicit(kernel) else emit_tl.boxes(kernel)
 
 
 def grid_size(kernel: Kernel) -> int:

@@ -7,17 +7,22 @@ algebra here. Names that differ between Triton's versions are looked up once, ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
-
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
+from transconv.backend_triton.gluon_memory import (
+    PIECES,
+    boxes,
+    reserved,
+    rings,
+    sums_layout,
+    turning_layout,
+    widest_product,
+)
 from transconv.backend_triton.versions import looked_up
 from transconv.ir import (
     Alloc,
     Barrier,
-    Buffer,
     Call,
     Const,
     Expr,
@@ -45,9 +50,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 '''
-DOT_BITS = 256  # of an operand's row that one instruction takes along K
-WARPGROUP = 4  # warps that multiply together, 64 rows at a time
-PIECES = "pieces"  # what a pile of boxes is called when it is seen as one operand
 
 
 class GluonEmitter(TlEmitter):
@@ -73,18 +75,19 @@ class GluonEmitter(TlEmitter):
         return (str(e.value), ATOM) if isinstance(e.value, bool) else super().spell_Const(e)
 
     def spell_Piece(self, e: Piece) -> tuple[str, int]:
+        return self.slot(e, self.lanes(e)), POSTFIX
+
+    def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and turned round if need be."""
-        lanes = self.lanes(e)
-        memory = list(dict.fromkeys(x for w in e.within for x in self.lanes(w)))
-        shape = ", ".join(str(x.extent) for x in memory)
-        slot = self.text(e.slot)
-        if e.buffer.members > 1:
-            text = f"{e.buffer.name}_{PIECES}.index({slot})"
+        memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
+        slot = self.text(piece.slot)
+        if piece.buffer.members > 1:
+            text = f"{piece.buffer.name}_{PIECES}.index({slot})"
         else:
-            text = f"{e.buffer.name}.index({slot})"
-            if len(e.buffer.extents) != len(memory):
-                text += f".reshape([{shape}])"
-        return text + (".permute([1, 0])" if list(lanes) != memory else ""), POSTFIX
+            text = f"{piece.buffer.name}.index({slot})"
+            if len(piece.buffer.extents) != len(memory):
+                text += f".reshape([{', '.join(str(x.extent) for x in memory)}])"
+        return text + (".permute([1, 0])" if list(lanes) != memory else "")
 
     def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"
@@ -115,16 +118,11 @@ class GluonEmitter(TlEmitter):
 
     def lines_Put(self, s: Put) -> list[str]:
         lanes = self.lanes(s.value)
-        memory = list(dict.fromkeys(x for w in s.piece.within for x in self.lanes(w)))
-        text = f"{s.piece.buffer.name}.index({self.text(s.piece.slot)})"
-        if len(s.piece.buffer.extents) != len(memory):
-            text += f".reshape([{', '.join(str(x.extent) for x in memory)}])"
-        text += ".permute([1, 0])" if list(lanes) != memory else ""
         value = self.fit(s.value, lanes)
         if isinstance(s.value, Piece):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
             value += f".load({turning_layout(lanes, along, self.warps)})"
-        return [f"{text}.store({value})"]
+        return [f"{self.slot(s.piece, lanes)}.store({value})"]
 
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
@@ -182,35 +180,6 @@ class GluonEmitter(TlEmitter):
                 f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
 
 
-def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
-    """How the tile of a product lies in registers: groups of four warps take 64 rows each, and
-    share the columns when there are more groups than rows for them."""
-    left, right = (x.extent for x in sides)
-    down = min(warps // WARPGROUP, left // 64) * WARPGROUP
-    across = warps // down
-    return (f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{down}, {across}], "
-            f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])")
-
-
-def widest_product(roles: Roles) -> int:
-    """The most columns of one instruction: 256, whose sums are 128 registers of a thread. A program of
-    more than 12 warps (three groups) starts with 128 each, which ptxas refuses to fill with them."""
-    groups = sum(-(-r.warps // WARPGROUP) for r in roles.roles)
-    return 256 if groups <= 3 else 128
-
-
-def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
-    """How a tile that is turned lies in registers: every thread has one row of what is written,
-    which lies along dimension ``along``, and its neighbours are neighbours in what is read. Short
-    tiles are dealt out along the rows too."""
-    rows, length = lanes[1 - along].extent, lanes[along].extent
-    threads, groups = min(rows, 32), min(warps, max(1, rows // 32))
-    own = max(1, length * threads * groups // (32 * warps))
-    sizes = [(own, 1), (32 // threads, threads), (warps // groups, groups)]
-    spelled = ", ".join(str([x, y] if along == 0 else [y, x]) for x, y in sizes)
-    return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
-
-
 def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@gluon.jit`` function named like the kernel, and one per role."""
     (roles,) = find(kernel, Roles)
@@ -225,16 +194,16 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     calls = []
     for role in roles.roles:
         own = [*(p for p, t in zip(params, kernel.params, strict=True) if _mentions(role, t)),
-               *_rings(role, shared)]
+               *rings(role, shared)]
         functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
-    reserved = list(_reserve(shared, kernel))
+    memory = list(reserved(shared, kernel))
     lines = [*(f"# {line}" for line in header), *IMPORTS.splitlines(),
-             *imported(first), "", *looked_up([*functions, *reserved]), "", "",
+             *imported(first), "", *looked_up([*functions, *memory]), "", "",
              *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
              *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params), "", *reserved, *begun(first), "",
+               for p in kernel.params), "", *memory, *begun(first), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",
@@ -244,69 +213,3 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
 
 def _mentions(role: Role, tensor: Tensor) -> bool:
     return tensor in find(role, Tensor)
-
-
-def _rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
-    used = {*find(role, Buffer), *find(role, Barrier)}
-    read = {a.buffer for s in find(role, FuncCall) for a in s.args if isinstance(a, Piece)}
-    read |= {s.value.buffer for s in find(role, Put) if isinstance(s.value, Piece)}
-    for what in shared:
-        if what in used:
-            piled = isinstance(what, Buffer) and what.members > 1 and what in read
-            yield f"{what.name}_{PIECES}" if piled else what.name
-
-
-def _reserve(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
-    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
-    boxed = {x.piece.buffer: f"{x.tensor.name}_box" for x in copies}
-    for what in shared:
-        if isinstance(what, Barrier):
-            yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
-                   "mbarrier.MBarrierLayout())")
-            continue
-        box = boxed.get(what)
-        if box is None:
-            yield from _turned(what, next(iter(boxed.values())))
-            continue
-        shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
-        yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
-        if what.members > 1:
-            yield from _pile(what, box)
-    barriers = [b for b in shared if isinstance(b, Barrier)]
-    for slots in dict.fromkeys(b.slots for b in barriers):
-        alike = [b for b in barriers if b.slots == slots]
-        if slots == 1:
-            yield from (f"    mbarrier.init({b.name}.index(0), count={b.arrivals})" for b in alike)
-            continue
-        yield f"    for slot in gl.static_range({slots}):"
-        for b in alike:
-            yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
-
-
-def _turned(what: Buffer, box: str) -> Iterator[str]:
-    """A ring that no box lands in: it lies as the matrix unit likes it."""
-    shape = ", ".join(map(str, (what.slots, *what.extents)))
-    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
-           f"{shared_layout(what)})")
-
-
-def shared_layout(what: Buffer) -> str:
-    """Rows of up to 128 bytes, swizzled so that they can be read across."""
-    swizzle = min(128, what.extents[-1] * what.type.bytes)
-    return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
-            f"element_bitwidth={what.type.bits}, rank=2)")
-
-
-def _pile(what: Buffer, box: str) -> Iterator[str]:
-    """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64."""
-    rows = prod(what.extents[:-1]) * what.below
-    columns = what.extents[-1] * what.members // what.below
-    yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
-           f"[{what.slots}, {rows}, {columns}],")
-    yield f"        {shared_layout(what)})"
-
-
-def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
-    """The tensors that are moved in boxes, and the extents of the box of each."""
-    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
-    return {x.tensor.name: x.piece.buffer.extents for x in copies}

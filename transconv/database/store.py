@@ -13,12 +13,13 @@ from pathlib import Path
 
 from transconv import keep, knobs
 from transconv.database.rows import Row, group, mapping, merged, of_mapping, read_rows, write_rows
+from transconv.drawer import Content, Drawer
 from transconv.errors import TransconvError
 from transconv.problem import ConvProblem
 
 SCHEMA = 1
 LONGEST = 8 << 20  # bytes of a file of rows
-DRAWER = keep.Drawer("tuned", SCHEMA)
+DRAWER = Drawer("tuned", SCHEMA)
 
 Groups = dict[str, list[Row]]
 
@@ -85,7 +86,7 @@ def forget() -> None:
         _files.clear()
 
 
-def _read(content: keep.Content | None) -> list[Row]:
+def _read(content: Content | None) -> list[Row]:
     """The rows of a record of the user's cache."""
     listed = content.get("rows") if content else None
     return [row for x in listed if (row := of_mapping(x))] if isinstance(listed, list) else []

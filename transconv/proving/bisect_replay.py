@@ -29,10 +29,8 @@ from transconv.legality import why_not
 from transconv.passes import naive
 from transconv.pipeline import PIPELINE, Context
 from transconv.problem import ConvProblem, Prop
-from transconv.spotcheck import RESULT
 from transconv.target import Target
 
-OPERANDS = {Prop.FWD: ("src", "wei"), Prop.BWD_D: ("dst", "wei"), Prop.BWD_W: ("src", "dst")}
 EXACT = {"bias", "res", "relu", "relu6"}  # epilogues that keep whole numbers whole
 SPACING = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-21, "f64": 2.0**-50}
 PIECE = 1 << 22  # products at a time, where the algorithm itself is evaluated
@@ -54,7 +52,7 @@ class Question:
 
     @property
     def result(self) -> str:
-        return RESULT[self.prop]
+        return self.prop.result
 
     def steps(self) -> list[tuple[Algorithm, Config]]:
         """The algorithms and their configs. Raises ConfigError for what is not legal."""
@@ -73,14 +71,14 @@ class Question:
 
         p, random = self.problem, np.random.default_rng(seed)
         share = density(p, self.prop)
-        for name in OPERANDS[self.prop]:
+        for name in self.prop.operands:
             drawn = random.integers(-2, 3, p.shapes[name]).astype(np.float64)
             self.values[name] = drawn * (random.random(drawn.shape) < share)
             share = 1.0
         for tensor in self.extra():
             self.values[tensor.name] = random.integers(-8, 9, tensor.shape).astype(np.float64)
         given = {n: torch.from_numpy(v) for n, v in self.values.items()}
-        a, b = (given[n] for n in OPERANDS[self.prop])
+        a, b = (given[n] for n in self.prop.operands)
         sums = convolve(p, self.prop, a, b)
         self.sums = sums.numpy()
         self.answer = after(sums, slice(None), str(self.epilogue), given).numpy()

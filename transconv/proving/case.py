@@ -23,7 +23,7 @@ from transconv.errors import ConfigError
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.problem import ConvProblem, Prop
-from transconv.proving.data import GUARD, OPERANDS, RESULT, Guarded, allocate, fill, torch_dtype
+from transconv.proving.data import GUARD, Guarded, allocate, fill, torch_dtype
 from transconv.proving.oracle import PIECE, Judgement, after, approximates, judge, pieces
 from transconv.steps import Choose
 from transconv.target import TARGETS, Target, detect
@@ -63,7 +63,7 @@ def weight(p: ConvProblem) -> float:
 
 def epilogue_layouts(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Layout]:
     """What an epilogue reads: ``bia`` per channel of the result, ``res`` like the result."""
-    spec, shape = getattr(p, RESULT[prop]), p.shapes[RESULT[prop]]
+    spec, shape = getattr(p, prop.result), p.shapes[prop.result]
     made = {}
     if "bias" in epilogue.ops:
         made["bia"] = Layout.dense(epilogue.bia or spec.dtype, (shape[1],))
@@ -219,8 +219,8 @@ class Case:
         self.fill(mode, seed)
         self.launch(compiled)
         synchronize()
-        a, b = (self.tensors[n].view for n in OPERANDS[self.prop])
-        got = self.tensors[RESULT[self.prop]].view
+        a, b = (self.tensors[n].view for n in self.prop.operands)
+        got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
                       cut=self.where == "cpu" and not self.numpy)
         return self._guarded(found)
@@ -236,11 +236,11 @@ class Case:
         if approximates(self.epilogue) or (self.where == "cpu" and "bf16" in map(
                 str, self.problem.dtypes)):
             return self.judge(compiled, "exact", seed)
-        result = self.tensors.get(RESULT[self.prop])
+        result = self.tensors.get(self.prop.result)
         if self.answer is None or result is None:
             self.fill("exact", seed)
-            result = self.tensors[RESULT[self.prop]]
-            a, b = (self.tensors[n].view for n in OPERANDS[self.prop])
+            result = self.tensors[self.prop.result]
+            a, b = (self.tensors[n].view for n in self.prop.operands)
             found = [after(want, at, self.epilogue, self.extra)
                      for at, want in pieces(self.problem, self.prop, a, b)]
             kept = torch.empty_like(result.view)

@@ -17,8 +17,6 @@ from transconv.ir import DType, Layout
 from transconv.problem import ConvProblem, Prop
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
-OPERANDS = {Prop.FWD: ("src", "wei"), Prop.BWD_D: ("dst", "wei"), Prop.BWD_W: ("src", "dst")}
-RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
 GUARD = 1 << 15  # elements on either side: 64 KiB of 16-bit ones
 DIGITS = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}  # bits of the significand
 MOST = {"f16": 2, "bf16": 2, "f32": 8, "f64": 8}  # largest exact value
@@ -42,8 +40,8 @@ def terms(p: ConvProblem, prop: Prop) -> int:
 def density(p: ConvProblem, prop: Prop) -> float:
     """The share of nonzero elements of the first operand that keeps typical sums of absolute
     products within what the result's type (and the accumulator) holds exactly."""
-    a, b = (getattr(p, name).dtype.name for name in OPERANDS[prop])
-    digits = min(DIGITS[getattr(p, RESULT[prop]).dtype.name], 24 if p.acc.name == "f32" else 53)
+    a, b = (getattr(p, name).dtype.name for name in prop.operands)
+    digits = min(DIGITS[getattr(p, prop.result).dtype.name], 24 if p.acc.name == "f32" else 53)
     safe = float(2**digits) / (MOST[a] * MOST[b])
     return min(1.0, safe / max(1, terms(p, prop)))
 
@@ -151,7 +149,7 @@ def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: flo
 
 def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, seed: int) -> None:
     """Fill the operands (``exact`` or ``float``) and seal them, poison the result."""
-    for place, name in enumerate(OPERANDS[prop]):
+    for place, name in enumerate(prop.operands):
         tensor = tensors[name]
         generator = torch.Generator(tensor.memory.device)
         generator.manual_seed(seed * 2 + place)
@@ -164,7 +162,7 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
                                  generator=generator)
         tensor.put(values)
         tensor.seal()
-    tensors[RESULT[prop]].poison()
+    tensors[prop.result].poison()
 
 
 def allocate(p: ConvProblem, device: str, shift: int = 0) -> dict[str, Guarded]:

@@ -29,7 +29,6 @@ KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) *
     "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow", "rows")
 MOST_MACS = 1 << 20
 MOST_ELEMENTS = 1 << 14  # of a tensor
-RESULT = {Prop.FWD: "dst", Prop.BWD_D: "src", Prop.BWD_W: "wei"}
 EXACT = ("relu", "relu6")  # of the activations: whole numbers stay whole
 
 
@@ -156,7 +155,7 @@ def _dtypes(rng: Random, given: str, prop: Prop | None) -> tuple[str, str, str]:
     name = given or rng.choice(DTYPES)
     names = {"src": name, "wei": name, "dst": name}
     if prop is not None and not given and name in ("f16", "bf16") and chance(rng, 8):
-        names[RESULT[prop]] = "f32"
+        names[prop.result] = "f32"
     return names["src"], names["wei"], names["dst"]
 
 
@@ -170,7 +169,7 @@ def _layouts(rng: Random, p: ConvProblem, prop: Prop | None,
     for name, shape in p.shapes.items():
         dtype = p.specs[name].dtype
         if style == "mixed":
-            operand = prop is not None and name != RESULT[prop]
+            operand = prop is not None and name != prop.result
             made.append(layout(rng, dtype, shape, operand))
         else:
             made.append(_tagged(style, dtype, shape))

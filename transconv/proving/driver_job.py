@@ -31,7 +31,6 @@ from transconv.proving.driver_attr import (
 DTYPES = ("f16", "bf16", "f32", "f64")
 OTHER_DTYPES = ("s8", "u8", "s32", "s4", "u4", "s64", "boolean", "f8_e5m2", "f8_e4m3", "e8m0",
                 "f4_e2m1", "f4_e3m0")
-RESULT = {Prop.FWD: 2, Prop.BWD_D: 0, Prop.BWD_W: 1}  # its place among src, wei, dst
 NEXT = " ;; "  # between the configs of a plan's kernels
 
 
@@ -173,7 +172,7 @@ def spaced(p: ConvProblem, prop: Prop, how: str) -> ConvProblem:
     if not how:
         return p
     made = []
-    for place, (name, spec) in enumerate(p.specs.items()):
+    for name, spec in p.specs.items():
         strides, shape = spec.layout.strides(), p.shapes[name]
         if strides is None:
             raise Refused(INVALID, f"--strided={how}: a blocked layout has no strides")
@@ -181,7 +180,7 @@ def spaced(p: ConvProblem, prop: Prop, how: str) -> ConvProblem:
             strides = tuple(2 * s for s in strides)
         elif how == "rows":
             strides = _with_room(shape, strides)
-        elif name != "wei" and place != RESULT[prop]:
+        elif name != "wei" and name != prop.result:
             strides = (0, *strides[1:])
         made.append(_strided(spec, shape, strides))
     return replace(p, src=made[0], wei=made[1], dst=made[2])
@@ -196,7 +195,7 @@ def _with_room(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 def _epilogue(request: Request, prop: Prop, p: ConvProblem,
               dtypes: list[str]) -> tuple[str, str]:
     """The epilogue's text and the bias's type: of the direction, the post-ops, or our own words."""
-    result = dtypes[RESULT[prop]]
+    result = dict(zip(p.specs, dtypes, strict=True))[prop.result]
     default = "f64" if "f64" in dtypes else "f32"
     bia = request["bia-dt"] or default
     if bia not in DTYPES:

@@ -168,10 +168,10 @@ def _columns(kind: str, found: Judgement, shared: bool) -> Row:
 def _twice(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
     """Whether two runs on the same random data give the same bits."""
     from transconv.proving.case import synchronize
-    from transconv.proving.data import POISON, RESULT
+    from transconv.proving.data import POISON
 
     case.fill("float", seed)
-    result = case.tensors[RESULT[case.prop]]
+    result = case.tensors[case.prop.result]
     results = []
     for _ in range(2):
         result.poison()

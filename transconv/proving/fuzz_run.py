@@ -125,11 +125,11 @@ def _filled(trial: Trial, seed: int) -> Tensors:
     import torch
 
     from transconv.proving.case import epilogue_layouts
-    from transconv.proving.data import RESULT, Guarded, fill, torch_dtype
+    from transconv.proving.data import Guarded, fill, torch_dtype
 
     p, after = trial.problem, Epilogue.parse(trial.epilogue)
     layouts = {n: (spec.layout, p.shapes[n]) for n, spec in p.specs.items()}
-    shapes = {"bia": p.shapes[RESULT[trial.prop]][1:2], "res": p.shapes[RESULT[trial.prop]]}
+    shapes = {"bia": p.shapes[trial.prop.result][1:2], "res": p.shapes[trial.prop.result]}
     layouts |= {n: (made, shapes[n]) for n, made in
                 epilogue_layouts(p, trial.prop, after).items()}
     tensors: Tensors = {}
@@ -149,11 +149,11 @@ def _filled(trial: Trial, seed: int) -> Tensors:
 
 def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, cut: bool = False) -> Row:
     """Compare with the answer in f64; see what else was written."""
-    from transconv.proving.data import OPERANDS, POISON, RESULT
+    from transconv.proving.data import POISON
     from transconv.proving.oracle import judge
 
-    a, b = (tensors[n].view for n in OPERANDS[trial.prop])
-    result = tensors[RESULT[trial.prop]]
+    a, b = (tensors[n].view for n in trial.prop.operands)
+    result = tensors[trial.prop.result]
     extra = {n: t.view for n, t in tensors.items() if n in ("bia", "res")}
     found = judge(trial.problem, trial.prop, a, b, result.view, "exact", trial.epilogue, extra, cut)
     reasons = [found.reason] if found.reason else []
@@ -179,9 +179,7 @@ def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row) -> 
     """Twice on the GPU: through Triton's dispatcher, which compiles, then as a kept kernel."""
     import torch
 
-    from transconv.proving.data import RESULT
-
-    result = tensors[RESULT[trial.prop]]
+    result = tensors[trial.prop.result]
     home = {name: t.memory for name, t in tensors.items()}
     there = {name: memory.cuda() for name, memory in home.items()}
     found: Row = {}

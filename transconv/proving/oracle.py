@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from transconv.problem import ConvProblem, Prop
-from transconv.proving.data import DIGITS, RESULT, terms
+from transconv.proving.data import DIGITS, terms
 
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
 
@@ -56,7 +56,7 @@ def _ungrouped(t: torch.Tensor, g: int, depthwise: bool) -> torch.Tensor:
 
 
 def convolve(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """One direction in f64, from its operands in logical shape (see ``data.OPERANDS``)."""
+    """One direction in f64, from its operands in logical shape (see ``Prop.operands``)."""
     depthwise = p.icg == p.ocg == 1 and p.g > 1
     outer = (1,) if depthwise else (p.g,)
     device = a.device
@@ -231,7 +231,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     smallest f16 where that rounds, and the whole within a 2-norm limit.
     """
     found = Judgement()
-    result = getattr(p, RESULT[prop]).dtype.name
+    result = getattr(p, prop.result).dtype.name
     is_tf32 = result == "f32" and p.math == "tf32" and p.src.dtype.name == "f32"
     acc = TF32 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     out = 2.0 ** (1 - DIGITS[result])

@@ -4,7 +4,7 @@ from transconv.simplify.facts import Facts as Facts
 from transconv.simplify.fixpoint import one_value as one_value
 from transconv.simplify.fixpoint import prove as prove
 from transconv.simplify.fixpoint import simplify as simplify
-from transconv.simplify.ranges import Range as Range
+from transconv.simplify.interval import Range as Range
 from transconv.simplify.ranges import multiple_of as multiple_of
 from transconv.simplify.ranges import range_of as range_of
 

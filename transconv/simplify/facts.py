@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, conjuncts
+from transconv.simplify.interval import ANY, Range, between
 from transconv.simplify.linear import Poly, atom, expand, is_polynomial
-from transconv.simplify.ranges import ANY, Range, between, range_of_poly
+from transconv.simplify.ranges import range_of_poly
 
 
 class Facts:

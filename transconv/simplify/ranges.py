@@ -1,9 +1,8 @@
-"""Interval and divisibility analysis of integer expressions under facts."""
+"""Where the value of an integer expression lies, and what divides it, under facts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transconv.ir import (
@@ -26,87 +25,11 @@ from transconv.ir import (
     Sub,
     Xor,
 )
+from transconv.simplify.interval import ANY, BIT, BYTE, INF, Range, between, quotient
 from transconv.simplify.linear import Mono, Poly, is_polynomial
 
 if TYPE_CHECKING:
     from transconv.simplify.facts import Facts
-
-INF = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The integers from ``lo`` to ``hi``, both included; None is no bound."""
-
-    lo: int | None = None
-    hi: int | None = None
-
-    @property
-    def low(self) -> float:
-        """The lower end as a number: an int, or minus infinity."""
-        return -INF if self.lo is None else self.lo
-
-    @property
-    def high(self) -> float:
-        return INF if self.hi is None else self.hi
-
-    def __contains__(self, value: int) -> bool:
-        return self.low <= value <= self.high
-
-    def __and__(self, other: Range) -> Range:
-        return between(max(self.low, other.low), min(self.high, other.high))
-
-    def __or__(self, other: Range) -> Range:
-        """The smallest range that holds both."""
-        return between(min(self.low, other.low), max(self.high, other.high))
-
-    def __add__(self, other: Range) -> Range:
-        return between(self.low + other.low, self.high + other.high)
-
-    def __neg__(self) -> Range:
-        return between(-self.high, -self.low)
-
-    def __mul__(self, other: Range) -> Range:
-        ends = [_times(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
-        return between(min(ends), max(ends))
-
-    @property
-    def value(self) -> int | None:
-        """The only member, when there is just one."""
-        return self.lo if self.lo == self.hi else None
-
-    def cell(self, size: int) -> int | None:
-        """The ``k`` with every member in ``k*size .. k*size + size - 1``, if there is one."""
-        if self.lo is None or self.hi is None or self.lo // size != self.hi // size:
-            return None
-        return self.lo // size
-
-    @property
-    def magnitude(self) -> float:
-        return max(abs(self.low), abs(self.high))
-
-
-ANY = Range()
-BIT = Range(0, 1)
-BYTE = Range(-128, 127)
-
-
-def between(lo: float, hi: float) -> Range:
-    """The range with these ends, which may be infinite."""
-    return Range(None if lo == -INF else int(lo), None if hi == INF else int(hi))
-
-
-def _times(a: float, b: float) -> float:
-    return 0 if a == 0 or b == 0 else a * b
-
-
-def _floor(a: float, b: float) -> float:
-    """``a // b`` for ends that may be infinite; b > 0."""
-    if math.isinf(a):
-        return a
-    if math.isinf(b):
-        return 0 if a >= 0 else -1
-    return int(a) // int(b)
 
 
 def range_of(e: Expr, facts: Facts) -> Range:
@@ -204,7 +127,7 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
         case Neg(x):
             found = -range_of(x, facts)
         case FloorDiv(a, b):
-            found = _of_quotient(range_of(a, facts), range_of(b, facts))
+            found = quotient(range_of(a, facts), range_of(b, facts))
         case Mod(a, b):
             found = _of_remainder(a, range_of(b, facts), facts)
         case Min(a, b):
@@ -220,23 +143,13 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
         case Shl(a, Const(int(value))) if 0 <= value < 64:
             found = range_of(a, facts) * Range(1 << value, 1 << value)
         case Shr(a, Const(int(value))) if value >= 0:
-            found = _of_quotient(range_of(a, facts), Range(1 << value, 1 << value))
+            found = quotient(range_of(a, facts), Range(1 << value, 1 << value))
         case And(a, b) | Or(a, b) | Xor(a, b):
             found = _of_bits(e, range_of(a, facts), range_of(b, facts))
         case _:
             return narrow
     # A value that does not fit into 8 bits has wrapped around to any of them.
     return found & narrow if found | narrow == narrow else narrow
-
-
-def _of_quotient(a: Range, b: Range) -> Range:
-    if b.high < 0:
-        a, b = -a, -b
-    if b.low < 1:
-        return between(-a.magnitude, a.magnitude)
-    lo = _floor(a.low, b.high if a.low >= 0 else b.low)
-    hi = _floor(a.high, b.low if a.high >= 0 else b.high)
-    return between(lo, hi)
 
 
 def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:

@@ -160,7 +160,6 @@ def autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
     return call
 
 
-
 def gradients(check: Callable[..., bool], routes: BackwardRoutes, switches: Switches,
               aligned: bool) -> Gradients:
     """For gradients of a result; None where they are of another kind."""

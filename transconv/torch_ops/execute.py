@@ -159,7 +159,6 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
     from transconv import trust
-    from transconv.spotcheck import RESULT
 
     if trust.is_trusted(compiled, aligned):
         return compiled
@@ -167,7 +166,7 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
     def check() -> Compiled:
         tensors = {name: t.detach().resolve_neg() for name, t in operands.items()}
         with _on(next(iter(tensors.values())).device):
-            return trust.run(compiled, {**tensors, RESULT[compiled.prop]: result()})
+            return trust.run(compiled, {**tensors, compiled.prop.result: result()})
 
     return _or_unsupported(check, compiled.problem, compiled.prop)
 

@@ -144,14 +144,13 @@ def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.T
 def our_calls(case: Case, compiled: Compiled) -> Make:
     """The plan on tensors of random data, a new set for each index."""
     from transconv.proving.case import epilogue_tensors
-    from transconv.proving.data import RESULT
 
     def make(index: int) -> Call:
         p = case.problem
         tensors: dict[str, Any] = {name: random_tensor(p.shapes[name], spec.layout, case.where)
                                    for name, spec in p.specs.items()}
         tensors |= epilogue_tensors(p, case.prop, case.epilogue, "float", case.where)
-        result: torch.Tensor = tensors[RESULT[case.prop]]
+        result: torch.Tensor = tensors[case.prop.result]
 
         def call() -> torch.Tensor:
             compiled.launch(**tensors)

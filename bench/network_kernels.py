@@ -1,0 +1,72 @@
+"""The kernels that ``python -m bench networks`` needs: collected from a model, compiled beforehand.
+
+A worker collects what a setting asks for; others compile it, so that no measurement waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from bench.network_setting import Row, Setting, gpu, prepare, release
+
+
+def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
+    """The kernels that one training step and one inference would ask for."""
+    from transconv.errors import Unsupported
+    from transconv.torch_ops import execute, routes
+
+    setting = Setting(model, precision, layout, device, small)
+    prepare()
+    asked: dict[tuple[Any, ...], None] = {}
+    planned = execute.planned
+
+    def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
+             deterministic: bool) -> Any:
+        asked[problem, prop, epilogue, aligned, deterministic] = None
+        raise Unsupported("bench:collecting")
+
+    execute.planned = note
+    try:
+        with gpu(lock, exclusive=False):
+            setting.arrange()
+            _, after = setting.pair()
+            x, y = setting.batch()
+            setting.loss(after, x, y).backward()
+            with torch.no_grad():
+                setting.forward(after.eval(), x)
+            setting.wait()
+    finally:
+        execute.planned = planned
+        routes.forget()
+        release()
+    return {"kernels": list(asked)}
+
+
+def compile_one(kernel: tuple[Any, ...]) -> Row:
+    """Plan and compile into the shared cache. What fails here will fail, and be counted, there."""
+    from transconv.proving.case import warm
+    from transconv.torch_ops import execute
+
+    problem, prop, epilogue, aligned, deterministic = kernel
+    start = time.perf_counter()
+    compiled = execute.planned(problem, prop, torch.device("cuda"), epilogue, aligned,
+                               deterministic)
+    if aligned:  # others are compiled where they are launched
+        warm(compiled)
+    return {"seconds": time.perf_counter() - start}
+
+
+def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
+    """Generate the kernels' texts before the GPU is asked for."""
+    from transconv.errors import Unsupported
+    from transconv.torch_ops import execute
+
+    for problem, prop, epilogue, aligned, deterministic in kernels:
+        try:
+            execute.planned(problem, prop, torch.device(device, 0) if device == "cuda"
+                            else torch.device(device), epilogue, aligned, deterministic)
+        except Unsupported:
+            pass

@@ -1,0 +1,73 @@
+"""Two U-Nets, written from their papers: Ronneberger et al. 2015 (2D)
+and Isensee et al. 2021 (3D, for medical images)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+Tensor = torch.Tensor
+
+
+class UNet(nn.Module):
+    """Two 3x3 convolutions a level, halved by pooling, doubled by transposed convolutions."""
+
+    def __init__(self, widths: Sequence[int] = (64, 128, 256, 512, 1024), classes: int = 2) -> None:
+        super().__init__()
+        ins = (3, *widths)
+        self.down = nn.ModuleList(map(self.level, ins, widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, 2)
+                                for narrow, wide in zip(widths, widths[1:], strict=False))
+        self.join = nn.ModuleList(self.level(2 * width, width) for width in widths[:-1])
+        self.head = nn.Conv2d(widths[0], classes, 1)
+
+    @staticmethod
+    def level(channels: int, out: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(True),
+            nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        for level in self.down:
+            x = level(nn.functional.max_pool2d(x, 2) if kept else x)
+            kept.append(x)
+        for at in reversed(range(len(self.up))):
+            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
+        y: Tensor = self.head(x)
+        return y
+
+
+class UNet3d(nn.Module):
+    """Convolution, instance norm, leaky ReLU, twice a level; halved by strides, doubled by
+    transposed convolutions."""
+
+    def __init__(self, widths: Sequence[int] = (32, 64, 128, 256, 320), classes: int = 3) -> None:
+        super().__init__()
+        ins = (1, *widths)
+        self.down = nn.ModuleList(
+            self.level(channels, width, 2 if at else 1)
+            for at, (channels, width) in enumerate(zip(ins, widths, strict=False)))
+        self.up = nn.ModuleList(nn.ConvTranspose3d(wide, narrow, 2, 2)
+                                for narrow, wide in zip(widths, widths[1:], strict=False))
+        self.join = nn.ModuleList(self.level(2 * width, width, 1) for width in widths[:-1])
+        self.head = nn.Conv3d(widths[0], classes, 1)
+
+    @staticmethod
+    def level(channels: int, out: int, stride: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv3d(channels, out, 3, stride, 1), nn.InstanceNorm3d(out, affine=True),
+            nn.LeakyReLU(0.01, True), nn.Conv3d(out, out, 3, 1, 1),
+            nn.InstanceNorm3d(out, affine=True), nn.LeakyReLU(0.01, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        for level in self.down:
+            x = level(x)
+            kept.append(x)
+        for at in reversed(range(len(self.up))):
+            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
+        y: Tensor = self.head(x)
+        return y

@@ -1,0 +1,126 @@
+"""Stage 10, the explicit spelling: where tiles lie. In: rings, sides of a tile. Out: Gluon's words.
+
+Layouts say how a tile lies in the registers of warps, or in shared memory; the rings and the barriers
+that all roles share are reserved before the roles begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from transconv.ir import (
+    Barrier,
+    Buffer,
+    Fetch,
+    FuncCall,
+    Kernel,
+    Lane,
+    Piece,
+    Put,
+    Role,
+    Roles,
+    Send,
+    find,
+)
+
+DOT_BITS = 256  # of an operand's row that one instruction takes along K
+WARPGROUP = 4  # warps that multiply together, 64 rows at a time
+PIECES = "pieces"  # what a pile of boxes is called when it is seen as one operand
+
+
+def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
+    """How the tile of a product lies in registers: groups of four warps take 64 rows each, and
+    share the columns when there are more groups than rows for them."""
+    left, right = (x.extent for x in sides)
+    down = min(warps // WARPGROUP, left // 64) * WARPGROUP
+    across = warps // down
+    return (f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{down}, {across}], "
+            f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])")
+
+
+def widest_product(roles: Roles) -> int:
+    """The most columns of one instruction: 256, whose sums are 128 registers of a thread. A program of
+    more than 12 warps (three groups) starts with 128 each, which ptxas refuses to fill with them."""
+    groups = sum(-(-r.warps // WARPGROUP) for r in roles.roles)
+    return 256 if groups <= 3 else 128
+
+
+def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
+    """How a tile that is turned lies in registers: every thread has one row of what is written,
+    which lies along dimension ``along``, and its neighbours are neighbours in what is read. Short
+    tiles are dealt out along the rows too."""
+    rows, length = lanes[1 - along].extent, lanes[along].extent
+    threads, groups = min(rows, 32), min(warps, max(1, rows // 32))
+    own = max(1, length * threads * groups // (32 * warps))
+    sizes = [(own, 1), (32 // threads, threads), (warps // groups, groups)]
+    spelled = ", ".join(str([x, y] if along == 0 else [y, x]) for x, y in sizes)
+    return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
+
+
+def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
+    """The names by which a role sees the rings and barriers that it uses."""
+    used = {*find(role, Buffer), *find(role, Barrier)}
+    read = {a.buffer for s in find(role, FuncCall) for a in s.args if isinstance(a, Piece)}
+    read |= {s.value.buffer for s in find(role, Put) if isinstance(s.value, Piece)}
+    for what in shared:
+        if what in used:
+            piled = isinstance(what, Buffer) and what.members > 1 and what in read
+            yield f"{what.name}_{PIECES}" if piled else what.name
+
+
+def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
+    """The lines that reserve all of them, and set the barriers up."""
+    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    boxed = {x.piece.buffer: f"{x.tensor.name}_box" for x in copies}
+    for what in shared:
+        if isinstance(what, Barrier):
+            yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
+                   "mbarrier.MBarrierLayout())")
+            continue
+        box = boxed.get(what)
+        if box is None:
+            yield from _turned(what, next(iter(boxed.values())))
+            continue
+        shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
+        yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
+        if what.members > 1:
+            yield from _pile(what, box)
+    barriers = [b for b in shared if isinstance(b, Barrier)]
+    for slots in dict.fromkeys(b.slots for b in barriers):
+        alike = [b for b in barriers if b.slots == slots]
+        if slots == 1:
+            yield from (f"    mbarrier.init({b.name}.index(0), count={b.arrivals})" for b in alike)
+            continue
+        yield f"    for slot in gl.static_range({slots}):"
+        for b in alike:
+            yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
+
+
+def _turned(what: Buffer, box: str) -> Iterator[str]:
+    """A ring that no box lands in: it lies as the matrix unit likes it."""
+    shape = ", ".join(map(str, (what.slots, *what.extents)))
+    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
+           f"{shared_layout(what)})")
+
+
+def shared_layout(what: Buffer) -> str:
+    """Rows of up to 128 bytes, swizzled so that they can be read across."""
+    swizzle = min(128, what.extents[-1] * what.type.bytes)
+    return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
+            f"element_bitwidth={what.type.bits}, rank=2)")
+
+
+def _pile(what: Buffer, box: str) -> Iterator[str]:
+    """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64."""
+    rows = prod(what.extents[:-1]) * what.below
+    columns = what.extents[-1] * what.members // what.below
+    yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
+           f"[{what.slots}, {rows}, {columns}],")
+    yield f"        {shared_layout(what)})"
+
+
+def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
+    """The tensors that are moved in boxes, and the extents of the box of each."""
+    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    return {x.tensor.name: x.piece.buffer.extents for x in copies}
