@@ -19,27 +19,31 @@ def _same(got: Any, wanted: Any, what: str = "") -> None:
 
 
 def _is_right(y: torch.Tensor, f: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether torch's own answer is near its answer in f64. On some CPUs its f16 kernel for dilated
-    groups (torch 2.13) reads what lies beside the input: another answer at every call."""
-    exact = f(*(a.double() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-    return torch.allclose(y.double(), exact, rtol=1e-2, atol=1e-1, equal_nan=True)
+    """Whether torch's own answer is near its answer in f64, as the sum of the products' magnitudes
+    measures it. On some CPUs its f16 kernel for dilated groups (torch 2.13) reads what lies beside the
+    input: another answer at every call."""
+    def in_f64(change: Any) -> torch.Tensor:
+        return f(*(change(a.double()) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+    return bool(((y - in_f64(lambda a: a)).abs() <= 2**-8 * in_f64(torch.abs)).all())
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_samples_in_every_memory_variant(name: str, dtype: torch.dtype) -> None:
-    seen = 0
+    seen = compared = 0
     for sample in s.samples(name, dtype):
         for memory, variant in s.VARIANTS.items():
             args = [s.vary(a, variant) for a in (sample.input, *sample.args)]
             got = s.ours(name)(*args, **sample.kwargs)
             wanted = s.theirs(name)(*args, **sample.kwargs)
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+            seen += 1
             if dtype is torch.float16 and not _is_right(wanted, s.theirs(name), args, sample.kwargs):
                 continue
             _same(got, wanted, f"{memory} {sample.kwargs}")
-            assert got.dtype == wanted.dtype
-            seen += 1
+            compared += 1
     assert seen >= 10 * len(s.VARIANTS)
+    assert compared == seen or (dtype is torch.float16 and compared >= seen / 2)
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)
