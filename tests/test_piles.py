@@ -45,6 +45,8 @@ CASES = [
     ("mb2ic16ih4iw32oc64oh4ow32kh3kw3ph1pw1", BWD_W, "kh.kw.ic:64 oc:64 mb:2 oh:2 ow:16",
      "pack=c swap=1"),
     ("mb1ic128iw64oc64ow64kw3pw1 tag=nwc:owi:ncw", BWD_W, "kw.ic:256 oc:64 ow:32", "swap=1"),
+    ("mb1ic32iw16oc64ow16kw1", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),  # one tap, half a block
+    ("mb1ic32iw64oc64ow64kw1 tag=nwc", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),
 ]
 WIDE = [  # f32: turned on the way, K innermost
     (IMAGE, FWD, "oh:2 ow:32 oc:64 ic:32", "c=box pack=b swap=1 programs=2"),
