@@ -44,10 +44,14 @@ CASES = [
      "pack=c swap=1 split_k=2"),
     ("mb2ic16ih4iw32oc64oh4ow32kh3kw3ph1pw1", BWD_W, "kh.kw.ic:64 oc:64 mb:2 oh:2 ow:16",
      "pack=c swap=1"),
+    ("mb1ic128iw64oc64ow64kw3pw1 tag=nwc:owi:ncw", BWD_W, "kw.ic:256 oc:64 ow:32", "swap=1"),
+    ("mb1ic32iw16oc64ow16kw1", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),  # one tap, half a block
+    ("mb1ic32iw64oc64ow64kw1 tag=nwc", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),
 ]
 WIDE = [  # f32: turned on the way, K innermost
     (IMAGE, FWD, "oh:2 ow:32 oc:64 ic:32", "c=box pack=b swap=1 programs=2"),
     (IMAGE, BWD_W, "kh.kw.ic:64 oc:64 oh:2 ow:16", "pack=c swap=1"),
+    ("mb1ic64iw64oc32ow64kw3pw1", BWD_W, "kw.ic:64 oc:32 ow:32", "pack=a"),  # its pixels lie inside
 ]
 ALL = [(*c, "f16") for c in CASES] + [(*c, "f32") for c in WIDE]
 IDS = [f"{i}-{c[1]}-{c[4]}" for i, c in enumerate(ALL)]
@@ -119,6 +123,8 @@ def test_channels_innermost_still_lie_side_by_side() -> None:
      "block oh:4 does not divide 6, and ih goes on beyond it"),
     ("mb2ic64ih5iw64oc64oh5ow32kh3kw3sw2ph1pw1", FWD, "ow:32 oc:64 ic:64", "pack=b swap=1",
      "iw has stride 2"),
+    ("mb1ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:128", "",
+     "taps of 256 bytes are boxes of their own, which can be read across from 32 to 128 bytes"),
     (IMAGE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
 ])
 def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason: str) -> None:

@@ -98,8 +98,9 @@ def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
     row = inner.extent * tensor.dtype.bytes
     if row < ENGINE_ALIGN:
         return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
-    if any(d.apart for d in dims) and not SHORTEST <= row <= ROW:
-        return (f"rows of {row} bytes are boxes of their own, which can be read across from "
+    if any(d.apart or d.piled for d in dims) and not SHORTEST <= row <= ROW:
+        what = "rows" if any(d.apart for d in dims) else "taps"
+        return (f"{what} of {row} bytes are boxes of their own, which can be read across from "
                 f"{SHORTEST} to {ROW} bytes")
     return None
 

@@ -37,7 +37,7 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
         return 0
     pixels = [x for x in algorithm.axes_of("K") if x.role == "pixel"]
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
-    if not any(x.name in seen for x in pixels):
+    if channel not in seen or not any(x.name in seen for x in pixels):
         return 0
     inner = {v for b in view.tensor.layout.blocks if b.stride == 1
              for v in free_vars(view.dims[b.dim].coord)}

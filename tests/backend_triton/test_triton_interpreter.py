@@ -3,6 +3,8 @@ data are small whole numbers; results and memory that no element maps to are poi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from transconv import knobs
@@ -92,3 +94,19 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) 
     monkeypatch.setattr(Case, "launch", launch)
     problem = ConvProblem.parse("mb1ic4ih5oc4oh5kh3ph1")
     assert execute(problem, Prop.FWD, INTERPRETER).problem == "1 of 100 elements are wrong"
+
+
+@pytest.mark.parametrize(("prop", "blocks"), [
+    (Prop.FWD, "ow:8 oc:8 ic:8 | fma | split_k=2"),
+    (Prop.BWD_D, "iw:8 ic:8 oc:8 | fma | split_k=2"),
+    (Prop.BWD_W, "ic:8 oc:8 ow:8 | fma | split_k=2"),
+])
+def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
+    """Nothing is left to wait for; the first kernel writes to a workspace, and lets the next be made
+    ready."""
+    early = replace(INTERPRETER, features=INTERPRETER.features | {"early"})
+    problem = ConvProblem.parse("mb2ic16ih5oc16oh5kh3ph1")
+    found = execute(problem, prop, early, Config.parse(blocks))
+    first, *_ = found.compiled.steps
+    assert "gdc_wait()" in first.source and "gdc_launch_dependents()" in first.source
+    assert found.right, found.problem

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find
 
+INSTRUCTIONS = "triton.language.extra.cuda"  # the module that has them
 WAIT = "gdc_wait()  # until the kernels before this one have ended"
 NEXT = "gdc_launch_dependents()  # the next one may be made ready meanwhile"
 RESULTS = ("src", "wei", "dst")
@@ -28,7 +29,7 @@ def first_lines(kernel: Kernel) -> tuple[str, ...]:
 def imported(lines: tuple[str, ...]) -> list[str]:
     """The import of what the lines call."""
     names = ", ".join(sorted(line.partition("(")[0] for line in lines))
-    return [f"from triton.language.extra.cuda import {names}"] if lines else []
+    return [f"from {INSTRUCTIONS} import {names}"] if lines else []
 
 
 def begun(lines: tuple[str, ...]) -> list[str]:

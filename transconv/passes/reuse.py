@@ -79,10 +79,10 @@ class _Reuse(Scope):
         return None if isinstance(key, Var) else key
 
     def inside(self, at: Stmt) -> Stmt:
-        """What is bound in a block is not known behind it."""
-        before = dict(self.known)
+        """What is bound in a block is not known behind it, where its names may mean something else."""
+        before = dict(self.known), dict(self.names)
         made: Stmt = Scope.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
-        self.known = before
+        self.known, self.names = before
         return made
 
     def mutate_For(self, loop: For) -> Stmt:

@@ -139,12 +139,14 @@ class _Stack:
     below: bool
 
 
-def _pile(stacked: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> list[_Stack]:
-    """The lanes that the corner varies along. Those along the rows of a box come last."""
+def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> list[_Stack]:
+    """The lanes that the corner varies along, and those that one box does not hold all of: where a block
+    goes on behind the only tap, all boxes have one corner. Those along the rows of a box come last."""
     found = []
-    for lane in stacked:
+    for lane in moved.union(*map(lanes_of, within)):
         inner = prod(e for w, e in zip(within, extents, strict=True) if lane in lanes_of(w))
-        found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(within[-1])))
+        if lane in moved or lane.extent > inner:
+            found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(within[-1])))
     return sorted(found, key=lambda s: not s.below)
 
 
