@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.roofline import ceiling_of, intensity
+from transconv.layers import KINDS
 from transconv.problem import ConvProblem
 from transconv.tuning.table import Row, number, read
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
-KINDS = ("dense", "first", "last", "grouped", "depthwise")
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -203,9 +203,10 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
 
 
 def kind_of(row: Row) -> str:
-    """Which of the tables a row is for."""
+    """Which of the tables a row is for; empty if it is for none."""
     return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
-                                           ("mode", "overhead")) if column in row), "check")
+                                           ("mode", "overhead"),
+                                           ("exact_err", "check")) if column in row), "")
 
 
 def fill_markers(text: str, tables: dict[str, str]) -> str:
@@ -232,6 +233,9 @@ def main(options: Namespace) -> int:
             print(f"{source} does not exist")
             continue
         for row in read(Path(source)):
+            if not kind_of(row):
+                raise ValueError(f"{source} is no table of `python -m bench`: it has the columns "
+                                 f"{' '.join(row)}")
             by_kind[kind_of(row)].append(row)
     tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
     if not tables:
