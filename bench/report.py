@@ -198,12 +198,14 @@ def _host(torch: Row | None, ours: Row | None) -> str:
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "summary": ("timing", summary_table), "layers": ("timing", layer_table),
     "check": ("check", check_table), "networks": ("networks", networks_table),
-    "overhead": ("overhead", overhead_table),
+    "overhead": ("overhead", overhead_table), "cpu": ("cpu", cpu_table),
 }
 
 
 def kind_of(row: Row) -> str:
     """Which of the tables a row is for; empty if it is for none."""
+    if row.get("device") == "cpu" and "ours_us" in row:
+        return "cpu"  # beside oneDNN; an interpreter's times are compared with nothing
     return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
                                            ("mode", "overhead"),
                                            ("exact_err", "check")) if column in row), "")
@@ -227,7 +229,8 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
 def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
     and fill in the README. Returns 1 if there is nothing to report."""
-    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": []}
+    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": [],
+                                    "cpu": []}
     for source in options.csv:
         if not Path(source).exists():
             print(f"{source} does not exist")
@@ -252,7 +255,7 @@ def main(options: Namespace) -> int:
     if options.readme:
         path = Path(options.readme)
         path.write_text(fill_markers(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    print(tables.get("summary", ""))
+    print(tables.get("summary") or tables.get("cpu", ""))
     return 0
 
 
