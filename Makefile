@@ -9,7 +9,14 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep '^torch==' constraints.txt)
 NEWEST := .newest
 
-.PHONY: help install demo test check check-all lint matrix sanitize clean
+# What is measured, and where the files go: a folder for each GPU.
+LISTS ?= resnet50
+OUT ?= bench/results
+GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,noheader | head -n 1 | \
+    tr ' A-Z' '_a-z')),cpu)
+
+MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune
+.PHONY: help install demo test check check-all lint matrix sanitize clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
@@ -18,6 +25,8 @@ help:
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
 	@echo "make sanitize  on a GPU: every family of kernels under compute-sanitizer's memcheck and racecheck"
 	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
+	@echo "make measure  all that bench/results has, on this GPU: LISTS='resnet50 layers.json' OUT=$(OUT)"
+	@echo "              GPU_NAME=folder; or a part of it: $(MEASURES)"
 
 install:
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
@@ -72,6 +81,39 @@ FAMILIES := -m transconv fuzz --file tests/proving/families.txt --n 0 --no-corpu
 sanitize:
 	$(SANITIZER) --tool memcheck $(PYTHON) $(FAMILIES)
 	$(SANITIZER) --tool racecheck $(PYTHON) $(FAMILIES)
+
+# What a command has written is not measured again: one that was stopped goes on.
+RAW = $(OUT)/$(GPU_NAME)
+FILES = $(foreach list,$(LISTS),$(or $(wildcard bench/problems/$(list).txt),$(list)))
+BUDGET ?= 36000
+LONG = --out $(RAW) --time-budget $(BUDGET)
+REPORTED = timing check networks overhead
+measure: $(MEASURES)
+	$(PYTHON) -m bench report --out $(RAW) $(REPORTED:%=$(RAW)/%.csv)
+
+measure-layers: $(ready)
+	$(PYTHON) -m bench time $(FILES) $(LONG) --layouts nhwc,nchw
+	$(PYTHON) -m bench time $(FILES) $(LONG) --props fwd --epilogue bias+relu --baselines cl,nchw,fused
+
+measure-right: $(ready)
+	$(PYTHON) -m bench check $(FILES) $(LONG) --dtypes bf16,f16,f32,tf32
+	$(PYTHON) -m transconv fuzz --seed 1 $(if $(GPU),--n 20000,--n 200 --interpreter) \
+	    --time-budget $(BUDGET) --json $(RAW)/fuzz.json
+
+measure-networks: $(ready)
+	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small)
+	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small) --compiled
+
+measure-dropin: $(ready)
+	$(PYTHON) -m bench dropin $(LONG)
+	$(PYTHON) -m bench overhead --out $(RAW)
+
+measure-ablation: $(ready)
+	$(PYTHON) -m bench ablation $(FILES) $(LONG)
+
+measure-tune: $(ready)
+	$(PYTHON) -m transconv tune $(FILES) --db $(RAW)/tuned.csv --time-budget $(BUDGET)
+	$(PYTHON) -m bench trials $(RAW)/tuned.trials.csv --docs $(RAW)/trials.md
 
 clean:
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

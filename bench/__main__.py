@@ -9,7 +9,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
+from transconv.cli.options import at_least, seconds, some_of
+from transconv.epilogue import Epilogue
+from transconv.errors import TransconvError
+from transconv.layers import DIRECTIONS
+
+BASELINES = ("cl", "nchw", "fused", "inductor")
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the one asked for is loaded.
 DROP_IN = {"ablation": "switch every pass and every word of the config, and tell what it earns",
@@ -19,9 +26,22 @@ DROP_IN = {"ablation": "switch every pass and every word of the config, and tell
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
 
+def epilogue(text: str) -> str:
+    """For ``type=``: an epilogue, or ``layer`` for each layer's own."""
+    try:
+        Epilogue.parse("" if text == "layer" else text)
+    except TransconvError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    top = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="and, each with its own --help:\n" + "\n".join(
+            f"    {name:<11} {text}" for name, text in DROP_IN.items()))
     commands = top.add_subparsers(dest="command", required=True)
     cores = max(1, (os.cpu_count() or 2) - 2)
 
@@ -34,16 +54,18 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("lists", nargs="*", default=["resnet50"], help="layers.json, benchdnn "
                           "files, folders of them, or names of the project's own lists")
         made.add_argument("--match", default="", help="only layers whose name matches (regex)")
-        made.add_argument("--kinds", default="", 
+        made.add_argument("--kinds", default="",
                           help="only these: dense,depthwise,grouped,first,last")
-        made.add_argument("--props", default="fwd,bwd_d,bwd_w", help="directions of the layer")
-        made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
-        made.add_argument("--epilogue", default="", help="such as bias+relu (not for bwd_w)")
-        made.add_argument("--time-budget", type=float, default=540,
+        made.add_argument("--props", type=some_of(*DIRECTIONS), default=",".join(DIRECTIONS),
+                          help="directions of the layer")
+        made.add_argument("--mb", type=at_least(0), default=0, help="reduce larger batches to this")
+        made.add_argument("--epilogue", type=epilogue, default="",
+                          help="such as bias+relu (not for bwd_w)")
+        made.add_argument("--time-budget", type=seconds, default=540,
                           help="seconds; then no new task starts")
-        made.add_argument("--limit", type=float, default=120, help="seconds for one task")
-        made.add_argument("--shard", type=int, default=0)
-        made.add_argument("--shards", type=int, default=1, help="do every n-th task, from --shard")
+        made.add_argument("--limit", type=seconds, default=120, help="seconds for one task")
+        made.add_argument("--shard", type=at_least(0), default=0)
+        made.add_argument("--shards", type=at_least(1), default=1, help="do every n-th task, from --shard")
         made.add_argument("--retry", default="", help="verdicts to run again: failed,timeout,...")
         made.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -51,9 +73,10 @@ def parser() -> argparse.ArgumentParser:
     lists(check)
     check.add_argument("--dtypes", default="bf16,f16")
     check.add_argument("--layouts", default="nhwc,nchw")
-    check.add_argument("--sample", type=int, default=5, help="f32 and tf32 take every n-th problem")
-    check.add_argument("--modes", default="exact,float")
-    check.add_argument("--workers", type=int, default=cores)
+    check.add_argument("--sample", type=at_least(1), default=5,
+                       help="f32 and tf32 take every n-th problem")
+    check.add_argument("--modes", type=some_of("exact", "float"), default="exact,float")
+    check.add_argument("--workers", type=at_least(1), default=cores)
     check.add_argument("--memory", type=float, default=100, help="GB of GPU memory to share out")
 
     timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
@@ -61,12 +84,13 @@ def parser() -> argparse.ArgumentParser:
     timing.set_defaults(lists=[])  # resnet50; without a GPU one image of it
     timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32")
     timing.add_argument("--layouts", "--layout", default="nhwc")
-    timing.add_argument("--baselines", default="cl,nchw", help="of cl, nchw, fused, inductor")
-    timing.add_argument("--inductor-limit", type=float, default=60,
+    timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
+                        help=f"of {', '.join(BASELINES)}")
+    timing.add_argument("--inductor-limit", type=seconds, default=60,
                         help="seconds for one layer through torch.compile")
     timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")
-    timing.add_argument("--compile-limit", type=float, default=60, help="seconds for one compile")
-    timing.add_argument("--workers", type=int, default=cores, help="processes that compile")
+    timing.add_argument("--compile-limit", type=seconds, default=60, help="seconds for one compile")
+    timing.add_argument("--workers", type=at_least(1), default=cores, help="processes that compile")
 
     report = command("report", "tables and plots from CSV files")
     report.add_argument("csv", nargs="*", default=["bench/results/timing.csv"])
@@ -75,21 +99,42 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if words is None else words)
+    """Run one command; the exit code: 0, 1 if a row is not right, 2 if something is wrong with the
+    command (one line on standard error says what)."""
+    try:
+        return run(words)
+    except (TransconvError, OSError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; rows that were written stay, and are not measured again", file=sys.stderr)
+        return 130
+
+
+def run(words: Sequence[str] | None) -> int:
+    """``main`` without what is said about errors."""
+    module, options = understood(list(sys.argv[1:] if words is None else words))
+    ended: int = module.main(options)
+    return ended
+
+
+def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The module whose ``main`` a command line asks for, and its options. Raises SystemExit, as
+    argparse does, or ValueError."""
     if words and words[0] in DROP_IN:
         own = importlib.import_module(f"bench.{words[0]}")
         made = argparse.ArgumentParser(prog=f"python -m bench {words[0]}",
                                        description=DROP_IN[words[0]])
         made.add_argument("--out", default="bench/results", help="folder for CSV and JSON files")
         own.arguments(made)
-        ended: int = own.main(made.parse_args(words[1:]))
-        return ended
+        return own, made.parse_args(words[1:])
     if not words or (words[0] not in COMMANDS and words[0] not in ("-h", "--help")):
-        words.insert(0, "time")
+        words = ["time", *words]
     options = parser().parse_args(words)
+    if options.command != "report" and options.shard >= options.shards:
+        raise ValueError(f"--shard={options.shard} of --shards={options.shards}; expected one from 0")
     module = {"time": "runner"}.get(options.command, options.command)
-    result: int = importlib.import_module(f"bench.{module}").main(options)
-    return result
+    return importlib.import_module(f"bench.{module}"), options
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from bench import environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
+from transconv.cli.options import at_least
 from transconv.config import Config
 from transconv.database import choice
 from transconv.epilogue import Epilogue
@@ -185,8 +186,8 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--props", default="fwd,bwd_d,bwd_w")
     made.add_argument("--dtype", default="bf16")
     made.add_argument("--layout", default="nhwc")
-    made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
-    made.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    made.add_argument("--mb", type=at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--workers", type=at_least(1), default=max(1, (os.cpu_count() or 2) - 2))
     made.add_argument("--limit", type=float, default=60, help="seconds for one variant")
     made.add_argument("--time-budget", type=float, default=540)
     made.add_argument("--budget-ms", type=float, default=60, help="timing of one pair")

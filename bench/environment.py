@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from argparse import ArgumentTypeError
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +39,16 @@ def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name().replace(" ", "_")
     return "cpu"
+
+
+def at_hand(device: str = "") -> str:
+    """For ``type=``: this device (``cuda``, ``cpu``), or the one there is. Raises ArgumentTypeError
+    for one that is not."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ArgumentTypeError(f"{device}: torch finds no GPU; expected cpu")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def versions() -> dict[str, str]:

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench import models
-from bench.environment import versions, worker_environment
+from bench.environment import at_hand, versions, worker_environment
 from bench.network_measures import STEPS
 from bench.network_setting import LAYOUTS, PRECISIONS, QUIET, Row
+from transconv.cli.options import at_least, some_of
 from transconv.proving.pool import Group, Pool, Task
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
@@ -36,16 +35,17 @@ Case = tuple[str, str, str]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 4)
-    parser.add_argument("--models", default=",".join(models.NAMES))
-    parser.add_argument("--precisions", default=",".join(PRECISIONS),
+    parser.add_argument("--models", type=some_of(*models.NAMES), default=",".join(models.NAMES))
+    parser.add_argument("--precisions", type=some_of(*PRECISIONS),
+                        default=",".join(PRECISIONS),
                         help="bf16 (autocast), tf32, ieee (both float32)")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--layouts", type=some_of(*LAYOUTS), default=",".join(LAYOUTS))
     parser.add_argument("--compiled", action="store_true", help="times under torch.compile")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--processes", type=int, default=4, help="that share the GPU")
-    parser.add_argument("--workers", type=int, default=cores, help="that compile")
+    parser.add_argument("--device", type=at_hand, default=at_hand())
+    parser.add_argument("--processes", type=at_least(1), default=4, help="that share the GPU")
+    parser.add_argument("--workers", type=at_least(1), default=cores, help="that compile")
     parser.add_argument("--limit", type=float, default=240, help="seconds for one setting")
     parser.add_argument("--time-budget", type=float, default=540)
     parser.add_argument("--cache", default="", help="folder of compiled kernels")

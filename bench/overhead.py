@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from bench.environment import versions
+from bench.environment import at_hand, versions
 from bench.overhead_parts import parts
+from transconv.cli.options import at_least
 from transconv.tuning.table import Table
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
@@ -146,15 +147,17 @@ def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--calls", type=int, default=400, help="calls in a burst")
-    parser.add_argument("--bursts", type=int, default=15)
+    parser.add_argument("--device", type=at_hand, default=at_hand())
+    parser.add_argument("--calls", type=at_least(1), default=400, help="calls in a burst")
+    parser.add_argument("--bursts", type=at_least(1), default=15)
     parser.add_argument("--match", default="",
                         help="only cases with this in their name; the parts of a call are `parts`")
 
 
 def main(options: argparse.Namespace) -> int:
     transconv.config.fallback = "silent"
+    if not any(options.match in name for name in (*CASES, "parts")):
+        raise ValueError(f"--match={options.match}: expected a part of {', '.join(CASES)}, or parts")
     table = Table(Path(options.out) / "overhead.csv", COLUMNS, ("case", "mode", "side", "commit"))
     for name in CASES:
         if options.match in name:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.roofline import ceiling_of, intensity
+from transconv.layers import KINDS
 from transconv.problem import ConvProblem
 from transconv.tuning.table import Row, number, read
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
-KINDS = ("dense", "first", "last", "grouped", "depthwise")
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -198,14 +198,17 @@ def _host(torch: Row | None, ours: Row | None) -> str:
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "summary": ("timing", summary_table), "layers": ("timing", layer_table),
     "check": ("check", check_table), "networks": ("networks", networks_table),
-    "overhead": ("overhead", overhead_table),
+    "overhead": ("overhead", overhead_table), "cpu": ("cpu", cpu_table),
 }
 
 
 def kind_of(row: Row) -> str:
-    """Which of the tables a row is for."""
+    """Which of the tables a row is for; empty if it is for none."""
+    if row.get("device") == "cpu" and "ours_us" in row:
+        return "cpu"  # beside oneDNN; an interpreter's times are compared with nothing
     return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
-                                           ("mode", "overhead")) if column in row), "check")
+                                           ("mode", "overhead"),
+                                           ("exact_err", "check")) if column in row), "")
 
 
 def fill_markers(text: str, tables: dict[str, str]) -> str:
@@ -226,12 +229,16 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
 def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
     and fill in the README. Returns 1 if there is nothing to report."""
-    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": []}
+    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": [],
+                                    "cpu": []}
     for source in options.csv:
         if not Path(source).exists():
             print(f"{source} does not exist")
             continue
         for row in read(Path(source)):
+            if not kind_of(row):
+                raise ValueError(f"{source} is no table of `python -m bench`: it has the columns "
+                                 f"{' '.join(row)}")
             by_kind[kind_of(row)].append(row)
     tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
     if not tables:
@@ -248,7 +255,7 @@ def main(options: Namespace) -> int:
     if options.readme:
         path = Path(options.readme)
         path.write_text(fill_markers(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    print(tables.get("summary", ""))
+    print(tables.get("summary") or tables.get("cpu", ""))
     return 0
 
 

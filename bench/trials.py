@@ -209,6 +209,17 @@ def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def target_of(found: Iterable[Row]) -> Target:
+    """The chip that the logs were measured on; sweeps, which do not say it, on an H200. Raises
+    ValueError for logs of several."""
+    names = sorted({m.rpartition("x")[0] for r in found if (m := r.get("machine", ""))}) or ["sm_90"]
+    if len(names) > 1:
+        raise ValueError(f"the logs are of {', '.join(names)}; expected those of one chip")
+    target = Target.parse(names[0])
+    # The record is an H100's.
+    return replace(target, bandwidth_gbs=4800) if target == TARGETS["sm_90"] else target
+
+
 def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
     made.add_argument("--docs", default="", help="also write the document here")
@@ -220,7 +231,10 @@ def main(options: Namespace) -> int:
     if not found:
         print("the logs are empty")
         return 1
-    target = replace(TARGETS["sm_90"], bandwidth_gbs=4800)  # an H200
+    if lacks := {"problem", "prop", "config", "us"} - set(found[0]):
+        raise ValueError(f"{options.logs[0]} is no log of tune: it has no column "
+                         f"{', '.join(sorted(lacks))}")
+    target = target_of(found)
     text = document(found, target, [Path(p).name for p in options.logs])
     if options.docs:
         Path(options.docs).write_text(text, encoding="utf-8")

@@ -78,11 +78,63 @@ def test_epilogue_config_and_target(capsys: Output) -> None:
     (["show", STRIDED, "--epilogue", "rely"], "has 'rely', expected one of: bias"),
     (["run", STRIDED, "--layout", "nhcw8"], "ProblemError: "),
     (["compile", STRIDED, "dt=f17", "--target", "sm_90"], "dt=f17 is unknown; expected one of"),
+    (["show", STRIDED, "dt=s8"], "src is i8; kernels compute with f16 bf16 f32 f64 (dtype:i8)"),
+    (["show", STRIDED, "dt=f16:f16:s32"], "dst is i32; kernels compute with"),
+    (["bisect", STRIDED, "dt=s8"], "src is i8; kernels compute with"),
+    (["bisect", STRIDED.replace("mb32", "mb0")], "no element to compute"),
+    (["show", STRIDED, "--config", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
+    (["show", STRIDED, "--config", "oc:32 | mma fma"], "'unit' is said twice"),
+    (["run", "lists/none.txt"], "FileNotFoundError: no such file: lists/none.txt"),
+    (["tune", "lists/none"], "FileNotFoundError: no such file: lists/none"),
+    (["check", "--target=sm_1", STRIDED], "target 'sm_1' is unknown; expected one of sm_80"),
+    (["tune", "bench/problems/vgg16.txt", "--match", "("], "the pattern '(' cannot be read"),
+    (["tune", "bench/problems/vgg16.txt", "--kinds", "thick"], "kinds thick are unknown; expected"),
+    (["tune", "bench/problems/vgg16.txt", "--match", "resnet"], "none of 9 layers is selected"),
 ])
 def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> None:
     assert main(words) == 2
     told = capsys.readouterr()
     assert message in told.err and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "content", "verbs", "message"), [
+    ("empty.txt", b"# nothing\n", "run", "empty.txt has no problem"),
+    ("empty.txt", b"# nothing\n", "demo --network", "empty.txt has no problem"),
+    ("empty.txt", b"# nothing\n", "fuzz --interpreter --file", "empty.txt has no trial"),
+    ("empty.txt", b"", "tune", "none of 0 layers is selected"),
+    ("list.txt", b"mb1ic8ih6oc8oh6kh3ph1\n", "show", "is a file; show takes one problem"),
+    ("bin.txt", b"\xff\xfe\0", "run", "bin.txt: this is no text; expected a benchdnn batch file"),
+    ("a.json", b"{", "tune", "a.json: Expecting property name"),
+    ("a.json", b"[1]", "tune", "a.json: layers of schema None; expected 'transconv-suite-1'"),
+    ("a.json", b'{"schema": "transconv-suite-1", "layers": [{"name": "x"}]}', "tune",
+     "layer 1 (x) has no 'in_size'"),
+    ("other.csv", b"a,b\n1,2\n", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --log",
+     "other.csv is another table, with a, b among its columns"),
+    ("line.csv", b"notes", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --db",
+     "line.csv holds no row of tuned configs"),
+])
+def test_files_that_are_something_else_are_refused_and_left_alone(
+        capsys: Output, tmp_path: Path, name: str, content: bytes, verbs: str, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main([*verbs.split(), str(tmp_path / name)]) == 2
+    told = capsys.readouterr()
+    assert message in told.err and told.err.count("\n") == 1
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("words", [
+    "tune x --trials 0", "tune x --jobs 0", "tune x --mb -1", "tune x --time-budget -1",
+    "fuzz --n -5", "fuzz --jobs none", "bisect x --limit 0", "matrix --jobs -1",
+    "compile x --target sm_90 --timeout nan", "compile x --target sm_90 --print asm"])
+def test_numbers_and_words_out_of_range_are_refused(capsys: Output, words: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words.split())
+    assert left.value.code == 2
+    assert "error: argument --" in capsys.readouterr().err
+
+
+def test_no_images_need_no_kernel(capsys: Output) -> None:
+    assert "nothing to compute" in printed(capsys, "show", STRIDED.replace("mb32", "mb0"))
 
 
 @pytest.mark.parametrize("verb", ["show", "run", "check", "compile", "demo"])

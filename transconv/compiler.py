@@ -60,8 +60,6 @@ def build(problem: ConvProblem, prop: Prop, target: Target, config: Config | Non
     Unsupported when nothing is.
     """
     epilogue = epilogue or Epilogue()
-    if problem.src.dtype.kind != "float":
-        raise Unsupported(f"dtype:{problem.src.dtype}")
     started = time.perf_counter()
     steps: list[Step] = []
     spaces: dict[str, Tensor] = {}

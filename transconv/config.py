@@ -97,6 +97,9 @@ class Config:
         for token in text.replace("|", " ").split():
             name, eq_sign, value = token.partition("=")
             axes, colon, extent = token.partition(":")
+            word = "unit" if token in CHOICES["unit"] else name
+            if word in words:
+                raise ConfigError(f"config '{text}': '{word}' is said twice; expected it once")
             if eq_sign and name in _DEFAULTS and name not in ("blocks", "unit"):
                 words[name] = _word(name, value, text)
             elif colon and extent.isdigit() and all(a.isidentifier() for a in axes.split(".")):
@@ -104,8 +107,9 @@ class Config:
             elif token in CHOICES["unit"]:
                 words["unit"] = token
             else:
+                named = sorted({*_DEFAULTS} - {"blocks", "unit"})
                 raise ConfigError(f"config '{text}': '{token}' is neither a block (mb.oh.ow:128), nor "
-                                  f"mma or fma, nor one of {', '.join(sorted(_DEFAULTS))}=...")
+                                  f"mma or fma, nor one of {', '.join(named)}=...")
         return Config(tuple(blocks), **words)  # type: ignore[arg-type]
 
     @property

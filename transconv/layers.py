@@ -18,6 +18,7 @@ from transconv.problem import ConvProblem, Prop
 from transconv.problem_lists import read_problems
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
+KINDS = ("dense", "first", "last", "grouped", "depthwise")
 SCHEMA = "transconv-suite-1"
 # Folded batch norm is a bias; what is left is the activation, and the residual before it.
 EPILOGUES = {"none": "", "relu": "relu", "bn_relu": "bias+relu", "bn_relu6": "bias+relu6",
@@ -71,12 +72,15 @@ class Layer:
 
 def read(source: str | Path) -> list[Layer]:
     """The layers of a ``.json`` file, of a benchdnn list, or of all files of a folder. Raises
-    FileNotFoundError, ProblemError, or ValueError for another schema."""
+    FileNotFoundError, ProblemError, or ValueError for what is no suite file."""
     path = Path(source)
     if path.is_dir():
         return [layer for p in sorted(path.iterdir()) if p.is_file() for layer in read(p)]
     if path.suffix == ".json":
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return from_json(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return from_problems(read_problems(path), path.stem)
 
 
@@ -91,10 +95,18 @@ def from_problems(problems: Iterable[ConvProblem], stem: str) -> list[Layer]:
 
 
 def from_json(data: dict[str, Any]) -> list[Layer]:
-    """The layers of a suite file. Raises ValueError for an unknown schema or epilogue."""
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"layers of schema {data.get('schema')!r}; expected {SCHEMA!r}")
-    return [_layer(row) for row in data["layers"]]
+    """The layers of a suite file; what follows a layer and is no epilogue of ours is left out. Raises
+    ValueError for an unknown schema or a row that lacks something."""
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"layers of schema {schema!r}; expected {SCHEMA!r}")
+    found = []
+    for place, row in enumerate(data.get("layers", ()), 1):
+        try:
+            found.append(_layer(row))
+        except KeyError as error:
+            raise ValueError(f"layer {place} ({row.get('name', 'no name')}) has no {error}") from error
+    return found
 
 
 def _layer(row: dict[str, Any]) -> Layer:
@@ -121,7 +133,17 @@ def _layer(row: dict[str, Any]) -> Layer:
 
 
 def select(layers: Iterable[Layer], pattern: str = "", kinds: str = "") -> list[Layer]:
-    """The layers whose name matches a regular expression and whose kind is listed."""
+    """The layers whose name matches a regular expression and whose kind is listed. Raises ValueError
+    for a pattern or a kind that is none, and where nothing is left."""
     wanted = [k for k in kinds.split(",") if k]
-    return [x for x in layers
-            if re.search(pattern, x.name) and (not wanted or x.kind in wanted)]
+    if unknown := sorted(set(wanted) - set(KINDS)):
+        raise ValueError(f"kinds {', '.join(unknown)} are unknown; expected some of {' '.join(KINDS)}")
+    try:
+        matches = re.compile(pattern).search
+    except re.error as error:
+        raise ValueError(f"the pattern '{pattern}' cannot be read: {error}") from error
+    given = list(layers)
+    found = [x for x in given if matches(x.name) and (not wanted or x.kind in wanted)]
+    if not found:
+        raise ValueError(f"none of {len(given)} layers is selected; expected at least one")
+    return found

@@ -123,7 +123,10 @@ def take(token: str, option: Callable[[str, str], None],
 
 def _open(source: str | Path) -> tuple[Path, list[str]]:
     path = Path(source)
-    return path, path.read_text(encoding="utf-8").splitlines()
+    try:
+        return path, path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{path}: this is no text; expected a benchdnn batch file") from error
 
 
 def _tokens(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,9 @@ from transconv.config import Config
 from transconv.counts import main_of
 from transconv.database import choice
 from transconv.epilogue import Epilogue
+from transconv.errors import Unsupported
 from transconv.ir import Kernel
+from transconv.ir.dtype import DTYPES
 from transconv.legality import why_not
 from transconv.merging import merged
 from transconv.packing import PACK, UNPACK, copies, is_copy, over_copies, with_letter, without
@@ -35,7 +37,8 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
                epilogue: Epilogue,
                choose: Choose | None = None) -> Planned:
     """The algorithms to run, in order, each with its config: copies into workspaces, phases and
-    second stages of sums, copies of results."""
+    second stages of sums, copies of results. Raises Unsupported for tensors of whole numbers."""
+    computable(problem)
     choose = choose or (lambda a, t: choice.default(a, t, problem, prop))
     mains: Planned = []
     for algorithm in algorithms(problem, prop, epilogue):
@@ -56,6 +59,14 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     before = [(c, choose(c, target)) for c in around.values() if c.name.startswith(PACK)]
     after = [(c, choose(c, target)) for c in around.values() if c.name.startswith(UNPACK)]
     return [*before, *made, *after]
+
+
+def computable(problem: ConvProblem) -> None:
+    """Raises Unsupported for a tensor of an element type that no kernel computes with."""
+    for name, spec in problem.specs.items():
+        if spec.dtype.kind != "float":
+            raise Unsupported(f"dtype:{spec.dtype}", f"{name} is {spec.dtype}; kernels compute with "
+                              f"{' '.join(t.name for t in DTYPES.values() if t.kind == 'float')}")
 
 
 def _same_copies(mains: Planned, target: Target) -> Planned:

@@ -79,6 +79,20 @@ def test_report_from_files(tmp_path: Path) -> None:
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
+def test_times_of_a_cpu_stand_beside_onednn_and_make_no_ratios(tmp_path: Path) -> None:
+    table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
+    table.add(row("a", "fwd", 26580, 0, device="cpu", cudnn_cl_us="", onednn_cl_us=17, ratio=""))
+    assert parser_main("report", str(tmp_path / "timing.csv"), "--out", str(tmp_path)) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "| a | fwd | bf16 nhwc | right | 17 | - | - |" in text
+    assert "cuDNN" not in text and "geomean" not in text
+    assert not (tmp_path / "ratio.png").exists()
+
+
+def parser_main(*words: str) -> int:
+    return report.main(parser().parse_args(words))
+
+
 def test_table_grows_and_remembers(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     table = Table(path, ("a", "b", "verdict"), ("a",))

@@ -26,7 +26,7 @@ def test_options_hold_until_they_change_and_alternatives_multiply() -> None:
 
 def test_every_option_can_be_said_and_is_said_again() -> None:
     others = {"dir": "BWD_D", "mb": "4", "misalign": "1", "seed": "7", "alg": "AUTO",
-              "data": "float", "strided": "rows", "attr-deterministic": "true"}
+              "data": "float", "strided": "rows", "attr-deterministic": "true", "target": "sm_87"}
     for name in OPTIONS:
         word = f"--{name}={others.get(name, 'x')}"
         assert asked(word, A) == [f"{word} {A}"], name

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench import reference
 from tests.proving.shapes import PROBLEMS, operands
 from tests.reference import convolve
 from tests.strategies import problems
+from transconv import epilogue, spotcheck
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.problem import ConvProblem, Prop
+from transconv.proving import oracle
 from transconv.proving.case import Case
 from transconv.proving.data import (
     GUARD,
@@ -24,6 +29,7 @@ from transconv.proving.data import (
     terms,
 )
 from transconv.proving.oracle import judge, pieces, reached
+from transconv.torch_ops import fused_route
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -217,3 +223,9 @@ def test_data_repeat_with_their_seed() -> None:
     other = [torch.equal(x, y) for x, y in zip(made[0], made[2], strict=True)]
     assert same == [True, True, False, True, True]  # the result is poison
     assert not any(other)
+
+
+@pytest.mark.parametrize("module", [oracle, fused_route, reference])
+def test_answers_are_made_of_every_activation_that_kernels_have(module: Any) -> None:
+    assert {*module.ACTIVATIONS} - {""} == {*epilogue.ACTIVATIONS}
+    assert {*spotcheck._activations()} == {*epilogue.ACTIVATIONS}

@@ -29,8 +29,8 @@ def add_to(verbs: object) -> None:
     made.add_argument("--epilogue", default="", metavar="E",
                       help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
     options.add_config(made)
-    made.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
-    made.add_argument("--limit", type=int, default=PRODUCTS, metavar="N",
+    made.add_argument("--seed", type=options.at_least(0), default=0, help="of the data (default: 0)")
+    made.add_argument("--limit", type=options.at_least(1), default=PRODUCTS, metavar="N",
                       help="multiplications beyond which a smaller problem is looked at "
                            f"(default: {PRODUCTS})")
     made.add_argument("--parts", default=",".join(PARTS), metavar="P",

@@ -10,6 +10,8 @@ from transconv.cli import options
 from transconv.matrix.jobs import jobs_of
 from transconv.target import Target
 
+TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
+
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
@@ -22,9 +24,9 @@ def add_to(verbs: object) -> None:
     options.add_props(made, "all")
     made.add_argument("--target", required=True, metavar="T[,T...]", help="chips: sm_90,gfx942")
     made.add_argument("--epilogue", default="", metavar="E", help="bias+relu, ...")
-    made.add_argument("--print", default="", metavar="TEXT", dest="text",
-                      help="also print this text of each: ttir, ttgir, llir, ptx, amdgcn, sass")
-    made.add_argument("--timeout", type=float, default=120, metavar="S",
+    made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
+                      help=f"also print this text of each: {', '.join(TEXTS)}")
+    made.add_argument("--timeout", type=options.seconds, default=120, metavar="S",
                       help="seconds that one kernel may take (default: 120)")
     options.add_config(made)
 
@@ -43,6 +45,8 @@ def run(words: argparse.Namespace) -> int:
         elif isinstance(a, Resources):
             for text in a.texts.values():
                 print(f"\n{a.function} for {a.target}:\n{text}")
+            if words.text and not a.texts:
+                print(f"\n{a.function} for {a.target}: its compiler makes no {words.text}")
     return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from transconv.backend_triton.offline import CompileFailure, compile_offline
 from transconv.cli import execute, options, run, show
 from transconv.cli.compile import table
+from transconv.errors import ProblemError
 from transconv.matrix.jobs import jobs_of
 from transconv.problem import ConvProblem, Prop
 from transconv.problem_lists import read_problems
@@ -34,6 +35,8 @@ def demo(words: argparse.Namespace) -> int:
     started = time.perf_counter()
     where = execute.device()
     problems = read_problems(words.network)
+    if not problems:
+        raise ProblemError(f"{words.network} has no problem; expected at least one")
     if where == "cpu":
         problems = [one_image(p) for p in problems]
         print("No GPU: one image instead of the network's batch, in f32; all else as it is.")

@@ -22,22 +22,23 @@ def add_to(verbs: object) -> None:
          "fuzz --n 2000 --seed 1 --interpreter",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --config=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
-    made.add_argument("--n", type=int, default=None, metavar="N",
+    made.add_argument("--n", type=options.at_least(0), default=None, metavar="N",
                       help="trials (default: 1000; with --line none)")
     made.add_argument("--seed", type=int, default=0, metavar="S")
-    made.add_argument("--first", type=int, default=0, metavar="I", help="number of the first trial, "
-                      "such as the `next` of a report")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J",
+    made.add_argument("--first", type=options.at_least(0), default=0, metavar="I",
+                      help="number of the first trial, such as the `next` of a report")
+    made.add_argument("--jobs", type=options.at_least(1), default=os.cpu_count() or 1, metavar="J",
                       help="worker processes (default: one for each core)")
-    made.add_argument("--time-budget", type=float, default=float("inf"), metavar="SECONDS",
+    made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="SECONDS",
                       help="no trial starts later; those under way have 20 s more")
-    made.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one trial")
+    made.add_argument("--limit", type=options.seconds, default=60.0, metavar="SECONDS",
+                      help="for one trial")
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
     made.add_argument("--interpreter", action="store_true",
                       help="no GPU: the interpreter of the IR, and Triton's for a share")
     made.add_argument("--share", type=float, default=0.2, metavar="F",
                       help="of interpreted trials, those in Triton's interpreter (default: 0.2)")
-    made.add_argument("--shrink", type=int, default=4, metavar="N",
+    made.add_argument("--shrink", type=options.at_least(0), default=4, metavar="N",
                       help="kinds of failures that are shrunk (default: 4)")
     made.add_argument("--no-corpus", action="store_true", help="leave out what failed once")
     made.add_argument("--line", action="append", default=[], metavar="LINE",
@@ -58,11 +59,13 @@ def run(words: argparse.Namespace) -> int:
     lines = [str(Trial.parse(line)) for line in words.line]
     if words.file is not None:
         lines += [str(entry.trial) for entry in read(words.file)]
+        if not lines:
+            raise ValueError(f"{words.file} has no trial; expected lines as --line takes them")
     number = words.n if words.n is not None else 0 if lines else 1000
     if not words.interpreter and not has_gpu():
         raise ValueError("no GPU is at hand to run kernels on; expected one, or --interpreter, "
                          "which executes them with NumPy and in Triton's interpreter")
-    return fuzz(Plan(number, words.seed, max(1, words.jobs), words.time_budget, words.target,
+    return fuzz(Plan(number, words.seed, words.jobs, words.time_budget, words.target,
                      words.interpreter, words.share, words.first, words.limit, words.shrink,
                      not words.no_corpus and not lines, tuple(lines)), words.json)
 

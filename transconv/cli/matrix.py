@@ -41,9 +41,9 @@ def add_to(verbs: object) -> None:
                       help="only the I-th of N parts of the pairs of problem and chip")
     made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
                       help="folders with a Triton each (pip install --target); 'installed': ours")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+    made.add_argument("--jobs", type=options.at_least(1), default=os.cpu_count() or 1, metavar="N",
                       help="child processes (default: one per core)")
-    made.add_argument("--timeout", type=float, default=180, metavar="S",
+    made.add_argument("--timeout", type=options.seconds, default=180, metavar="S",
                       help="seconds that one kernel may take (default: 180)")
     made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
                       help="the CSV file that kernels are held to (default: the repository's)")

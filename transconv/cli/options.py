@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transconv.config import Config
 from transconv.epilogue import Epilogue
+from transconv.errors import ProblemError
 from transconv.problem import ConvProblem, Prop
 from transconv.problem_lists import iter_problems
 from transconv.target import Target, detect
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
 PROPS = [p.value for p in Prop]
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """For ``type=`` of an option: a whole number that is not smaller."""
+    def whole(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number from {least}")
+        return int(text)
+    return whole
+
+
+def some_of(*legal: str) -> Callable[[str], str]:
+    """For ``type=`` of an option: some of these words, joined by commas."""
+    def words(text: str) -> str:
+        if unknown := [w for w in text.split(",") if w not in legal]:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(legal)}")
+        return text
+    return words
+
+
+def seconds(text: str) -> float:
+    """For ``type=`` of an option: a number of seconds that is not negative."""
+    try:
+        if (number := float(text)) >= 0:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
 
 
 def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
@@ -57,19 +87,37 @@ def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:
 
 def problem(words: argparse.Namespace) -> ConvProblem:
     """The one problem of the command line. Raises ProblemError."""
-    return dressed(ConvProblem.parse(" ".join(words.problem)), words)
+    if Path(words.problem[0]).exists():
+        raise ProblemError(f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
+                           f"{EXAMPLE} (run and tune take lists)")
+    return dressed(described(words.problem), words)
+
+
+def described(words: Sequence[str]) -> ConvProblem:
+    """The problem of some words. Raises ProblemError; FileNotFoundError if they rather are a path."""
+    text = " ".join(words)
+    try:
+        return ConvProblem.parse(text)
+    except ProblemError:
+        if '"' not in text and any(c in text for c in "./"):  # no descriptor has them
+            raise FileNotFoundError(f"no such file: {text}") from None
+        raise
 
 
 def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
-    """Every problem of the command line or of the file it names, with every asked direction."""
+    """Every problem of the command line or of the file it names, with every asked direction. Raises
+    ProblemError where nothing is asked for."""
     path = Path(words.problem[0])
-    if len(words.problem) == 1 and path.is_file():
+    if len(words.problem) == 1 and path.exists():
         listed = list(iter_problems(path))
     else:
-        listed = [(ConvProblem.parse(" ".join(words.problem)), None)]
+        listed = [(described(words.problem), None)]
     asked = props(words)
-    return [(dressed(p, words), prop) for p, way in listed for prop in asked
-            if way is None or way is prop]
+    found = [(dressed(p, words), prop) for p, way in listed for prop in asked
+             if way is None or way is prop]
+    if not found:
+        raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
+    return found
 
 
 def props(words: argparse.Namespace) -> tuple[Prop, ...]:

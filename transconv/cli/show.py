@@ -70,6 +70,9 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
     """What is asked for, piece by piece."""
     steps = plan_steps(problem, prop, target, options.config(words), options.epilogue(words))
     shown = words.stage
+    if not steps:
+        yield f"{problem} {prop}: nothing to compute, the result has no elements"
+        return
     yield f"problem    {problem}\n           {prop} on {target}, {_sizes(problem)}"
     if shown == "problem":
         return

@@ -43,25 +43,26 @@ def add_to(verbs: object) -> None:
                       help="such as bias+relu; layer: each layer's own (not for bwd_w)")
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
-    made.add_argument("--mb", type=int, default=0, help="reduce larger batches to this")
-    made.add_argument("--trials", type=int, default=16, metavar="N",
+    made.add_argument("--mb", type=options.at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--trials", type=options.at_least(1), default=16, metavar="N",
                       help="configs of each problem and direction (default: 16)")
     made.add_argument("--explore", choices=("near", "spread"), default="near",
                       help="the last 40%% of the trials: near the best found so far, or spread over "
                            "the ranking (to fit the estimate to)")
-    made.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), metavar="J",
+    made.add_argument("--jobs", type=options.at_least(1), metavar="J",
+                      default=max(1, (os.cpu_count() or 2) - 2),
                       help="processes that compile (default: cores - 2)")
-    made.add_argument("--limit", type=float, default=30, metavar="S",
+    made.add_argument("--limit", type=options.seconds, default=30, metavar="S",
                       help="seconds for one measurement (default: 30)")
-    made.add_argument("--compile-limit", type=float, default=60, metavar="S",
+    made.add_argument("--compile-limit", type=options.seconds, default=60, metavar="S",
                       help="seconds for one compile (default: 60)")
-    made.add_argument("--time-budget", type=float, default=float("inf"), metavar="S",
+    made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
                       help="seconds after which nothing new starts; what was found is kept")
     made.add_argument("--budget-ms", type=float, default=30, metavar="MS",
                       help="milliseconds of timing for one config (default: 30)")
     made.add_argument("--db", default="", metavar="FILE",
-                      help="keep rows in this CSV file instead of the user's cache, and every trial "
-                           "in FILE.trials.csv")
+                      help="keep rows in this CSV file (tuned.csv) instead of the user's cache, and "
+                           "every trial beside it (tuned.trials.csv)")
     made.add_argument("--log", default="", metavar="FILE", help="keep every trial in this CSV file")
 
 
@@ -101,16 +102,14 @@ def jobs_of(words: argparse.Namespace) -> list[Job]:
     """What to tune, each direction of each problem once. Raises ProblemError, ConfigError, and
     FileNotFoundError for a file that is not there."""
     found: list[tuple[Layer, ConvProblem]] = []
-    for source in words.problem:
-        if Path(source).exists():
-            layers = [x.reduced(words.mb) for x in read(source)]
-            found += [(x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
-                      for x in select(layers, words.match, words.kinds)]
+    files = [s for s in words.problem if Path(s).exists()]
+    if files:
+        layers = [x.reduced(words.mb) for source in files for x in read(source)]
+        found = [(x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
+                 for x in select(layers, words.match, words.kinds)]
     texts = [s for s in words.problem if not Path(s).exists()]
-    if any("/" in t or t.endswith((".json", ".txt")) for t in texts):
-        raise FileNotFoundError(f"no such file: {' '.join(texts)}")
     if texts:
-        problem = options.dressed(ConvProblem.parse(" ".join(texts)), words)
+        problem = options.dressed(options.described(texts), words)
         layer, = from_problems([problem], "")
         found.append((replace(layer, name=problem.name), problem))
     return [_job(layer, problem, direction, words)

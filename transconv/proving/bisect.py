@@ -21,6 +21,7 @@ from transconv import knobs
 from transconv.algorithm import algorithms
 from transconv.config import Config
 from transconv.epilogue import Epilogue
+from transconv.errors import ProblemError
 from transconv.ir import Kernel
 from transconv.ir.memory import InterpError
 from transconv.ir.reading import readable
@@ -117,6 +118,8 @@ class _Trial:
         self.small, remark = shrunk(self.asked, self.limit)
         if remark:
             self.say("size", remark)
+        if not self.small.steps():
+            raise ProblemError(f"{self.asked.problem} {self.asked.prop} has no element to compute")
         self.small.fill(self.seed)
         if "ir" in parts and (found := self.judge_ir()):
             return found

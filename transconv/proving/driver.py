@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from transconv import knobs
 from transconv.descriptor import KEYS, parse_descriptor
-from transconv.errors import ProblemError
+from transconv.errors import ConfigError, ProblemError
 from transconv.problem_lists import take
+from transconv.target import Target
 
 DIRECTIONS = ("FWD_B", "FWD_D", "FWD_I", "BWD_D", "BWD_W", "BWD_WB")
 # Options with alternatives, by their defaults; the first varies slowest. Those after ``mb`` that
@@ -108,13 +109,21 @@ def _one_of(*legal: str) -> Callable[[str], str]:
     return read
 
 
+def _target(word: str) -> str:
+    try:
+        Target.parse(word or "sm_90")
+    except ConfigError as error:
+        raise ProblemError(str(error)) from error
+    return word
+
+
 # Options whose words are refused where they are read; others are judged with the problem.
 READERS: dict[str, Callable[[str], str]] = {
     "dir": _direction, "mb": _number, "misalign": _number, "seed": _number,
     "alg": _one_of("DIRECT", "WINO", "AUTO", "direct", "wino", "auto"),
     "data": _one_of("exact", "float", "exact+float"),
     "strided": _one_of("rows", "steps", "expanded"),
-    "attr-deterministic": _one_of("true", "false"),
+    "attr-deterministic": _one_of("true", "false"), "target": _target,
 }
 
 

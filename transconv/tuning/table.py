@@ -11,14 +11,19 @@ Row = dict[str, Any]
 
 
 class Table:
-    """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them."""
+    """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them.
+    Raises ValueError for a file that has other columns, which would be lost."""
 
     def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str]) -> None:
         self.path, self.columns, self.key = path, tuple(columns), tuple(key)
-        self.rows = read(path) if path.exists() else []
+        found = header(path) if path.exists() else ()
+        if others := [c for c in found if c not in self.columns]:
+            raise ValueError(f"{path} is another table, with {', '.join(others[:4])} among its columns; "
+                             f"expected some of {' '.join(self.columns)}")
+        self.rows = read(path) if found else []
         self.done = {self._key(row) for row in self.rows}
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self.rows and tuple(self.rows[0]) != self.columns:
+        if found and found != self.columns:
             self._rewrite()  # made by an older version: missing columns become empty
 
     def _key(self, row: Row) -> tuple[str, ...]:
@@ -62,8 +67,18 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def header(path: Path) -> tuple[str, ...]:
+    """The columns of a CSV file; none of an empty one. Raises ValueError if it is no text."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return tuple(next(csv.reader(file), ()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: this is no text; expected a CSV file") from error
+
+
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV file, as text."""
+    """The rows of a CSV file, as text. Raises ValueError if it is no text."""
+    header(path)
     with path.open(newline="", encoding="utf-8") as file:
         return [dict(row) for row in csv.DictReader(file)]
 
