@@ -7,6 +7,7 @@ the same exception class and sentence everywhere. Shapes may hold symbolic integ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -41,15 +42,24 @@ class Params(NamedTuple):
         return self.pad_lo == self.pad_hi
 
 
-def ints(value: Any, ndims: int) -> Ints | None:
-    """The integers that torch's argument parser makes of ``value``; None if its form is not plain
-    (a float, a bool, an array scalar ...), which is then left to torch to accept or refuse."""
+def integer(value: Any) -> int | None:
+    """The integer that torch's argument parser makes of ``value``, one of numpy's and of an enum
+    included; None for what is no integer (a float, a bool, a tensor ...)."""
     if type(value) is int or isinstance(value, torch.SymInt):
-        return (value,) * ndims  # type: ignore[return-value]
-    if isinstance(value, (tuple, list)) and all(
-            type(v) is int or isinstance(v, torch.SymInt) for v in value):
-        return tuple(value)
+        return value  # type: ignore[return-value]
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     return None
+
+
+def ints(value: Any, ndims: int) -> Ints | None:
+    """The integers that torch's argument parser makes of ``value``; None if its form is not plain,
+    which is then left to torch to accept or refuse."""
+    if not isinstance(value, (tuple, list)):
+        one = integer(value)
+        return None if one is None else (one,) * ndims
+    found = tuple(integer(v) for v in value)
+    return None if None in found else found  # type: ignore[return-value]
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:
