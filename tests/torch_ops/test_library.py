@@ -125,6 +125,17 @@ def test_dynamic_spatial_sizes() -> None:
         assert len(graphs(call, *sizes)) <= 2
 
 
+def test_dynamic_groups() -> None:
+    """Depthwise, the channels and with them the groups a symbolic number."""
+    def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return transconv.conv2d(x, w, groups=x.shape[1])
+
+    compiled = torch.compile(depthwise, fullgraph=True, backend="aot_eager", dynamic=True)
+    for channels in (3, 4, 6):
+        x, w = torch.randn(2, channels, 5, 5), torch.randn(channels, 1, 3, 3)
+        torch.testing.assert_close(compiled(x, w), F.conv2d(x, w, groups=channels))
+
+
 def test_a_wrong_call_fails_while_compiling_too() -> None:
     compiled = torch.compile(lambda x, w: transconv.conv2d(x, w), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="to have 2 channels"):

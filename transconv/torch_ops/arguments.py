@@ -200,8 +200,9 @@ def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
             f"but got weight of size {weight} instead")
     takes, makes = ((weight[0], weight[1] * groups) if p.transposed
                     else (weight[1] * groups, weight[0]))
-    given = "transposed=1" if p.transposed else f"groups={groups}"
     if input_shape[1] != takes:
+        # Only here: a compiler that traces the checks has no text for a symbolic number of groups.
+        given = "transposed=1" if p.transposed else f"groups={groups}"
         raise RuntimeError(
             f"Given {given}, weight of size {weight}, expected input{list(input_shape)} to have "
             f"{takes} channels, but got {input_shape[1]} channels instead")

@@ -106,7 +106,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
 
 def _note_transform(reason: str, input: Any) -> None:
     """Count a call that goes to aten because a transform must see it, unless aten is ours."""
-    if getattr(getattr(input, "device", None), "type", "") not in execute.ORIGINALS:
+    if getattr(getattr(input, "device", None), "type", "") not in execute.replaced:
         stats.handed_over(reason)
 
 

@@ -44,6 +44,7 @@ _many_devices = False  # looked up with the first kernel: importing must not sta
 # The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
 # these, or they would come back to us.
 ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
+replaced: frozenset[str] = frozenset()  # the devices on which somebody asks for ours now
 
 
 # -- why torch has to do it ------------------------------------------------------------------------
