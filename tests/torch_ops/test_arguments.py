@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+import transconv.errors
 from tests.torch_ops import samples as s
 from transconv.torch_ops import arguments
 
@@ -30,6 +32,34 @@ FORMS: list[dict[str, Any]] = [
     {"padding": (0, 2), "stride": (1, 3)},
     {"stride": np.int64(2)}, {"stride": torch.tensor(2)}, {"groups": np.int64(1)},
 ]
+
+
+class Steps(enum.IntEnum):
+    TWO = 2
+
+
+@pytest.mark.parametrize("kwargs", [
+    {"stride": np.int64(2)}, {"padding": np.uint8(1)}, {"stride": Steps.TWO},
+    {"padding": (np.int32(2), 1)}, {"dilation": [1, np.int64(2)]}, {"groups": np.int64(1)}], ids=str)
+def test_integers_of_other_kinds_are_integers(kwargs: dict[str, Any]) -> None:
+    """As networks give them that compute their channels with numpy: no reason to leave it to torch."""
+    for f, plain in ((transconv.conv2d, F.conv2d), (transconv.conv_transpose2d, F.conv_transpose2d)):
+        for _ in range(4):
+            assert torch.equal(f(X, W, **kwargs), plain(X, W, **kwargs))
+    assert torch.equal(transconv.fused_conv2d(X, W, **kwargs), F.conv2d(X, W, **kwargs))
+    assert transconv.stats().fallback == {"device:cpu": 9}
+    transconv.explain(X, W, **kwargs)
+
+
+def test_forms_that_only_torch_takes_are_counted() -> None:
+    two = torch.tensor(2)
+    assert torch.equal(transconv.conv2d(X, W, stride=two), F.conv2d(X, W, stride=two))
+    assert transconv.stats().fallback == {"form:Tensor": 1}
+    transconv.config.fallback = "error"
+    with pytest.raises(transconv.errors.Unsupported, match="form:Tensor"):
+        transconv.conv2d(X, W, stride=two)
+    with pytest.raises(TypeError):  # torch does not take it either
+        transconv.conv2d(X, W, stride=1.5)
 
 
 @pytest.mark.parametrize("kwargs", FORMS, ids=str)
@@ -141,6 +171,7 @@ FORMS_OF_ERRORS: list[tuple[str, Callable[[Any], torch.Tensor]]] = [
     ("float", lambda m: m.conv2d(X, W, stride=1.0)),
     ("float in tuple", lambda m: m.conv2d(X, W, stride=(1.0, 1))),
     ("bool", lambda m: m.conv2d(X, W, stride=True)),
+    ("bools", lambda m: m.conv2d(X, W, stride=(True, True))),
     ("groups bool", lambda m: m.conv2d(X, W, groups=True)),
     ("groups float", lambda m: m.conv2d(X, W, groups=1.0)),
     ("stride None", lambda m: m.conv2d(X, W, stride=None)),
@@ -196,3 +227,23 @@ def test_same_padding_keeps_the_size(kernel: int, dilation: int) -> None:
     x, w = r(1, 1, 12), r(1, 1, kernel)
     got = transconv.conv1d(x, w, padding="same", dilation=dilation)
     assert torch.equal(got, F.conv1d(x, w, padding="same", dilation=dilation))
+
+
+@pytest.mark.parametrize("odd", [torch.Tensor.to_mkldnn, torch.Tensor.to_sparse])
+def test_memory_without_strides(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """No kernel can look at it: torch's result or torch's error."""
+    given = [(odd(X), odd(W)), (odd(X), W), (X, odd(W))]
+    reason = f"layout:{str(odd(X).layout).removeprefix('torch.')}"
+    for x, w in given:
+        transconv.stats(reset=True)
+        for f in (transconv.conv2d, transconv.fused_conv2d):
+            try:
+                wanted = F.conv2d(x, w)
+            except RuntimeError as error:
+                with pytest.raises(type(error)) as ours:
+                    f(x, w)
+                assert str(ours.value) == str(error)
+            else:
+                assert torch.equal(f(x, w).to_dense(), wanted.to_dense())
+        assert transconv.stats().fallback == {reason: 2}
+        assert reason in transconv.explain(x, w).reasons

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import transconv
 from transconv.torch_ops import convert, execute
 
 CPU = ("cpu",)
+ROOT = Path(__file__).parents[2]
 
 
 class Own(torch.nn.Conv2d):
@@ -103,7 +107,7 @@ def test_enable_reaches_everything_and_disable_ends_it() -> None:
     before = transconv.stats().total
     torch.testing.assert_close(run(*given), wanted, rtol=0, atol=0)
     assert transconv.stats().total == before
-    assert not execute.ORIGINALS
+    assert not execute.replaced
 
 
 def test_enable_nests() -> None:
@@ -166,6 +170,35 @@ def test_use_is_for_one_thread() -> None:
     thread.join()
     F.conv2d(*given, groups=2)
     assert transconv.stats().total == 3
+
+
+THREADS = """
+import threading, torch, transconv
+from transconv.torch_ops import execute
+
+other = threading.Event()
+thread = threading.Thread(target=other.wait, daemon=True)
+thread.start()
+with transconv.use(("cpu",)):
+    kept = execute.ORIGINALS["cpu"]
+assert execute.ORIGINALS["cpu"] is kept
+x = torch.randn(1, 1, 4, 4)
+torch.conv2d(x, x)
+with transconv.use(("cpu",)):
+    assert execute.ORIGINALS["cpu"] is kept
+    torch.conv2d(x, x)
+assert transconv.stats().total == 1
+other.set()
+thread.join()
+with transconv.use(("cpu",)):
+    pass
+assert not execute.ORIGINALS
+"""
+
+
+def test_kernels_stay_while_another_thread_may_enter_them() -> None:
+    """Taking one away that a thread waits to enter ends the process, or fails inside of torch."""
+    subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, check=True)
 
 
 def test_use_as_a_decorator() -> None:

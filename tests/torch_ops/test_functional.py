@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import execute
+from transconv.torch_ops import execute, warm
 
 
 def problem(ndims: int = 2, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -108,6 +109,25 @@ def test_double_backward_and_retained_graphs() -> None:
         (gx,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
         (gw,) = torch.autograd.grad(y.cos().sum(), w, retain_graph=True)
         results.append((gw, *torch.autograd.grad(gx.square().sum(), (x, w, b))))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("ours", [transconv.conv2d, partial(transconv.fused_conv2d, activation="")],
+                         ids=["plain", "fused"])
+@pytest.mark.parametrize("again", [False, True])
+def test_many_gradients_at_once(ours: Any, again: bool) -> None:
+    """`is_grads_batched`, which vectorized jacobians are made of, shows backward a batch of gradients
+    as one that has no memory."""
+    x, w, b = problem()
+    results = []
+    for f in (ours, F.conv2d):
+        for _ in range(warm.PATIENCE + 2):
+            y = f(x, w, b, groups=2)
+            grads = torch.arange(3 * y.numel(), dtype=y.dtype).sin().view(3, *y.shape)
+            found = torch.autograd.grad(y, (x, w, b), grads, is_grads_batched=True, create_graph=again)
+        if again:
+            found += torch.autograd.grad(found[0].square().sum() + found[1].square().sum(), (x, w))
+        results.append(found)
     torch.testing.assert_close(*results)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.torch_ops import fused, fused_autograd
+from transconv.torch_ops import fused, fused_autograd, warm
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -89,6 +89,40 @@ def test_wrong_calls() -> None:
         call(x, w, b, res.float(), "relu")
     with pytest.raises(TypeError):
         transconv.fused_conv2d(x, w, stride=1.5)
+
+
+@pytest.mark.parametrize("activation", [None, *filter(None, fused.ACTIVATIONS)])
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_residual_has_the_type_and_size_of_the_result(activation: str | None,
+                                                          trained: bool) -> None:
+    """In one kernel or composed of the calls that it stands for."""
+    x, w, res = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 4, 4)
+    w.requires_grad_(trained)
+
+    def run(residual: torch.Tensor) -> torch.Tensor:
+        return transconv.fused_conv2d(x, w, activation=activation, residual=residual)
+
+    for wrong in (res[:1], res[0, :, :1, :1], res.double()):
+        with pytest.raises(RuntimeError, match="expected residual of"):
+            run(wrong)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run(res).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_results_without_activation_may_be_written_to(compiled: bool, adds: bool) -> None:
+    """Their gradient does not read them."""
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3, requires_grad=True)
+    res = torch.randn(2, 4, 4, 4) if adds else None
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return transconv.fused_conv2d(x, w, residual=res).mul_(3)
+
+    call = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+    for _ in range(warm.PATIENCE + 2):
+        (found,) = torch.autograd.grad(call(x, w).sum(), w)
+    torch.testing.assert_close(found, torch.autograd.grad(3 * F.conv2d(x, w).sum(), w)[0])
 
 
 class Block(torch.nn.Module):

@@ -125,6 +125,14 @@ def test_dynamic_spatial_sizes() -> None:
         assert len(graphs(call, *sizes)) <= 2
 
 
+def test_dynamic_groups() -> None:
+    """A number of groups that the compiled function is given is a symbol."""
+    compiled = torch.compile(transconv.conv2d, fullgraph=True, backend="aot_eager", dynamic=True)
+    for groups in (1, 3, 6):
+        x, w = torch.randn(2, 6, 5, 5), torch.randn(6, 6 // groups, 3, 3)
+        torch.testing.assert_close(compiled(x, w, groups=groups), F.conv2d(x, w, groups=groups))
+
+
 def test_a_wrong_call_fails_while_compiling_too() -> None:
     compiled = torch.compile(lambda x, w: transconv.conv2d(x, w), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="to have 2 channels"):

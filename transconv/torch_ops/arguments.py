@@ -7,6 +7,7 @@ the same exception class and sentence everywhere. Shapes may hold symbolic integ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -41,15 +42,24 @@ class Params(NamedTuple):
         return self.pad_lo == self.pad_hi
 
 
-def ints(value: Any, ndims: int) -> Ints | None:
-    """The integers that torch's argument parser makes of ``value``; None if its form is not plain
-    (a float, a bool, an array scalar ...), which is then left to torch to accept or refuse."""
+def integer(value: Any) -> int | None:
+    """The integer that torch's argument parser makes of ``value``, one of numpy's and of an enum
+    included; None for what is no integer (a float, a bool, a tensor ...)."""
     if type(value) is int or isinstance(value, torch.SymInt):
-        return (value,) * ndims  # type: ignore[return-value]
-    if isinstance(value, (tuple, list)) and all(
-            type(v) is int or isinstance(v, torch.SymInt) for v in value):
-        return tuple(value)
+        return value  # type: ignore[return-value]
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     return None
+
+
+def ints(value: Any, ndims: int) -> Ints | None:
+    """The integers that torch's argument parser makes of ``value``; None if its form is not plain,
+    which is then left to torch to accept or refuse."""
+    if not isinstance(value, (tuple, list)):
+        one = integer(value)
+        return None if one is None else (one,) * ndims
+    found = tuple(integer(v) for v in value)
+    return None if None in found else found  # type: ignore[return-value]
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:
@@ -190,8 +200,9 @@ def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
             f"but got weight of size {weight} instead")
     takes, makes = ((weight[0], weight[1] * groups) if p.transposed
                     else (weight[1] * groups, weight[0]))
-    given = "transposed=1" if p.transposed else f"groups={groups}"
     if input_shape[1] != takes:
+        # Only here: a compiler that traces the checks has no text for a symbolic number of groups.
+        given = "transposed=1" if p.transposed else f"groups={groups}"
         raise RuntimeError(
             f"Given {given}, weight of size {weight}, expected input{list(input_shape)} to have "
             f"{takes} channels, but got {input_shape[1]} channels instead")

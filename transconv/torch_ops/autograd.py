@@ -19,6 +19,8 @@ Tensor = torch.Tensor
 
 _new_class: Any = type(torch.autograd.Function)
 _compiling = torch.compiler.is_dynamo_compiling
+# Whether `is_grads_batched` made it: a view of many gradients, without memory of its own to look at.
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 class CastConvolutionFunction(torch.autograd.Function):
@@ -57,7 +59,8 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     params = route.params
     if (torch.is_grad_enabled() or torch.compiler.is_compiling()
             or torch._C._len_torch_dispatch_stack()
-            or torch._C._are_functorch_transforms_active()):
+            or torch._C._are_functorch_transforms_active()
+            or _is_batched(grad)):
         found = library.convolution_backward(grad, input, weight, *params, mask)
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number

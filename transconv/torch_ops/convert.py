@@ -82,8 +82,7 @@ def revert_(model: torch.nn.Module) -> Report:
 # -- aten's own operators --------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_library: Any = None
-_installed: tuple[str, ...] = ()
+_libraries: dict[str, Any] = {}  # by device: what is in aten's place
 _enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
 _scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
 _local = threading.local()
@@ -104,7 +103,8 @@ def enable(devices: Sequence[str] | None = None) -> None:
 
     Reaches every caller below autograd, autocast, vmap and compiled code, in all threads, and code
     compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
-    each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu".
+    each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu". While other threads run,
+    aten's calls still come through here after the last `disable`, to be sent on to torch's kernels.
     """
     with _lock:
         _enabled.append(_devices(devices))
@@ -151,28 +151,23 @@ _new_library: Any = torch.library.Library
 
 
 def _install() -> None:
-    """Replace aten's kernels on exactly the devices that somebody asks for."""
-    global _library, _installed
-    wanted = tuple(sorted({d for entry in (*_enabled, *_scopes) for d in entry}))
-    if wanted == _installed:
-        return
-    if _library is not None:
-        _library._destroy()
-        _library = None
-    execute.ORIGINALS.clear()
-    _installed = wanted
-    if not wanted:
-        return
-    library: Any = _new_library("aten", "IMPL")
-    for device in wanted:
+    """Replace aten's kernels on the devices that somebody asks for. They come back when nobody asks any
+    more and no other thread runs: one that is about to enter a kernel must find it there."""
+    wanted = execute.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
+    for device in wanted - _libraries.keys():
         key = device.upper()
         execute.ORIGINALS[device] = (
             torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
             torch.library.get_kernel("aten::convolution", key),
             torch.library.get_kernel("aten::convolution_backward", key))
+        library = _libraries[device] = _new_library("aten", "IMPL")
         library.impl("convolution", _forward, key, with_keyset=True)
         library.impl("convolution_backward", _backward, key, with_keyset=True)
-    _library = library
+    # Inside a backward pass threads of autograd's run that Python does not know.
+    if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
+        for device in _libraries.keys() - wanted:
+            _libraries.pop(device)._destroy()
+            del execute.ORIGINALS[device]
 
 
 def _is_on(device: str) -> bool:

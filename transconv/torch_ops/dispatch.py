@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.autocast import autocast, autocast_dtype
 from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
@@ -79,7 +80,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
 
     req = _request(f, stride, padding, output_padding, dilation, groups)
     if req is None:
-        return _hand_over(f, input, weight, bias, *rest)
+        return _odd_form(f, input, weight, bias, *rest)
     key, flags, aligned = routes.forward_key(req, input, weight, bias)
     route = routes.find(key)
     if route is None:
@@ -105,12 +106,14 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
 
 def _note_transform(reason: str, input: Any) -> None:
     """Count a call that goes to aten because a transform must see it, unless aten is ours."""
-    if getattr(getattr(input, "device", None), "type", "") not in execute.ORIGINALS:
+    if getattr(getattr(input, "device", None), "type", "") not in execute.replaced:
         stats.handed_over(reason)
 
 
 def is_plain(tensor: Any) -> bool:
-    return tensor.__class__ is Tensor or tensor.__class__ is _Parameter
+    """A tensor of torch's own, whose elements lie in strided memory."""
+    return ((tensor.__class__ is Tensor or tensor.__class__ is _Parameter)
+            and tensor.layout is torch.strided)
 
 
 def is_known(tensor: Tensor) -> bool:
@@ -119,15 +122,26 @@ def is_known(tensor: Tensor) -> bool:
 
 
 def _unusual(f: Function, *call: Any) -> Tensor:
-    """Tensors of other classes: fakes go on to the operators, the rest is torch's business."""
+    """Tensors of other classes and layouts: fakes go on to the operators, the rest is torch's."""
     tensors = call[:2] if call[2] is None else call[:3]
     if any(not isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, *call)  # a TypeError, in torch's words
     if all(is_known(t) for t in tensors):
         return _operator(f, *autocast(*call[:3]), *call[3:])
-    odd = next(type(t).__name__ for t in tensors if not is_known(t))
-    stats.handed_over(f"subclass:{odd}")
+    odd = next(t for t in tensors if not is_known(t))
+    if type(odd) in (Tensor, _Parameter):
+        stats.handed_over(f"layout:{execute.layout_name(odd)}")
+    else:
+        stats.handed_over(f"subclass:{type(odd).__name__}")
     return _hand_over(f, *call)
+
+
+def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """Numbers in a form that torch's parser must judge: its error, or a result that it made."""
+    made = _hand_over(f, input, weight, bias, *rest)
+    odd = next(v for v in rest if not isinstance(v, str) and arguments.ints(v, f.ndims) is None)
+    stats.handed_over(f"form:{type(odd).__name__}")
+    return made
 
 
 def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
@@ -145,9 +159,9 @@ def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilati
     parsed = parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
         return None
-    stride_, padding_, output_padding_, dilation_ = parsed
+    stride_, padding_, output_padding_, dilation_, groups_ = parsed
     found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
-                    groups)
+                    groups_)
     try:
         if len(_requests) > routes.LIMIT:
             _requests.clear()
@@ -157,23 +171,24 @@ def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilati
     return found
 
 
+_only_int = frozenset((int,)).issuperset
+
+
 def _integral(value: Any) -> bool:
-    """For a value that equals a legal one: whether it is made of ints. (The sum of a tuple with a
-    float in it is a float.)"""
+    """For a value that equals a legal one: whether it is made of ints."""
     kind = value.__class__
-    return kind is int or kind is str or (kind is tuple and sum(value).__class__ is int)
+    return kind is int or kind is str or (kind is tuple and _only_int(map(type, value)))
 
 
 def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-          groups: Any) -> tuple[Any, Any, Any, Any] | None:
+          groups: Any) -> tuple[Any, Any, Any, Any, int] | None:
+    """The same as torch's parser makes them; None where one has a form that is left to torch."""
     n = f.ndims
     parsed = (arguments.ints(stride, n),
               padding if type(padding) is str and not f.transposed else arguments.ints(padding, n),
-              arguments.ints(output_padding, n), arguments.ints(dilation, n))
-    if any(p is None for p in parsed) or not (
-            type(groups) is int or isinstance(groups, torch.SymInt)):
-        return None
-    return parsed
+              arguments.ints(output_padding, n), arguments.ints(dilation, n),
+              arguments.integer(groups))
+    return None if None in parsed else parsed  # type: ignore[return-value]
 
 
 def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> None:
@@ -190,7 +205,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
     parsed = parse(f, *rest)
     if parsed is None or input.dtype.is_complex:
         return _hand_over(f, input, weight, bias, *rest)
-    stride, padding, output_padding, dilation = parsed
+    stride, padding, output_padding, dilation, groups = parsed
     if torch._C._get_tracing_state():
         # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
         if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
@@ -215,34 +230,3 @@ def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Te
         return _hand_over(f, input, weight, bias, *rest)
     input, weight, bias = autocast(input, weight, bias)
     return _operator(f, input, weight, bias, *rest)
-
-
-def autocast_dtype(input: Tensor) -> torch.dtype | None:
-    """What autocast makes of a tensor on this device; None where it is off."""
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
-
-
-def autocast(input: Tensor, weight: Tensor,
-             bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
-    dtype, float64 and integers not."""
-    device, dtype = input.device.type, autocast_dtype(input)
-    if dtype is None:
-        return input, weight, bias
-    return (_cast(input, device, dtype), _cast(weight, device, dtype),
-            None if bias is None else _cast(bias, device, dtype))
-
-
-def cast_like(tensor: Tensor, input: Tensor) -> Tensor:
-    """A further operand of an autocast call: as the cast input, where torch would cast it."""
-    dtype = autocast_dtype(input)
-    return tensor if dtype is None else _cast(tensor, input.device.type, dtype)
-
-
-def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
-    eligible = (tensor.is_floating_point() and tensor.dtype != torch.float64
-                and tensor.device.type == device)
-    return tensor.to(dtype) if eligible else tensor

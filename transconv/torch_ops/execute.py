@@ -44,6 +44,7 @@ _many_devices = False  # looked up with the first kernel: importing must not sta
 # The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
 # these, or they would come back to us.
 ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
+replaced: frozenset[str] = frozenset()  # the devices on which somebody asks for ours now
 
 
 # -- why torch has to do it ------------------------------------------------------------------------
@@ -62,12 +63,16 @@ def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
         found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
     for tensor in (input, weight):
         if tensor.layout is not torch.strided:
-            found.append(f"layout:{str(tensor.layout).removeprefix('torch.')}")
+            found.append(f"layout:{layout_name(tensor)}")
         if tensor.is_quantized:
             found.append("dtype:quantized")
     if input.numel() == 0 or weight.numel() == 0:
         found.append("shape:empty")
-    return found
+    return list(dict.fromkeys(found))
+
+
+def layout_name(tensor: torch.Tensor) -> str:
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def capturing(device: torch.device) -> bool:

@@ -9,8 +9,9 @@ import torch
 from transconv.errors import Unsupported
 from transconv.problem import ConvProblem, Prop
 from transconv.torch_ops import arguments, execute, shapes
+from transconv.torch_ops.autocast import autocast
 from transconv.torch_ops.decide import like
-from transconv.torch_ops.dispatch import autocast, check_bias, parse
+from transconv.torch_ops.dispatch import check_bias, parse
 from transconv.torch_ops.functional import (
     CONV1D,
     CONV2D,
@@ -91,7 +92,7 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
         raise TypeError("stride, padding, output_padding and dilation must be ints or tuples of "
                         "ints, groups an int")
     input, weight, bias = autocast(input, weight, bias)
-    strides_, padding_, output_padding_, dilation_ = parsed
+    strides_, padding_, output_padding_, dilation_, groups = parsed
     check_bias(f, input, bias, padding)
     unbatched = not arguments.batched(f.name, f.ndims, input.shape)
     x = input.unsqueeze(0) if unbatched else input
@@ -102,6 +103,11 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
 
 
 def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[Part]:
+    forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
+    computed = (("result", forward), ("input gradient", backward), ("weight gradient", Prop.BWD_W))
+    why = tuple(execute.reasons(x, w))
+    if why:  # where it is the layout, there are no strides to look at
+        return [Part(name, direction, reasons=why) for name, direction in computed]
     channels_last = shapes.channels_last_result(x, w)
     flags = execute.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
@@ -109,19 +115,11 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
     shape = shapes.output_shape(x.shape, w.shape, p)
     y = (shape, shapes.result_strides(shape, channels_last))
     dx, dw = ((tuple(t.shape), shapes.result_strides(t.shape, channels_last)) for t in (x, w))
-    forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
-    wanted = [
-        ("result", forward, (like(x), like(w), y), "bias" if b is not None else ""),
-        ("input gradient", backward, (dx, like(w), y), ""),
-        ("weight gradient", Prop.BWD_W, (like(x), dw, y), ""),
-    ]
-    why = execute.reasons(x, w)
+    tensors = ((like(x), like(w), y), (dx, like(w), y), (like(x), dw, y))
     parts = []
-    for name, direction, tensors, epilogue in wanted:
-        if why:
-            parts.append(Part(name, direction, reasons=tuple(why)))
-            continue
-        problem = execute.describe(x.dtype, *tensors, p, flags.math)
+    for (name, direction), given in zip(computed, tensors, strict=True):
+        epilogue = "bias" if b is not None and name == "result" else ""
+        problem = execute.describe(x.dtype, *given, p, flags.math)
         try:
             config, won = execute.config_and_why(problem, direction, x.device, epilogue, aligned,
                                                  flags.deterministic)

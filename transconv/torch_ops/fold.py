@@ -13,6 +13,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.torch_ops import fused_modules, modules
+from transconv.torch_ops.writes import is_hooked, stays
 
 _FUSED: dict[type, type] = {
     torch.nn.Conv1d: fused_modules.FusedConv1d, modules.Conv1d: fused_modules.FusedConv1d,
@@ -43,8 +44,9 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     convolutions before them, and a following addition and activation into the same call.
 
     The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
-    or whose parts have other users, are left as they are. RuntimeError in training mode; fx's own
-    errors for control flow that depends on values.
+    whose parts have other users or hooks, whose weights are read elsewhere, or over which something
+    is written in place are left as they are. RuntimeError in training mode; fx's own errors for
+    control flow that depends on values.
     """
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
@@ -56,7 +58,8 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.op == "call_module" and uses[str(node.target)] == 1:
             conv = traced.get_submodule(str(node.target))
-            if type(conv) in _FUSED and len(node.args) == 1 and not node.kwargs:
+            if (type(conv) in _FUSED and not is_hooked(conv) and len(node.args) == 1
+                    and not node.kwargs):
                 _fold_chain(traced, node, conv)
     traced.delete_all_unused_submodules()
     graph.lint()
@@ -68,17 +71,28 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     """Replace node, norm, addition, activation, as many as there are, by one call at the last's
     place: what the addition takes besides is computed by then."""
     chain = [node]
+    read: Any = node.args[0]
+
+    def extends(last: fx.Node | None) -> bool:
+        return last is not None and stays(traced, read, node, last, chain)
+
     norm = _norm_after(traced, node, conv)
-    if norm:
+    if norm and extends(norm):
         chain.append(norm)
+    else:
+        norm = None
     addition = _addition_after(chain[-1])
     residual: Any = None
-    if addition:
+    if addition and extends(addition):
         residual = next(a for a in addition.args if a is not chain[-1])
         chain.append(addition)
     activation = _activation_after(traced, chain[-1])
     if activation:
-        chain.append(next(iter(chain[-1].users)))
+        last = next(iter(chain[-1].users))
+        if extends(last) and (residual is None or stays(traced, residual, chain[-1], last, chain)):
+            chain.append(last)
+        else:
+            activation = ""
     if len(chain) == 1:
         return
     made = _with_norm(conv, traced.get_submodule(str(norm.target))) if norm else _plain_copy(conv)
@@ -102,8 +116,15 @@ def _norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | N
         return None
     norm: Any = traced.get_submodule(str(user.target))
     good = (type(norm) is _NORMS[len(conv.kernel_size)] and not norm.training
-            and norm.running_mean is not None)
+            and norm.running_mean is not None and not is_hooked(norm)
+            and not _is_read(traced, str(node.target)))
     return user if good else None
+
+
+def _is_read(traced: fx.GraphModule, name: str) -> bool:
+    """Whether parameters of a module are used beside its call."""
+    return any(n.op == "get_attr" and str(n.target).rpartition(".")[0] == name
+               for n in traced.graph.nodes)
 
 
 def _addition_after(node: fx.Node) -> fx.Node | None:
@@ -123,6 +144,8 @@ def _activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
         return ""
     if user.op == "call_module":
         module: Any = traced.get_submodule(str(user.target))
+        if is_hooked(module):
+            return ""
         if type(module) is torch.nn.GELU:
             return "gelu_tanh" if module.approximate == "tanh" else "gelu"
         return _MODULES.get(type(module), "")

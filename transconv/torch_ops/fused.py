@@ -28,6 +28,7 @@ from transconv.torch_ops import (
     shapes,
     warm,
 )
+from transconv.torch_ops.autocast import autocast, autocast_dtype, cast_dtype, cast_like
 from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused_autograd import GRAD_FROM_RESULT
@@ -65,16 +66,16 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
         return seen
     parsed = dispatch.parse(f, *numbers)
     if parsed is None or not _one_operator(present, f.activation):
-        return _composed(f, *given, stride, padding, dilation, groups)
-    cast = dispatch.autocast_dtype(input)
-    input, weight, bias = dispatch.autocast(input, weight, bias)
+        return _composed(f, *given, stride, padding, dilation, groups, as_result=True)
+    cast = autocast_dtype(input)
+    input, weight, bias = autocast(input, weight, bias)
     if residual is not None:
-        residual = dispatch.cast_like(residual, input)
+        residual = cast_like(residual, input)
     dispatch.check_bias(f, input, bias, padding)
     if not arguments.batched(f.name, f.ndims, input.shape):
         residual = None if residual is None else residual.unsqueeze(0)
         return _send(f, input.unsqueeze(0), weight, bias, *numbers, residual).squeeze(0)
-    stride, padding, output_padding, dilation = parsed
+    stride, padding, output_padding, dilation, groups = parsed
     tensors = (input, weight, bias, residual)
     if _eager(tensors):
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
@@ -103,7 +104,8 @@ def _send_fitting(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: 
 
 def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
           groups: Any) -> bool:
-    if input.dim() != weight.dim() or residual.dtype != input.dtype:
+    if (not isinstance(residual, Tensor) or input.dim() != weight.dim()
+            or residual.dtype != cast_dtype(input)):
         return False
     p = arguments.resolve(input.shape, weight.shape, None, stride,
                           padding if isinstance(padding, (str, tuple)) else (padding,),
@@ -125,9 +127,13 @@ def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: FusedRoute, bias
 
 
 def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: Any,
-              *numbers: Any) -> Tensor:
-    """The calls that the fused one stands for."""
+              *numbers: Any, as_result: bool = False) -> Tensor:
+    """The calls that the fused one stands for. ``as_result`` asks for a residual of the result's size
+    and dtype, under autocast as that casts it; else it is taken as torch's addition takes it."""
     y = f.plain(input, weight, bias, *numbers)
+    if as_result and isinstance(residual, Tensor):
+        residual = cast_like(residual, input)
+        fused_route.check_residual(residual, tuple(y.shape), y)
     return ACTIVATIONS[f.activation](y if residual is None else y + residual)
 
 

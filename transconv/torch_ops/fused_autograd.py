@@ -23,9 +23,10 @@ _aten: Any = torch.ops.aten
 _threshold_backward = _aten.threshold_backward.default
 _hardtanh_backward = _aten.hardtanh_backward.default
 
-# grad of the activation's input from its result y and the result's gradient g: one kernel of torch's.
-GRAD_FROM_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "": lambda g, y: g,
+# grad of the activation's input from the result's gradient g and, where there is one, its result y:
+# one kernel of torch's.
+GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = {
+    "": lambda g: g,
     "relu": lambda g, y: _threshold_backward(g, y, 0),
     "relu6": lambda g, y: _hardtanh_backward(g, y, 0, 6),
     "sigmoid": _aten.sigmoid_backward.default,
@@ -63,12 +64,13 @@ class FusedConvolution(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         input, weight, _bias, _residual, ctx.activation, *ctx.numbers = inputs
-        ctx.save_for_backward(input, weight, output)
+        # What is not saved may be written to.
+        ctx.save_for_backward(input, weight, *([output] if ctx.activation else []))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, y = ctx.saved_tensors
-        g = GRAD_FROM_RESULT[ctx.activation](grad, y)
+        input, weight, *kept = ctx.saved_tensors
+        g = GRAD_FROM_RESULT[ctx.activation](grad, *kept)
         mask = list(ctx.needs_input_grad[:3])
         found: list[Tensor | None] = [None, None, None]
         if any(mask):
@@ -101,18 +103,22 @@ def function_of(route: FusedRoute, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
     made = route.functions.get((None, bound))
     if made is None:
-        forward = _forward(route.bound() if bound else route.of_given())
+        forward = _forward(route.bound() if bound else route.of_given(), route.activation)
         made = route.functions[None, bound] = autograd.class_of(forward, _backward(route))
     return made
 
 
-def _forward(run: Run) -> Callable[..., Tensor]:
+def _forward(run: Run, activation: str) -> Callable[..., Tensor]:
     def forward(ctx: Any, input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
+        ctx.to_save = (input, weight)
+        return run(input, weight, *extra)
+
+    def forward_kept(ctx: Any, input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         made = run(input, weight, *extra)
         ctx.to_save = (input, weight, made)
         return made
 
-    return forward
+    return forward_kept if activation else forward
 
 
 def _backward(route: FusedRoute) -> Callable[..., tuple[Tensor | None, ...]]:
@@ -120,10 +126,10 @@ def _backward(route: FusedRoute) -> Callable[..., tuple[Tensor | None, ...]]:
     known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, made = ctx.saved_tensors
+        input, weight, *kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         mask = (wanted[0], wanted[1], biased and wanted[2])
-        through = from_result(grad, made)
+        through = from_result(grad, *kept)
         entry = None if _compiling() else known.get(mask)
         found = None if entry is None else entry(through, input, weight)
         if found is None:

@@ -148,10 +148,14 @@ def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: st
     if activation not in ACTIVATIONS:
         refuse(activation)
     if residual is not None:
-        shape = shapes.output_shape(input.shape, weight.shape, p)
-        if tuple(residual.shape) != shape:
-            raise RuntimeError(f"expected residual of size {list(shape)}, the size of the result, "
-                               f"but got {list(residual.shape)}")
-        if residual.dtype != input.dtype or residual.device != input.device:
-            raise RuntimeError(f"expected residual of {input.dtype} on {input.device}, but got "
-                               f"{residual.dtype} on {residual.device}")
+        check_residual(residual, shapes.output_shape(input.shape, weight.shape, p), input)
+
+
+def check_residual(residual: Tensor, shape: arguments.Ints, like: Tensor) -> None:
+    """RuntimeError unless a residual has this shape, and dtype and device of ``like``."""
+    if tuple(residual.shape) != shape:
+        raise RuntimeError(f"expected residual of size {list(shape)}, the size of the result, "
+                           f"but got {list(residual.shape)}")
+    if residual.dtype != like.dtype or residual.device != like.device:
+        raise RuntimeError(f"expected residual of {like.dtype} on {like.device}, but got "
+                           f"{residual.dtype} on {residual.device}")

@@ -30,7 +30,6 @@ CHAIN = 3  # entries under one weight: other sizes, training and inference
 KINDS = 4096  # weights and kinds of gradients known; beyond it all are forgotten
 PATIENCE = 2  # calls with a known route before an entry is made; doubles when entries had to go
 MOST_PATIENCE = 1 << 12
-FIXED = (int, str, tuple)  # what cannot change under its identity, as lists can
 
 _forward: dict[int, Call] = {}
 _backward: set[Route] = set()  # those that hold entries of their gradients
@@ -102,7 +101,8 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
     gave them. A residual under autocast is never remembered.
     """
     x, weight, bias, residual = given
-    if (_function_modes() or not all(n.__class__ in FIXED for n in numbers)
+    # Lists can change under their identity.
+    if (_function_modes() or any(isinstance(n, list) for n in numbers)
             or (residual is not None and cast is not None)):
         return
     place = _due(id(weight), CHAIN)

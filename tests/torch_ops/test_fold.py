@@ -1,0 +1,135 @@
+"""Folded models compute what the model computes: also where weights are used twice, something is
+written in place, hooks look on, or what is added is no tensor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.nn.utils import prune
+
+import transconv
+
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Net(torch.nn.Module):
+    """Two convolutions, a norm, and a forward that is given."""
+
+    def __init__(self, run: Forward) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
+        self.other = torch.nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(4)
+        for tensor in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+            torch.nn.init.uniform_(tensor)
+        self.relu = torch.nn.ReLU(inplace=True)
+        self.run = run
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self, x)
+
+
+def fused(model: torch.nn.Module) -> int:
+    return sum(type(m).__name__ == "FusedConv2d" for m in model.modules())
+
+
+def compare(model: torch.nn.Module) -> int:
+    """How many fused calls the folded model has; it gives the same."""
+    x = torch.randn(2, 4, 5, 5)
+    wanted = model(x.clone())
+    folded = transconv.fold(model)
+    torch.testing.assert_close(folded(x.clone()), wanted, rtol=1e-4, atol=1e-4)
+    return fused(folded)
+
+
+def in_turn(*values: Any) -> Any:
+    """The last of values that are computed from left to right."""
+    return values[-1]
+
+
+@pytest.mark.parametrize("run, count", [
+    # the weight is used beside the convolution, so no norm goes into it
+    (lambda s, x: F.conv_transpose2d(s.norm(s.conv(x)), s.conv.weight, padding=1), 0),
+    (lambda s, x: torch.relu(s.conv(x)) + s.conv.weight.sum(), 1),
+    # what is read is written to before the chain ends: it ends there
+        (lambda s, x: in_turn(shortcut := s.conv(x), s.relu(x), shortcut + s.other(x)), 1),
+    (lambda s, x: in_turn(y := s.norm(s.conv(x)), x.add_(1), torch.relu(y)), 1),
+    (lambda s, x: in_turn(y := s.conv(x), F.relu(x, True), torch.relu(y)), 0),
+    (lambda s, x: in_turn(y := s.conv(x), torch.neg(x, out=x), torch.relu(y)), 0),
+    (lambda s, x: in_turn(r := x * 2, y := s.conv(x) + r, r.mul_(3), torch.relu(y)), 1),
+    # these writes reach neither the input nor what is added
+    (lambda s, x: in_turn(y := s.conv(x), z := s.relu(s.other(x)), torch.relu(y + z)), 2),
+    (lambda s, x: in_turn(r := x * 1, r.mul_(3), torch.relu(s.conv(x) + r)), 1),
+    # sizes are added too
+    (lambda s, x: torch.relu(s.conv(x) + x.size(0)), 1),
+], ids=["tied", "read", "shortcut", "method", "by place", "out", "added", "apart", "before",
+        "size"])
+def test_the_same_is_computed(run: Forward, count: int) -> None:
+    assert compare(Net(run)) == count
+
+
+@pytest.mark.parametrize("name, count", [("conv", 0), ("norm", 0), ("relu", 1)])
+def test_hooks_are_called_where_they_are(name: str, count: int) -> None:
+    model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
+    getattr(model, name).register_forward_hook(lambda module, given, made: made * 2 - 1)
+    assert compare(model) == count
+
+
+@pytest.mark.parametrize("wrap", [
+    torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm,
+    torch.nn.utils.parametrizations.weight_norm,
+    lambda m: prune.l1_unstructured(m, "weight", 0.5)],
+    ids=["weight", "spectral", "parametrized", "pruned"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_weights_that_are_computed(wrap: Callable[[torch.nn.Module], Any]) -> None:
+    model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
+    wrap(model.conv)
+    with torch.no_grad():
+        compare(model)
+
+
+def test_a_folded_model_can_be_traced_again() -> None:
+    model = Net(lambda s, x: torch.relu(s.norm(s.conv(x)) + s.other(x)))
+    x = torch.randn(2, 4, 5, 5)
+    folded = transconv.fold(model)
+    for again in (fx.symbolic_trace(folded), transconv.fold(folded)):
+        torch.testing.assert_close(again(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_types_under_autocast() -> None:
+    """An addition of float32 to a half is float32, folded or not."""
+    model = Net(lambda s, x: torch.relu(s.norm(s.conv(x)) + x))
+    x = torch.randn(2, 4, 5, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, made = model(x), transconv.fold(model)(x)
+    assert made.dtype == wanted.dtype == torch.float32
+    torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+
+
+def drawn(seed: int) -> Forward:
+    """A forward of twelve steps, in place and not, over what was computed lately."""
+
+    def run(s: Any, x: torch.Tensor) -> torch.Tensor:
+        draw, values = random.Random(seed), [x * 1]
+        steps: list[Callable[[Any, Any], Any]] = [
+            lambda a, _: s.conv(a), lambda a, _: s.other(a), lambda a, _: s.norm(s.other(a)),
+            lambda a, _: s.norm(a), lambda a, _: s.relu(a), lambda a, b: a + b,
+            lambda a, b: a.add_(b), lambda a, _: F.relu(a, True), lambda a, _: a[:, :, :],
+            lambda a, _: torch.tanh(a), lambda a, _: a.mul_(0.5)]
+        for _ in range(12):
+            values.append(draw.choice(steps)(draw.choice(values[-3:]), draw.choice(values[-3:])))
+        return torch.stack(values[-3:]).sum(0)
+
+    return run
+
+
+def test_drawn_models() -> None:
+    assert sum(compare(Net(drawn(seed))) for seed in range(60)) > 8
