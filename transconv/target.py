@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KIB, MIB = 1 << 10, 1 << 20
 
 FEATURES = ("mma", "async_copy", "box", "box_rows", "wgmma", "tcgen05", "early")
+WITH_BOXES = ("box_rows", "early")  # came with the generation that moves boxes
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
 
@@ -131,6 +132,9 @@ def _switched(target: Target) -> Target:
         if feature not in FEATURES:
             raise ConfigError(f"{knobs.features.name}: there is no feature '{feature}'; "
                               f"expected some of {' '.join(FEATURES)}")
+        if on and feature in WITH_BOXES and "box" not in target.features:
+            raise ConfigError(f"{knobs.features.name}: {target} has no feature '{feature}', "
+                              "which came with the chips that move boxes (sm_90)")
         made = made | {feature} if on else made - {feature}
     return target if made == target.features else replace(target, features=frozenset(made))
 

@@ -62,6 +62,24 @@ def test_a_trial_is_the_same_in_another_process() -> None:
     assert told.split("\n")[:-1] == [str(t) for t in DRAWN[:12]]
 
 
+@pytest.mark.parametrize("passes", ["-simplify,-tidy", ""])
+def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
+    """Its verdict is kept by its text: a name that depended on the order of a set would lose it."""
+    code = ("from transconv.compiler import build\n"
+            "from transconv.epilogue import Epilogue\n"
+            "from transconv.proving.fuzz_trial import draw_trial\n"
+            "from transconv.target import Target\n"
+            "for t in (draw_trial('names', n) for n in range(150, 156)):\n"
+            "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.config,"
+            " Epilogue.parse(t.epilogue))\n"
+            "    print(*(s.source + s.digest for s in made.steps))")
+    told = [subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "TRANSCONV_PASSES": passes}).stdout
+        for seed in ("1", "2")]
+    assert told[0] == told[1] and told[0].count("def ") >= 6
+
+
 def test_lines_read_back() -> None:
     for trial in DRAWN:
         line = str(trial)

@@ -110,7 +110,8 @@ class _Cse(Mutator):
             moved: list[BoxLoad | BoxStore] = [*find(s, BoxLoad), *find(s, BoxStore)]
             inside_boxes = {w for x in moved for w in x.within}
             spelled = substitute(s, dict.fromkeys(inside_boxes, ZERO))
-            counts.update({e for kind in (FloorDiv, Mod) for e in find(spelled, kind)})
+            counts.update(list(dict.fromkeys(e for kind in (FloorDiv, Mod)
+                                             for e in find(spelled, kind))))
         own = {s.var for s in at.stmts if isinstance(s, Let)}
         return [e for e, n in counts.items()
                 if n > 1 and e not in named and not find_vars(e) & (inside - own)]
