@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import Phase
@@ -38,14 +40,13 @@ def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
     legal = heuristics.candidates(algorithm, SM90)
     few = [c for c in legal if all(b.extent <= 64 for b in c.blocks)] or legal
     config = draw(st.sampled_from(few[:40]))
-    words = {"swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
-             "unroll": draw(st.sampled_from([0, 0, 1])),
-             "split_k": draw(st.sampled_from([1, 1, 2, 3])),
-             "reduce": draw(st.sampled_from(["partials", "atomic"])),
-             "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
+    words: dict[str, Any] = {
+        "swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
+        "unroll": draw(st.sampled_from([0, 0, 1])), "split_k": draw(st.sampled_from([1, 1, 2, 3])),
+        "reduce": draw(st.sampled_from(["partials", "atomic"])),
+        "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
     for name, value in words.items():
-        text = f"{config} {name}={value}"
-        other = Config.parse(text)
+        other = replace(config, **{name: value})
         if why_not(other, algorithm, SM90) is None:
             config = other
     return config

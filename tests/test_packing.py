@@ -77,8 +77,8 @@ SUMMED = [
     ("mb2ic64ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:64 oc:32 | {BOXED} pack=b stages=2 via=gluon",
      {"wei": 0}),
     ("mb32ic16ih3oc24oh3kh3ph1", BWD_W, f"mb:32 oc:16 ic:16 | {BOXED} pack=a.b", {"src": 0, "dst": 0}),
-    ("mb32ic64ih3oc32oh2kh3sh2ph1", BWD_W, f"mb:32 oc:32 ic:64 | {BOXED} pack=a.b via=gluon stages=2 "
-     "swap=0", {"src": 0, "dst": 0}),
+    ("mb32ic64ih3oc32oh2kh3sh2ph1", BWD_W, "mb:32 oc:32 ic:64 | a=box b=box pack=a.b via=gluon stages=2",
+     {"src": 0, "dst": 0}),
     ("mb32ic64ih2oc32oh2kh1", BWD_W, "mb:16 oc:32 ic:64 | pack=b split_k=3", {"dst": 0}),
 ]
 
