@@ -26,6 +26,13 @@ Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
                      "tuple[torch.Tensor | None, ...] | None"]
 
 
+def _laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """What torch has made, with the strides of the rule; that it mostly has them is asked first."""
+    if not channels_last and made.is_contiguous():
+        return made
+    return shapes.with_result_strides(made, channels_last)
+
+
 _empty = allocator.quickest()
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
@@ -96,7 +103,7 @@ class Route:
         compiled = self.compiled
         if compiled is None:
             y = execute.aten_forward(x, w, b, self.params)
-            return shapes.with_result_strides(y, self.channels_last)
+            return _laid_out(y, self.channels_last)
         y = x.new_empty_strided(self.shape, self.strides)
         tensors = {self.near: x, "wei": w, self.far: y}
         if b is None:
@@ -231,8 +238,7 @@ class BackwardRoutes:
         for route in self.aten:
             route.calls += 1
         found = execute.aten_backward(grad, x, w, self.params, self.aten_mask)
-        dx, dw = (None if t is None else shapes.with_result_strides(t, self.channels_last)
-                  for t in found[:2])
+        dx, dw = (None if t is None else _laid_out(t, self.channels_last) for t in found[:2])
         return dx, dw, found[2]
 
     def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:

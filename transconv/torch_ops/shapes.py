@@ -67,7 +67,8 @@ def result_strides(shape: Sequence[int], channels_last: bool) -> Ints:
     step: int = 1
     for dim in order:
         strides[dim] = step
-        step = step * _sym_max(shape[dim], 1)
+        size = shape[dim]
+        step = step * (max(size, 1) if type(size) is int else _sym_max(size, 1))
     return tuple(strides)
 
 
