@@ -76,10 +76,10 @@ def test_to_one_output_every_position_meets_one_tap() -> None:
     assert len(algorithms(ConvProblem.parse("mb1ic4ih3iw9oc4oh1ow4kh3kw3sh2sw2"), Prop.BWD_D)) == 2
 
 
-@pytest.mark.parametrize("i", [1, 2, 3, 5])
+@pytest.mark.parametrize("i", [1, 2, 5])
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("pad", [0, 1, 3])
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 3])
 def test_one_output_wherever_it_lies(i: int, k: int, pad: int, stride: int) -> None:
     p = ConvProblem.make(2, 3, 4, (i, 4), (k, 2), stride=(stride, 2), pad=(pad, 0), o=(1, 2))
     summed = {x.name: x.size for x in algorithms(p, Prop.BWD_D)[0].axes_of("K")}

@@ -69,7 +69,7 @@ def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
             "from transconv.epilogue import Epilogue\n"
             "from transconv.proving.fuzz_trial import draw_trial\n"
             "from transconv.target import Target\n"
-            "for t in (draw_trial('names', n) for n in range(150, 156)):\n"
+            "for t in (draw_trial('names', n) for n in range(152, 155)):\n"
             "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.config,"
             " Epilogue.parse(t.epilogue))\n"
             "    print(*(s.source + s.digest for s in made.steps))")
@@ -77,7 +77,7 @@ def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
         env={**os.environ, "PYTHONHASHSEED": seed, "TRANSCONV_PASSES": passes}).stdout
         for seed in ("1", "2")]
-    assert told[0] == told[1] and told[0].count("def ") >= 6
+    assert told[0] == told[1] and told[0].count("def ") >= 3
 
 
 def test_lines_read_back() -> None:
