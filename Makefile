@@ -84,7 +84,7 @@ sanitize:
 
 # What a command has written is not measured again: one that was stopped goes on.
 RAW = $(OUT)/$(GPU_NAME)
-FILES = $(foreach list,$(LISTS),$(or $(wildcard bench/problems/$(list).txt),$(list)))
+FILES = $(foreach list,$(LISTS),$(or $(wildcard bench/problems/$(list).txt),$(list))) $(if $(GPU),,--mb 1)
 BUDGET ?= 36000
 LONG = --out $(RAW) --time-budget $(BUDGET)
 REPORTED = timing check networks overhead
@@ -96,9 +96,9 @@ measure-layers: $(ready)
 	$(PYTHON) -m bench time $(FILES) $(LONG) --props fwd --epilogue bias+relu --baselines cl,nchw,fused
 
 measure-right: $(ready)
-	$(PYTHON) -m bench check $(FILES) $(LONG) --dtypes bf16,f16,f32,tf32
 	$(PYTHON) -m transconv fuzz --seed 1 $(if $(GPU),--n 20000,--n 200 --interpreter) \
 	    --time-budget $(BUDGET) --json $(RAW)/fuzz.json
+	$(PYTHON) -m bench check $(FILES) $(LONG) --dtypes bf16,f16,f32,tf32
 
 measure-networks: $(ready)
 	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small)

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.roofline import ceiling_of, intensity
-from transconv.layers import KINDS
+from transconv.layers import DIRECTIONS, KINDS
 from transconv.problem import ConvProblem
 from transconv.tuning.table import Row, number, read
-
-DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -22,7 +22,7 @@ from transconv.epilogue import Epilogue
 from transconv.errors import TransconvError
 from transconv.layers import from_problems
 from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
+from transconv.target import Target
 from transconv.tuning.session import Job
 from transconv.tuning.table import Row, number, read
 
@@ -193,8 +193,10 @@ def _path(text: str) -> str:
 
 
 def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
-    """The whole page, Markdown."""
+    """The whole page, Markdown. Raises ValueError where no time can be judged."""
     tried = collect(found, target)
+    if not tried:
+        raise ValueError("the logs have no time of a kernel that was right; expected one at least")
     told = [sorted({r.get(c, "") for r in found} - {""}) for c in ("device", "torch", "triton")]
     parts = ["# Trials: how good the ranking is, and what compiling takes",
              "Measured on {}, torch {}, Triton {}; from {}.".format(
@@ -210,14 +212,16 @@ def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
 
 
 def target_of(found: Iterable[Row]) -> Target:
-    """The chip that the logs were measured on; sweeps, which do not say it, on an H200. Raises
+    """The chip that the logs were measured on; sweeps, which do not say it, on sm_90. Raises
     ValueError for logs of several."""
+    found = list(found)
     names = sorted({m.rpartition("x")[0] for r in found if (m := r.get("machine", ""))}) or ["sm_90"]
     if len(names) > 1:
         raise ValueError(f"the logs are of {', '.join(names)}; expected those of one chip")
     target = Target.parse(names[0])
     # The record is an H100's.
-    return replace(target, bandwidth_gbs=4800) if target == TARGETS["sm_90"] else target
+    return (replace(target, bandwidth_gbs=4800)
+            if any("H200" in r.get("device", "") for r in found) else target)
 
 
 def arguments(made: argparse.ArgumentParser) -> None:

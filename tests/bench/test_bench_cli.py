@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main, understood
+from bench.trials import target_of
 from transconv.__main__ import parser
+from transconv.target import TARGETS
 from transconv.tuning.session import log_path
 
 ROOT = Path(__file__).parents[2]
@@ -45,13 +47,26 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
     ("dropin -n 0", "'0' is no whole number from 1"),
     ("report CSV", "is no table of `python -m bench`: it has the columns a b"),
     ("trials CSV", "is no log of tune: it has no column config, problem, prop, us"),
+    ("trials SLOW", "the logs have no time of a kernel that was right"),
 ])
 def test_wrong_commands_are_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path,
                                              words: str, message: str) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    names = {"LIST": LIST, "CSV": str(tmp_path / "a.csv")}
+    (tmp_path / "slow.csv").write_text("problem,prop,config,us,verdict\nic8ih5oc8oh3kh3,fwd,,,timeout\n")
+    names = {"LIST": LIST, "CSV": str(tmp_path / "a.csv"), "SLOW": str(tmp_path / "slow.csv")}
     assert message in refused(capsys, [names.get(w, w) for w in words.split()] + [
         "--out", str(tmp_path)])
+
+
+def test_logs_are_judged_as_of_the_chip_that_made_them() -> None:
+    def bandwidth(device: str, machine: str = "sm_90x132") -> float:
+        return target_of([{"device": device, "machine": machine}]).bandwidth_gbs
+
+    assert bandwidth("NVIDIA H200") == bandwidth("NVIDIA_H200", "") == 4800
+    assert bandwidth("NVIDIA H100 80GB HBM3") == TARGETS["sm_90"].bandwidth_gbs < 4800
+    assert bandwidth("NVIDIA B200", "sm_100x148") == TARGETS["sm_100"].bandwidth_gbs
+    with pytest.raises(ValueError, match="the logs are of sm_100, sm_90; expected those of one chip"):
+        target_of([{"machine": "sm_90x132"}, {"machine": "sm_100x148"}])
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str],
@@ -67,6 +82,7 @@ def test_what_measure_runs_is_understood_and_goes_into_one_folder(tmp_path: Path
         ["make", "-n", "measure", "PYTHON=python", f"GPU={gpu}", "GPU_NAME=mine", f"OUT={tmp_path}",
          f"LISTS=vgg16 {LIST}"], cwd=ROOT, capture_output=True, text=True, check=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
+    assert ("--mb 1" in done.stdout) == (not gpu)
     lines = [shlex.split(x) for x in done.stdout.replace("\\\n", " ").splitlines()]
     assert len(lines) == 12
     for words in lines:

@@ -60,7 +60,7 @@ def in_turn(*values: Any) -> Any:
     (lambda s, x: F.conv_transpose2d(s.norm(s.conv(x)), s.conv.weight, padding=1), 0),
     (lambda s, x: torch.relu(s.conv(x)) + s.conv.weight.sum(), 1),
     # what is read is written to before the chain ends: it ends there
-        (lambda s, x: in_turn(shortcut := s.conv(x), s.relu(x), shortcut + s.other(x)), 1),
+    (lambda s, x: in_turn(shortcut := s.conv(x), s.relu(x), shortcut + s.other(x)), 1),
     (lambda s, x: in_turn(y := s.norm(s.conv(x)), x.add_(1), torch.relu(y)), 1),
     (lambda s, x: in_turn(y := s.conv(x), F.relu(x, True), torch.relu(y)), 0),
     (lambda s, x: in_turn(y := s.conv(x), torch.neg(x, out=x), torch.relu(y)), 0),
