@@ -21,7 +21,7 @@ from transconv.ir.verify import verify
 from transconv.legality import why_not
 from transconv.packing import COPY
 from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
+from transconv.target import TARGETS
 
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -53,9 +53,9 @@ def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
 
 
 def launches_of(steps: Sequence[tuple[Algorithm, Config]],
-                switches: dict[str, bool] | None = None, target: Target = SM90) -> Launches:
+                switches: dict[str, bool] | None = None) -> Launches:
     """Per launch of a plan: its kernel as it is first written, and after every pass."""
-    return [compiler.lower(alg, config, target, "conv", "ieee", switches) for alg, config in steps]
+    return [compiler.lower(alg, config, SM90, "conv", "ieee", switches) for alg, config in steps]
 
 
 def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:

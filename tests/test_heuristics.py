@@ -219,6 +219,16 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
     assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
 
 
+@pytest.mark.parametrize("size, sectors", [
+    (64, 1.0),  # rows of 16 bytes that begin at multiples of 16: each in one sector
+    (65, 1 + 7 / 16),  # that begin anywhere: 7 of 16 end in the next
+    (66, 1 + 3 / 8)])
+def test_rows_that_begin_anywhere_straddle_sectors(size: int, sectors: float) -> None:
+    alg = algorithm(f"mb2ic64ih{size}oc64oh{size}kh3ph1 dt=bf16")
+    config = Config.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=gather b=gather")
+    assert cost.count(config, alg, SM90).stored.bytes == 128 * 64 * 4 * sectors
+
+
 def test_channels_are_not_scattered_pixel_by_pixel() -> None:
     """Of a stride phase in channels first no two results are neighbours; stored from a swapped tile,
     each would be a sector of its own (44 ms instead of 9 on an H200)."""

@@ -216,6 +216,29 @@ def test_another_epilogue_of_the_same_problem_is_near() -> None:
     assert first(epilogue="bias+relu").source == "tuned"
 
 
+def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
+    """Over copies: this one takes 69.5 us on an H200, the first estimate 80.5 (h200_trials_nchw.csv)."""
+    last = ConvProblem.parse("mb128ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nhwc")
+    apart = last.with_layout("abx")
+    plain, winner = first(apart), Config.parse(
+        "mb:32 oh:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 stages=3 warps=8")
+    store.remember([row(last, config=str(winner))])
+    found = first(apart)
+    assert found.source == "near" and found.away == choice.OTHER_ORDER
+    assert found.config == replace(winner, pack="a.b.c")
+    assert found.us <= choice.SLACK * plain.us
+    assert f"like the config tuned for {last} fwd" in found.why
+    # What was tuned for tensors that lie so comes first; a slow config does not come at all.
+    store.remember([row(apart, config=str(plain.config))])
+    assert first(apart).source == "tuned"
+
+
+def test_a_slow_config_is_not_taken_over_copies() -> None:
+    store.remember([row(config=LIKE)])
+    assert first().source == "tuned"
+    assert first(DENSE.with_layout("abx")).source == "estimate"
+
+
 # -- hostile rows ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("config", [

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from transconv.algorithm import Algorithm
-from transconv.ir import Expr, Tensor, Var, free_vars
+from transconv.ir import Expr, Tensor, Var
 
 if TYPE_CHECKING:
     from transconv.config import Config
@@ -30,7 +30,6 @@ class Dim:
     moving: Var | None  # the axis (or fused axes) whose block the box reaches along
     extent: int
     piled: bool = False  # whether the block is several such boxes
-    apart: bool = False  # whether every position of a block along it is a box of its own
 
 
 def why_not_dims(dims: list[Dim], config: Config, algorithm: Algorithm, tensor: Tensor,
@@ -48,8 +47,6 @@ def _lanes(dims: list[Dim], config: Config, algorithm: Algorithm) -> str | None:
     order = [a for x in axes for b in config.blocks if b.axes[0] == x for a in b.axes]
     runs: list[str] = []
     last: dict[str, int] = {}
-    if any(d.apart for d in dims) and (reason := _pile_of_rows(dims, order, config, algorithm)):
-        return reason
     for d in dims:
         if d.moving is None or d.extent == 1:
             continue
@@ -63,20 +60,6 @@ def _lanes(dims: list[Dim], config: Config, algorithm: Algorithm) -> str | None:
             runs.append(kind)
     if len(runs) > len(set(runs)):
         return "the dimensions of one side of the tile are apart in memory"
-    return None
-
-
-def _pile_of_rows(dims: list[Dim], order: list[str], config: Config,
-                  algorithm: Algorithm) -> str | None:
-    """A lane is in the box that its row says, at the place that its column says."""
-    inner = dims[-1]
-    block = next((b for b in config.blocks if inner.moving is Var("_".join(b.axes))), None)
-    if block is None:
-        return f"rows are boxes of their own, and nothing moves along {inner.name} inside of them"
-    kind = algorithm.kind(block.axes[0])
-    others = [b.axes[0] for b in config.blocks if b is not block and algorithm.kind(b.axes[0]) == kind]
-    if any(order.index(a) > order.index(block.axes[-1]) for a in others):
-        return f"memory does not have {inner.name} in the order of the tile's lanes"
     return None
 
 
@@ -98,9 +81,8 @@ def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
     row = inner.extent * tensor.dtype.bytes
     if row < ENGINE_ALIGN:
         return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
-    if any(d.apart or d.piled for d in dims) and not SHORTEST <= row <= ROW:
-        what = "rows" if any(d.apart for d in dims) else "taps"
-        return (f"{what} of {row} bytes are boxes of their own, which can be read across from "
+    if any(d.piled for d in dims) and not SHORTEST <= row <= ROW:
+        return (f"taps of {row} bytes are boxes of their own, which can be read across from "
                 f"{SHORTEST} to {ROW} bytes")
     return None
 
@@ -118,7 +100,6 @@ def _tails(dims: list[Dim], config: Config, algorithm: Algorithm, stored: bool) 
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            moves = d.moving is name or d.apart and name in free_vars(d.coord)
-            if moves and not (d.coord is name and d.size == total):
+            if d.moving is name and not (d.coord is name and d.size == total):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

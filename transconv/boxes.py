@@ -5,7 +5,8 @@ fills what lies outside the tensor with zeros and drops writes there, so a view 
 mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
 in steps of 1 (or in equal steps: the dimension is then seen as interleaved planes), and when memory
 suits the engine: unit step innermost, all other strides multiples of 16 bytes, at most five
-dimensions.
+dimensions. Along the innermost one a box begins at multiples of 16 bytes: a chip ends a kernel that
+asks for another corner (an illegal instruction).
 
 Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
 weights ``[oc, kh, kw, ic]`` seen tap by tap are the matrix ``[oc, kh*kw*ic]``. A block that fuses
@@ -36,7 +37,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.ir.reading import readable
-from transconv.piles import pile, rows_apart
+from transconv.piles import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 if TYPE_CHECKING:
@@ -46,14 +47,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Box:
     """A view as a box: the tensor with its dimensions in memory order, coordinates over axes, the
-    axis that moves along each dimension, and how far the box reaches. ``shifted``: where it begins
-    along the innermost dimension, if that is not always a multiple of 16 bytes."""
+    axis that moves along each dimension, and how far the box reaches."""
 
     tensor: Tensor
     coords: tuple[Expr, ...]
     moving: tuple[Var | None, ...]
     extents: tuple[int, ...]
-    shifted: str = ""
 
 
 def box_of(view: View, config: Config, algorithm: Algorithm, stored: bool = False) -> Box | str:
@@ -83,9 +82,8 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
     if layout.offset:
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[Dim] = []
-    apart = rows_apart(view, config, algorithm)
     for b in layout.blocks:
-        found = _dim(view, b, config, algorithm, facts, apart)
+        found = _dim(view, b, config, algorithm, facts)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -94,9 +92,10 @@ def _box_of(view: View, config: Config, algorithm: Algorithm, stored: bool) -> B
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts, algorithm.phase)
     if reason := (_still(dims, view, config, algorithm)
-                  or why_not_dims(dims, config, algorithm, view.tensor, stored)):
+                  or why_not_dims(dims, config, algorithm, view.tensor, stored)
+                  or _shifted(dims[-1], view.tensor, facts)):
         return f"{view.tensor.name}: {reason}"
-    return _box(view.tensor, dims, _shift(dims[-1], view.tensor, facts))
+    return _box(view.tensor, dims)
 
 
 @lru_cache(maxsize=64)
@@ -116,8 +115,8 @@ def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | 
     return coord, None
 
 
-def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts: Facts,
-         apart: frozenset[str]) -> list[Dim] | str:
+def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
+         facts: Facts) -> list[Dim] | str:
     name = view.tensor.dims[b.dim]
     coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
     if beyond is not None:
@@ -132,8 +131,6 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm, facts
     axis = moving[0]
     block = config.block_of(axis.name)
     assert block is not None
-    if axis.name in apart:
-        return [Dim(name, b.size, b.stride, coord, None, 1, apart=True)]
     step = _step(coord, axis, facts)
     if step == 1 and (wide := pile(block, view, config, algorithm)):
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
@@ -223,7 +220,7 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
     for d in wide or dims[-1:]:
-        if out and out[-1].extent == 1 and not out[-1].apart and d.size % d.extent == 0 and (
+        if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
             outer = out.pop()
             d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
@@ -241,7 +238,7 @@ def _stays(d: Dim, facts: Facts) -> bool:
 def _still(dims: list[Dim], view: View, config: Config, algorithm: Algorithm) -> str | None:
     """A block of the tile that no dimension moves with, because its axis has one position: a box
     without it has too few elements."""
-    moved = {d.moving for d in dims} | {x for d in dims if d.apart for x in free_vars(d.coord)}
+    moved = {d.moving for d in dims}
     for b in config.blocks:
         if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
                 b, view, config, algorithm):
@@ -249,18 +246,18 @@ def _still(dims: list[Dim], view: View, config: Config, algorithm: Algorithm) ->
     return None
 
 
-def _shift(inner: Dim, tensor: Tensor, facts: Facts) -> str:
+def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
+    """The engine's rule for a corner: along the innermost dimension, a multiple of 16 bytes."""
     shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
     if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
-        return (f"{tensor.name}: the box begins at {readable(inner.coord)} along {inner.name}, "
-                "not at 16 bytes")
-    return ""
+        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+    return None
 
 
-def _box(tensor: Tensor, dims: list[Dim], shifted: str) -> Box:
+def _box(tensor: Tensor, dims: list[Dim]) -> Box:
     blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
     seen = Tensor(tensor.name, names, tuple(d.size for d in dims), layout)
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
-               tuple(d.extent for d in dims), shifted)
+               tuple(d.extent for d in dims))

@@ -74,7 +74,7 @@ def _summing_pixels(alg: Algorithm, target: Target,
 
 
 def _piles(alg: Algorithm, axes: tuple[Axis, ...]) -> list[Run]:
-    """Channels alone, and with the taps before them: a pile of boxes (see ``boxes.pile``)."""
+    """Channels alone, and with the taps before them: a pile of boxes (see ``piles.py``)."""
     channels, every = axes[-1:], tuple(x.name for x in axes)
     found: list[Run] = [((channels[0].name,), channels[0].size)]
     if len(axes) > 1 and channels[0].role == "channel":

@@ -11,7 +11,6 @@ from transconv.config import Config
 from transconv.counts import k_steps, programs, tile, turned_bytes
 from transconv.ir import View
 from transconv.packing import ROW_ALIGN, operand_of
-from transconv.piles import rows_apart
 from transconv.target import Target
 
 
@@ -32,11 +31,6 @@ def why_not_boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             found = box_of(view, c, alg, stored=name == "c")
             if isinstance(found, str):
                 return f"{name}=box: {found}"
-            if found.shifted and (name == "c" or c.via == "tl" or "box_rows" not in target.features):
-                return f"{name}=box: {found.shifted}"
-            if "box_rows" not in target.features and rows_apart(view, c, alg):
-                return (f"{name}=box: each row of pixels is a box of its own, beside the others, which "
-                        f"{target.name} is not known to read right")
             if name == "c" and _cut_short(found, view):
                 return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                         "and the copy engine writes beyond them")

@@ -2,8 +2,7 @@
 another in shared memory: a pile.
 
     kh.kw.ic:256    channels innermost: a box of 64 channels per tap      64 columns | 64 columns | ..
-    oh:2 ow:64      pixels innermost: a box of 64 pixels x channels per row     64 columns | 64 columns
-    kh.kw.ic:256    pixels innermost: a box per tap, its channels rows below rows of the one before
+    kh.ic:256       pixels innermost: a box per tap, its channels rows below rows of the one before
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     box: every tap looks at the same pixels from another corner. An explicit kernel fetches a box per
     tap. Where channels are innermost, boxes of up to 128 bytes of them (a row of shared memory) lie
     side by side; rows of less than 32 bytes have no layout that could be read across boxes. Where
-    the pixels that are summed are, boxes of as many channels as there are lie below one another.
+    the pixels that are summed are, boxes of as many channels as there are lie below one another: of
+    filters with one tap along a row, or taps in steps of 16 bytes, at multiples of which boxes begin.
     """
     *taps, channel = block.axes
     roles = {x.name: x.role for x in algorithm.axes}
@@ -51,24 +51,3 @@ def pile(block: Block, view: View, config: Config, algorithm: Algorithm) -> int:
     while algorithm.size(channel) % wide:
         wide //= 2
     return wide if wide >= least else 0
-
-
-def rows_apart(view: View, config: Config, algorithm: Algorithm) -> frozenset[str]:
-    """The axes whose every position is a box of its own, in a pile.
-
-    Where pixels lie innermost, a tile of 2 rows x 64 columns x 64 channels is no box: memory has the
-    channels outside of the rows, but the matrix unit reads rows side by side, per channel. An explicit
-    kernel fetches a box of 64 columns x 64 channels per row, and lays them side by side.
-    """
-    if config.via != "gluon" or view is algorithm.c:
-        return frozenset()
-    inner = next((free_vars(view.dims[b.dim].coord) for b in view.tensor.layout.blocks
-                  if b.stride == 1), frozenset())
-    last = next((b for b in config.blocks if b.extent > 1 and Var(b.axes[-1]) in inner), None)
-    if last is None:
-        return frozenset()
-    side = [b for b in config.blocks if b.extent > 1 and len(b.axes) == 1 and b is not last
-            and algorithm.kind(b.axes[0]) == algorithm.kind(last.axes[0])]
-    across = any(b.extent > 1 and algorithm.kind(b.axes[0]) != algorithm.kind(last.axes[0])
-                 for b in config.blocks)
-    return frozenset(b.axes[0] for b in side) if across else frozenset()

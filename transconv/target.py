@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 
-FEATURES = ("mma", "async_copy", "box", "box_rows", "wgmma", "tcgen05", "early")
-WITH_BOXES = ("box_rows", "early")  # came with the generation that moves boxes
+FEATURES = ("mma", "async_copy", "box", "wgmma", "tcgen05", "early")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
 
@@ -34,10 +33,8 @@ class Target:
     16-bit dot.
 
     ``features``: ``mma`` (matrix unit), ``async_copy`` (global to shared past the registers),
-    ``box`` (a tensor-copy engine that moves boxes), ``box_rows`` (where pixels lie innermost: boxes
-    that begin at any pixel, not at multiples of 16 bytes alone, and lie side by side), ``wgmma`` and
-    ``tcgen05`` (asynchronous matrix units), ``early`` (a kernel may be made ready before the last one
-    has ended).
+    ``box`` (a tensor-copy engine that moves boxes), ``wgmma`` and ``tcgen05`` (asynchronous matrix
+    units), ``early`` (a kernel may be made ready before the last one has ended).
     ``upcast16``: 16-bit arithmetic is wrong there, operands are cast to f32 after their load.
     """
 
@@ -94,7 +91,7 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
     _cuda(80, 108, 163 * KIB, 40, 2039, 312, dtypes=(f64,)),                      # A100 80 GB
     _cuda(86, 84, 99 * KIB, 6, 696, 149.7),                                       # A40
     _cuda(89, 142, 99 * KIB, 96, 864, 362),                                       # L40S
-    _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", dtypes=(f64,)),      # H100 SXM
+    _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
     _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,)),  # B200
     _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),                            # RTX 5090
     _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),                    # MI250X, one die
@@ -132,7 +129,7 @@ def _switched(target: Target) -> Target:
         if feature not in FEATURES:
             raise ConfigError(f"{knobs.features.name}: there is no feature '{feature}'; "
                               f"expected some of {' '.join(FEATURES)}")
-        if on and feature in WITH_BOXES and "box" not in target.features:
+        if on and feature == "early" and "box" not in target.features:
             raise ConfigError(f"{knobs.features.name}: {target} has no feature '{feature}', "
                               "which came with the chips that move boxes (sm_90)")
         made = made | {feature} if on else made - {feature}

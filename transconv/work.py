@@ -5,7 +5,7 @@ steps, the bytes and accesses of each, the programs that fit a multiprocessor. N
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config
@@ -135,8 +135,7 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bo
     blocks = [b for b in config.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
-    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
-    found = min((_row(strides, b, runs, size) for b in blocks), default=_Row(SECTOR, SECTOR))
+    found = _row_of(view, config, alg)
     if only_along and not along_sum(view, alg):
         return Fetch(elements * max(size, found.each), elements, found.bytes, across=True)
     if word == "box":
@@ -148,13 +147,33 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bo
                  vector * size >= ASYNC, found.run == 1 and elements > 1)
 
 
+def _row_of(view: View, config: Config, alg: Algorithm) -> _Row:
+    """The row of a view's tile that takes the fewest bytes for each of its elements."""
+    strides, size = axis_strides(view, alg), view.tensor.dtype.bytes
+    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
+    return min((_row(strides, b, runs, size) for b in config.blocks
+                if any(strides[a] for a in b.axes)), default=_Row(SECTOR, SECTOR))
+
+
 def _stored(config: Config, alg: Algorithm) -> Fetch:
     """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
     warp along the first side of the tile; swapped, these are channels, each in a sector of its own."""
     stored = _fetch(alg.c, config, alg, config.c)
-    if config.swap and config.c != "box" and stored.alone:
+    if config.c == "box":
+        return stored
+    if config.swap and stored.alone:
         return replace(stored, bytes=stored.accesses * SECTOR)
-    return stored
+    return replace(stored, bytes=stored.bytes * _straddling(_row_of(alg.c, config, alg), alg))
+
+
+def _straddling(row: _Row, alg: Algorithm) -> float:
+    """How many more sectors the rows of a result touch than they would if each began with one: runs
+    of 16 bytes in images of 65 x 65 elements of 2 bytes begin anywhere, 7 of 16 end in the next one."""
+    size, strides = alg.c.tensor.dtype.bytes, axis_strides(alg.c, alg)
+    steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or alg.size(a) > 1)]
+    length = row.run * size
+    aligned = gcd(SECTOR, length, *steps)
+    return (length + SECTOR - aligned) / SECTOR / -(-length // SECTOR)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -31,6 +31,7 @@ RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
     (PACKED, LOST, True),
     (PACKED.replace("8.7", "8.8"), LOST.replace("R6", "R16"), True),
     (PACKED, KEPT + LOST, True),
+    (PACKED, LOST.replace("R6, 0x0", "R2.reuse, 0x0"), True),  # seen on an H200
     (PACKED, KEPT, False),
     (PACKED, "VIADD.16x2 R8, R8, 0xff00ff;", False),
     (PACKED, "VIADD R8, R8, 0x0;", False),  # not packed

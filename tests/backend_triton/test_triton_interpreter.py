@@ -102,7 +102,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) 
     (Prop.BWD_W, "ic:8 oc:8 ow:8 | fma | split_k=2"),
 ])
 def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
-    """Nothing is left to wait for; the first kernel writes to a workspace, and lets the next be made
+    """Nothing is left to wait for; the first kernel writes parts of sums, and lets the next be made
     ready."""
     early = replace(INTERPRETER, features=INTERPRETER.features | {"early"})
     problem = ConvProblem.parse("mb2ic16ih5oc16oh5kh3ph1")

@@ -6,7 +6,9 @@ import os
 import time
 from typing import Any
 
-from transconv.proving.pool import Group, Pool, Task
+import pytest
+
+from transconv.proving.pool import Group, Pool, Task, is_fatal
 
 
 def work(what: str) -> dict[str, Any]:
@@ -41,6 +43,19 @@ def test_every_task_gets_its_own_fate() -> None:
     # A process is kept until it fails; after a fault of the GPU it is not used again.
     pids = [found[w]["pid"] for w in ("one", "two", "three", "four")]
     assert len(set(pids)) == 4
+
+
+@pytest.mark.parametrize(("error", "fatal"), [
+    (RuntimeError("CUDA error: misaligned address"), True),
+    (RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered"), True),
+    (RuntimeError("Triton Error [HIP]:  Code: 700, Message: an illegal memory access"), True),
+    (MemoryError("out of memory"), True),
+    (RuntimeError("failed to legalize operation that was explicitly marked illegal"), False),
+    (ValueError("out of resource: shared memory, Required: 262144"), False),
+])
+def test_what_no_process_survives(error: Exception, fatal: bool) -> None:
+    """On an H200 a launch failed with the second; five trials after it were called crashes."""
+    assert is_fatal(error) == fatal
 
 
 def test_followers_start_after_an_answer_of_the_first() -> None:

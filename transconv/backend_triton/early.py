@@ -1,16 +1,19 @@
 """Stage 10, launches that overlap (feature ``early``, CUDA's programmatic dependent launch).
 
 A kernel may be made ready, its programs placed and its barriers laid out, while the one before it in the
-stream still runs: between two launches lie about 2 us otherwise, which a plan of three kernels pays
-twice. Every kernel begins by waiting until all before it have ended and what they wrote can be seen.
-Nothing reaches memory before that, so it does not matter whose kernel came before, nor whether that one
-knew of this. A kernel that writes to a workspace lets the next one, which is of the same plan, be made
-ready at once; what comes after a result is not ours, and may be less careful.
+stream ends: between two launches lie about 2 us otherwise. Every kernel begins by waiting until all
+before it have ended and what they wrote can be seen. Nothing reaches memory before that, so it does not
+matter whose kernel came before, nor whether that one knew of this.
+
+A kernel that writes the parts of a sum lets the next one, which adds them up, be made ready at once. One
+that copies does not: what multiplies the copies may fill whole multiprocessors while it waits, and the
+copy still needs them.
 """
 
 from __future__ import annotations
 
 from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find
+from transconv.packing import operand_of
 
 INSTRUCTIONS = "triton.language.extra.cuda"  # the module that has them
 WAIT = "gdc_wait()  # until the kernels before this one have ended"
@@ -23,7 +26,8 @@ def first_lines(kernel: Kernel) -> tuple[str, ...]:
     written = [s.tensor for s in find(kernel, Store)] + [s.tensor for s in find(kernel, BoxStore)]
     written += [s.tensor for s in find(kernel, Send)]
     written += [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Tensor)]
-    return (WAIT, NEXT) if any(t.name not in RESULTS for t in written) else (WAIT,)
+    parts = [t for t in written if t.name not in RESULTS and not operand_of(t.name)]
+    return (WAIT, NEXT) if parts else (WAIT,)
 
 
 def imported(lines: tuple[str, ...]) -> list[str]:

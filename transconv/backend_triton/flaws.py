@@ -27,7 +27,7 @@ RIGHT_SINCE = (9, 4)  # the oldest PTX whose assembler was seen to keep the cons
 
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _PACKED = re.compile(r"\badd\.[su]16x2\b")
-_LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?\w+,\s*0x0\b")
+_LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
 
 
 def flaw(asm: Mapping[str, Any]) -> str:

@@ -112,9 +112,10 @@ def shared_layout(what: Buffer) -> str:
 
 
 def _pile(what: Buffer, box: str) -> Iterator[str]:
-    """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64."""
-    rows = prod(what.extents[:-1]) * what.below
-    columns = what.extents[-1] * what.members // what.below
+    """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64; below one
+    another they are a tall one."""
+    down, across = (what.members, 1) if what.below else (1, what.members)
+    rows, columns = prod(what.extents[:-1]) * down, what.extents[-1] * across
     yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
            f"[{what.slots}, {rows}, {columns}],")
     yield f"        {shared_layout(what)})"

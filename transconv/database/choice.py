@@ -4,7 +4,8 @@ The heuristics propose and estimate; the database moves to the front what was me
 tuned for this very problem, else the one tuned for the likest problem, clipped to this one's sizes.
 A neighbour corrects the estimate by as much as the estimate was wrong at the neighbour: where the
 config that won there was estimated to be 1.2 times as slow as the first, its like may be here too.
-With ``TRANSCONV_CONFIG`` the user decides.
+Where nothing was tuned for tensors that lie as these do, the config of the same problem with channels
+innermost is tried over copies of them (``pack``). With ``TRANSCONV_CONFIG`` the user decides.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transconv.database import nearest, store
 from transconv.database.rows import Row, epilogue_kind, group, machine
 from transconv.errors import ConfigError
 from transconv.legality import why_not
+from transconv.packing import why_not_copied
 from transconv.problem import ConvProblem, Prop
 from transconv.target import Target
 
@@ -30,6 +32,7 @@ from transconv.target import Target
 # left out in turn, is told by `python -m bench trials` (docs/trials.md).
 EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
 SLACK = 1.05  # two estimates that differ by less are equal
+OTHER_ORDER = 0.5  # the distance to the same problem with another order in memory
 MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # nothing beyond is worth compiling
 
 
@@ -85,8 +88,6 @@ def _tuned(choices: Sequence[Choice], algorithm: Algorithm, target: Target, prob
            prop: Prop) -> list[Choice]:
     """What the database puts before the best estimate, if anything."""
     rows = store.rows_of(group(problem, prop.value, machine(target)))
-    if not rows:
-        return []
     for away, row, other in nearest.nearest(problem, epilogue_kind(algorithm.epilogue), rows):
         try:
             config = Config.parse(row.config)
@@ -99,6 +100,32 @@ def _tuned(choices: Sequence[Choice], algorithm: Algorithm, target: Target, prob
             found = [config] if believable(config, algorithm, target) else []
             made = _cheap(found, EXACT_FACTOR, row, away, choices, algorithm, target)
         if made:
+            return made
+    return _over_copies(choices, algorithm, target, problem, prop)
+
+
+def _over_copies(choices: Sequence[Choice], algorithm: Algorithm, target: Target,
+                 problem: ConvProblem, prop: Prop) -> list[Choice]:
+    """What was tuned for the same problem with channels innermost, over copies that lie so; the result
+    too is a copy's, or is stored as it lies."""
+    twin = problem.with_layout("axb")
+    if twin == problem:
+        return []
+    apart = [letter for letter, view in (("a", algorithm.a), ("b", algorithm.b), ("c", algorithm.c))
+             if view is not None and not why_not_copied(algorithm, letter)]
+    packs = dict.fromkeys((".".join(apart), ".".join(x for x in apart if x != "c")))
+    rows = store.rows_of(group(twin, prop.value, machine(target)))
+    for away, row, other in nearest.nearest(twin, epilogue_kind(algorithm.epilogue), rows):
+        if other != twin:
+            continue
+        try:
+            config = fitted(Config.parse(row.config), algorithm)
+        except ValueError:
+            continue
+        found = [replace(config, pack=pack, c=c) for pack in packs if pack
+                 for c in dict.fromkeys((config.c, "gather"))]
+        legal = [c for c in found if believable(c, algorithm, target)]
+        if made := _cheap(legal, SLACK, row, away + OTHER_ORDER, choices, algorithm, target):
             return made
     return []
 

@@ -29,15 +29,14 @@ from transconv.ir.tensor import Tensor
 @node
 class Buffer(Node):
     """A ring of ``slots`` in shared memory. A slot holds ``members`` boxes of ``extents`` elements,
-    each as the copy engine leaves it: the first ``below`` are rows below rows, the others lie side by
-    side with these."""
+    each as the copy engine leaves it, side by side or ``below`` one another."""
 
     name: str
     type: DType
     slots: int
     extents: tuple[int, ...]
     members: int = 1
-    below: int = 1
+    below: bool = False
 
     @property
     def box_bytes(self) -> int:

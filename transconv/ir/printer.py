@@ -141,9 +141,8 @@ class Printer(ExprPrinter):
         if isinstance(s.what, xp.Barrier):
             return [f"barrier {s.what.name}[{s.what.slots}]"]
         shape = ", ".join(map(str, s.what.extents))
-        members = f"{s.what.members} x " if s.what.members > 1 else ""
-        if s.what.below > 1:
-            members = f"{s.what.below} below x {s.what.members // s.what.below} beside x "
+        below = "below " if s.what.below else ""
+        members = f"{s.what.members} {below}x " if s.what.members > 1 else ""
         return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
 
     def lines_Fetch(self, s: xp.Fetch) -> list[str]:

@@ -4,7 +4,7 @@ each, with the copies that fill a slot of it (see ``roles.py``).
     a = box_load(src, at=[..])   ->   shared src_ring[3]; fetch src at=[..] -> src_ring[slot]
 
 Where a lane lies in one of several boxes (a pile), a slot has a member for each: boxes that differ along
-the lanes of a row lie side by side, those that differ along the other side of the tile below each other.
+the lanes of a row lie side by side, those that differ along the other side of the tile below one another.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> R
         corners = [_whole(c, spread) for c in box.corner]
         within = tuple(_whole(w, spread) for w in box.within)
         pile = _pile({x for c in corners for x in lanes_of(c)}, within, box.extents)
-        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents,
-                        prod(s.boxes for s in pile), prod(s.boxes for s in pile if s.below))
-        piece = Piece(buffer, SLOT, _member(pile), within)
+        members, below = (pile.boxes, pile.below) if pile else (1, False)
+        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents, members, below)
+        piece = Piece(buffer, SLOT, simplify(pile.lane // pile.inner) if pile else ZERO, within)
         fetches = tuple(
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), landed, SLOT)
@@ -129,8 +129,8 @@ def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stack:
-    """Lanes of a tile that run through ``boxes`` of ``inner`` lanes each, below each other or side by
+class _Pile:
+    """A lane of a tile that runs through ``boxes`` of ``inner`` lanes each, below one another or side by
     side."""
 
     lane: Lane
@@ -139,29 +139,18 @@ class _Stack:
     below: bool
 
 
-def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> list[_Stack]:
-    """The lanes that the corner varies along, and those that one box does not hold all of: where a block
-    goes on behind the only tap, all boxes have one corner. Those along the rows of a box come last."""
-    found = []
+def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> _Pile | None:
+    """The lane that the corner varies along, or that one box does not hold all of: where a block goes
+    on behind the only tap, all boxes have one corner."""
     for lane in moved.union(*map(lanes_of, within)):
         inner = prod(e for w, e in zip(within, extents, strict=True) if lane in lanes_of(w))
         if lane in moved or lane.extent > inner:
-            found.append(_Stack(lane, lane.extent // inner, inner, lane not in lanes_of(within[-1])))
-    return sorted(found, key=lambda s: not s.below)
+            return _Pile(lane, lane.extent // inner, inner, lane not in lanes_of(within[-1]))
+    return None
 
 
-def _member(pile: list[_Stack]) -> Expr:
-    """Which box a lane is in: those below each other count first."""
-    member: Expr = ZERO
-    for stack in reversed(pile):
-        member = member * stack.boxes + stack.lane // stack.inner
-    return simplify(member)
-
-
-def _corner(corner: Expr, member: int, pile: list[_Stack]) -> Expr:
+def _corner(corner: Expr, member: int, pile: _Pile | None) -> Expr:
     """The corner of one box of several."""
-    values: dict[Expr, Expr] = {}
-    for stack in pile:
-        values[stack.lane] = Const(member % stack.boxes * stack.inner)
-        member //= stack.boxes
-    return simplify(substitute(corner, values)) if values else corner
+    if pile is None:
+        return corner
+    return simplify(substitute(corner, {pile.lane: Const(member * pile.inner)}))

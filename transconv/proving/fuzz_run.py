@@ -22,6 +22,7 @@ from transconv.counts import k_steps, programs
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, Unsupported
 from transconv.proving.fuzz_trial import Trial, draw_trial
+from transconv.proving.pool import is_fatal
 
 if TYPE_CHECKING:
     from transconv.plans import Compiled
@@ -53,18 +54,13 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
     except (ConfigError, Unsupported) as refusal:
         row |= {"status": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:
-        if _ends_the_worker(error):
+        if is_fatal(error):
             raise
         name = type(error).__name__
         row |= {"status": "resources" if name == "OutOfResources" else "error",
                 "reason": " ".join(f"{name}: {error}".split())[:600]}
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row
-
-
-def _ends_the_worker(error: Exception) -> bool:
-    text = f"{type(error).__name__} {error}".lower()
-    return "cuda error" in text or "illegal memory" in text or "acceleratorerror" in text
 
 
 @functools.cache

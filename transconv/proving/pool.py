@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import re
 import signal
 import sys
 import time
@@ -82,11 +83,14 @@ def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None
             return
 
 
+_FATAL = re.compile(r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip)\]|out of memory"
+                    r"|an illegal (memory access|instruction)")
+
+
 def is_fatal(error: Exception) -> bool:
-    """Whether the process can no longer use the GPU: after a fault every later call fails too."""
-    text = f"{type(error).__name__} {error}".lower()
-    return "cuda error" in text or "acceleratorerror" in text or "illegal" in text \
-        or "out of memory" in text
+    """Whether the process can no longer use the GPU: after a fault every later call fails too, the
+    innocent ones of the next task first."""
+    return bool(_FATAL.search(f"{type(error).__name__} {error}".lower()))
 
 
 class Pool:

@@ -73,8 +73,6 @@ class Job:
 
     def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Config]:
         """What the database says already."""
-        if not store.rows_of(rows.group(self.problem, self.prop.value, rows.machine(target))):
-            return []
         first = choice.ranked(phases[0], target, self.problem, self.prop)[0]
         return [] if first.row is None else [first.config]
 
