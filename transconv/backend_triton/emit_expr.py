@@ -42,6 +42,7 @@ from transconv.ir import (
     Tensor,
     Var,
     Xor,
+    find,
     lanes_of,
 )
 
@@ -137,8 +138,8 @@ class ExprSpeller:
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
-        if isinstance(e.x, Const):
-            return f"{self.space}.full((), {e.x.value!r}, {self.type(e.type)})", ATOM
+        if not any(find(e.x, kind) for kind in (Var, Lane, Load)):  # a number of Python's has no .to
+            return f"{self.space}.full((), {self.text(e.x)}, {self.type(e.type)})", ATOM
         return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
 
     def spell_Reduce(self, e: Reduce) -> tuple[str, int]:

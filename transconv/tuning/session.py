@@ -14,7 +14,7 @@ from typing import Any
 
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Config
-from transconv.database import choice, rows, store
+from transconv.database import choice, rows
 from transconv.database.rows import Row
 from transconv.epilogue import Epilogue
 from transconv.errors import TransconvError

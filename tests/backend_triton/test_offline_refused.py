@@ -1,4 +1,4 @@
-"""Masks that a release of Triton or its LLVM cannot be given, compiled."""
+"""Kernels that a release of Triton, or its LLVM, could not be given, compiled."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ NO_TAPS = [
     ("g8mb5ic16id6ih4iw2oc8od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2 math=tf32x3",
      "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),
 ]
+# Addresses that go on from step to step, from a place that nobody has simplified to a number.
+UNSIMPLIFIED = [
+    (Prop.BWD_W, "g3mb1ic48ih4oc48oh4kh1ph1dh2 dt=f16 tag=nhwc",
+     "ic:16 oc:16 ow:64 | mma | order=mb.oh.ow group_m=3 programs=2 stages=4 warps=8"),
+    (Prop.BWD_D, "mb1ic16ih1iw4oc32oh1ow2kh5kw1sh2sw3ph4pw0dh1dw1 dt=bf16",
+     "qw:16 ic:16 oc:32 | mma | order=oc.tw.th stages=4 warps=4"),
+]
 
 
 @pytest.mark.parametrize("passes", ["", "-simplify", "-hoist", "-simplify,-hoist,-lets,-tidy"])
@@ -39,5 +46,14 @@ def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pyt
     monkeypatch.setenv(knobs.passes.name, passes)
     jobs = [job for text, config in NO_TAPS for job in jobs_of(
         ConvProblem.parse(text), Prop.BWD_D, TARGETS["sm_90"], Config.parse(config))]
+    for found in compile_offline(jobs):
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+
+
+def test_numbers_of_python_become_int64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse,-tidy,+strength")
+    jobs = [job for prop, text, config in UNSIMPLIFIED for job in jobs_of(
+        ConvProblem.parse(text), prop, TARGETS["sm_90"], Config.parse(config))]
+    assert any("full((), 0 * 3, tl.int64)" in job.source for job in jobs)
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
