@@ -103,6 +103,7 @@ measure-right: $(ready)
 measure-networks: $(ready)
 	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small)
 	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small) --compiled
+	$(PYTHON) -m bench networks $(LONG) $(if $(GPU),,--small) --graphs
 
 measure-dropin: $(ready)
 	$(PYTHON) -m bench dropin $(LONG)

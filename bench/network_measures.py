@@ -13,7 +13,7 @@ from torch import nn
 
 import transconv
 from bench.network_kernels import plan_all
-from bench.network_setting import Row, Setting, Tensor, gpu, prepare, quiet, release
+from bench.network_setting import Row, Setting, Tensor, gpu, prepare, release
 
 STEPS = 20
 
@@ -36,7 +36,6 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
             for run in runs:
                 run[what]()
         setting.wait()
-    quiet(lock)
     with gpu(lock, exclusive=True):
         for what in runs[0]:
             rows.append({"what": what, **timed(runs[0][what], runs[1][what], setting, seconds)})
@@ -177,24 +176,24 @@ def stats_columns() -> Row:
 
 def measure_compiled(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
                      kernels: list[tuple[Any, ...]], side: str, backend: str = "inductor",
-                     seconds: float = 0.6) -> Row:
-    """Times of one side under torch.compile."""
+                     graphs: bool = False, seconds: float = 0.6) -> Row:
+    """Times of one side under torch.compile; ``graphs``: into CUDA graphs."""
     setting = Setting(model, precision, layout, device, small)
     prepare()
     rows = []
+    mode = {"mode": "reduce-overhead"} if graphs else {}
     with gpu(lock, exclusive=False):
         setting.arrange()
         before, after = setting.pair()
         if side == "transconv":
             plan_all(kernels, device)
         run = calls(setting, after if side == "transconv" else before,
-                    lambda m: torch.compile(m, backend=backend))
+                    lambda m: torch.compile(m, backend=backend, **mode))
         start = time.perf_counter()
         for call in run.values():
             call()
         setting.wait()
         compiling = time.perf_counter() - start
-    quiet(lock)
     with gpu(lock, exclusive=True):
         for what, call in run.items():
             count = repetitions(call, setting, seconds / 5)
@@ -202,6 +201,6 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
             call()
             told = stats_columns() if side == "transconv" else {}
             samples = [once(call, count, setting) for _ in range(5)]
-            rows.append({"what": f"compiled {what}", side: median(samples), "unit": "ms",
-                         f"{side}_compile_s": compiling, **told})
+            rows.append({"what": f"{'graphed' if graphs else 'compiled'} {what}",
+                         side: median(samples), "unit": "ms", f"{side}_compile_s": compiling, **told})
     return {"rows": rows}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ Row = dict[str, Any]
 Tensor = torch.Tensor
 PRECISIONS = ("bf16", "tf32", "ieee")
 LAYOUTS = ("nhwc", "nchw")
-QUIET = ".quiet"  # ends the name of the file that says that all kernels are compiled
 
 
 class Setting:
@@ -87,16 +85,6 @@ def gpu(lock: str, exclusive: bool) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def quiet(lock: str, patience: float = 180.0) -> None:
-    """Wait until nobody compiles kernels any more: most calls are bound by the host, which the
-    compilers would share. Raises TimeoutError."""
-    end = time.monotonic() + patience
-    while not Path(lock + QUIET).exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"kernels are still being compiled after {patience:.0f} s")
-        time.sleep(0.05)
 
 
 def prepare() -> None:

@@ -2,8 +2,10 @@
 
 For every model, precision and layout: errors of outputs and gradients against float64, twenty
 training steps, and times of inference and training; with ``--compiled`` the times under
-torch.compile instead. Kernels are collected first and compiled by many processes. Every row that
-was asked for is in ``networks.csv``, with the reason where a number is missing.
+torch.compile instead, with ``--graphs`` those under torch.compile into CUDA graphs, where the host
+has next to nothing to do. Kernels are collected first, then compiled by many processes, then the models
+are measured: a host that compiles beside it would be measured too. Every row that was asked for is in
+``networks.csv``, with the reason where a number is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 from bench import models
 from bench.environment import at_hand, versions, worker_environment
 from bench.network_measures import STEPS
-from bench.network_setting import LAYOUTS, PRECISIONS, QUIET, Row
+from bench.network_setting import LAYOUTS, PRECISIONS, Row
 from transconv.cli.options import at_least, some_of
 from transconv.proving.pool import Group, Pool, Task
 from transconv.tuning.progress import Progress
@@ -30,6 +32,7 @@ COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "t
 KEY = ("model", "precision", "layout", "what")
 EAGER = ("outputs", "gradients", f"training, {STEPS} steps", "forward", "forward+backward")
 COMPILED = ("compiled forward", "compiled forward+backward")
+GRAPHED = ("graphed forward", "graphed forward+backward")
 Case = tuple[str, str, str]
 
 
@@ -40,7 +43,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         default=",".join(PRECISIONS),
                         help="bf16 (autocast), tf32, ieee (both float32)")
     parser.add_argument("--layouts", type=some_of(*LAYOUTS), default=",".join(LAYOUTS))
-    parser.add_argument("--compiled", action="store_true", help="times under torch.compile")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--compiled", action="store_true", help="times under torch.compile")
+    ways.add_argument("--graphs", action="store_true",
+                      help="times under torch.compile(mode='reduce-overhead')")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--device", type=at_hand, default=at_hand())
@@ -56,18 +62,18 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, table: Table) -> None:
         self.options, self.table = options, table
-        self.kinds = COMPILED if options.compiled else EAGER
+        self.kinds = COMPILED if options.compiled else GRAPHED if options.graphs else EAGER
         self.cases: list[Case] = [
             (m, p, layout) for m in options.models.split(",")
             for p in options.precisions.split(",") for layout in options.layouts.split(",")]
         self.lock = str(Path(options.out) / "gpu.lock")
         self.asked: set[Any] = set()  # kernels that were given to a compiler
         self.done: set[Any] = set()  # those that it has compiled, or could not
-        self.waits: dict[Case, set[Any]] = {}  # a case's kernels that are not yet compiled
         self.kernels: dict[Case, list[Any]] = {}
         self.missing = {case: dict.fromkeys(self.kinds, "out of budget") for case in self.cases}
         self.halves: dict[tuple[Case, str], Row] = {}
-        measured = "measure_compiled" if options.compiled else "measure"
+        self.sides = ("",) if self.kinds is EAGER else ("torch", "transconv")
+        measured = "measure" if self.kinds is EAGER else "measure_compiled"
         variables = worker_environment(options.cache)
         threads = max(1, options.workers // options.processes)
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
@@ -83,7 +89,6 @@ class Run:
                 "device": self.options.device, "small": self.options.small, "lock": self.lock}
 
     def go(self) -> None:
-        Path(self.lock + QUIET).unlink(missing_ok=True)
         tasks = [Task("collect", self.setting(case), 120) for case in self.cases]
         for task, row in self.pool.run(tasks, self.options.time_budget, grace_s=30):
             self.progress.step()
@@ -105,35 +110,31 @@ class Run:
         fresh = [k for k in kernels if k not in self.asked]
         self.asked.update(fresh)
         if self.options.device == "cuda":
-            self.waits[case] = set(kernels) - self.done
             for kernel in fresh:
                 self.pool.add(Task("compile", {"kernel": kernel}, 120))
             self.progress.total += len(fresh)
         else:
-            self.waits[case] = set()
-        self.ready()
+            self.done.update(fresh)
+        self.measure()
 
     def compiled(self, kernel: Any, row: Row) -> None:
         self.done.add(kernel)
         if "error" in row:
             self.progress.say(f"not compiled ahead: {kernel[0]} {kernel[1]} {kernel[2]}: "
                               f"{row['error'][:300]}")
-        for waiting in self.waits.values():
-            waiting.discard(kernel)
-        self.ready()
+        self.measure()
 
-    def ready(self) -> None:
-        """Start measuring what has all of its kernels; times are taken once all have theirs."""
-        if len(self.kernels) == len(self.cases) and not any(self.waits.values()):
-            Path(self.lock + QUIET).touch()
-        for case in [c for c, waiting in self.waits.items() if not waiting]:
-            del self.waits[case]
+    def measure(self) -> None:
+        """Start measuring once all kernels of all cases are compiled, or could not be."""
+        if len(self.kernels) < len(self.cases) or self.done != self.asked:
+            return
+        for case in self.cases:
             payload = {**self.setting(case), "kernels": self.kernels[case]}
-            sides = ("torch", "transconv") if self.options.compiled else ("",)
-            for side in sides:
-                extra = {"side": side, "backend": self.options.backend} if side else {}
+            for side in self.sides:
+                extra = {"side": side, "backend": self.options.backend,
+                         "graphs": self.options.graphs} if side else {}
                 self.pool.add(Task("measure", payload | extra, self.options.limit))
-            self.progress.total += len(sides)
+        self.progress.total += len(self.cases) * len(self.sides)
 
     def measured(self, case: Case, side: str, row: Row) -> None:
         error = row.get("error", "")
@@ -196,8 +197,7 @@ def main(options: argparse.Namespace) -> int:
     for case, row in list(run.leftovers()):
         run.finish(case, row)
     print("\n".join(sorted(map(line, _typed(table.rows)))))
-    for file in out.glob("gpu.lock*"):
-        file.unlink()
+    Path(run.lock).unlink(missing_ok=True)
     return 1 if any(r["error"] for r in table.rows) else 0
 
 
