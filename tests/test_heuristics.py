@@ -114,8 +114,11 @@ def test_what_the_matrix_unit_cannot_do_well(text: str) -> None:
                                    "g384mb64ic384ih14oc384oh14kh31ph15"])
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
-    channels_first = first(f"{shape} dt=bf16 tag=nchw", target=target)
-    assert extent(channels_first, "ow") >= 64 > extent(channels_first, "g"), str(channels_first)
+    ranked = heuristics.candidates(algorithm(f"{shape} dt=bf16 tag=nchw"), TARGETS[target])
+    as_they_lie = [c for c in ranked if not c.pack][:1]
+    assert as_they_lie or "a" in ranked[0].pack.split(".")  # a large filter is worth copies
+    for config in as_they_lie:
+        assert extent(config, "ow") >= 64 > extent(config, "g"), str(config)
     channels_last = first(f"{shape} dt=bf16 tag=nhwc", target=target)
     assert extent(channels_last, "g") >= 16, str(channels_last)
 

@@ -217,13 +217,20 @@ def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
     assert config.late or prop is not BWD_W, str(config)
 
 
-def test_channels_first() -> None:
-    """Neighbours in memory are pixels, lanes cannot slide; pixels that are summed are copied first."""
-    text = "g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nchw"
-    assert not list(sliding(algorithm(text, FWD), SM90))
-    assert {c.pack for c in sliding(algorithm(text, BWD_W), SM90)} == {"a.b"}
-    config = heuristics.default(algorithm(text, BWD_W), SM90)
-    assert config.regs and config.late and config.pack == "a.b", str(config)
+@pytest.mark.parametrize(("tag", "prop", "asked", "chosen"), [
+    ("nchw", FWD, {"a.b", "a.b.c"}, "a.b.c"),
+    ("nchw", BWD_W, {"a.b"}, "a.b"),
+    ("nhwc:ohwi:nchw", FWD, {"", "b", "b.c"}, "b.c"),  # a gradient that comes with channels apart, say
+    ("nhwc:ohwi:nchw", Prop.BWD_D, {"a.b"}, "a.b"),
+    ("nhwc:ohwi:nchw", BWD_W, {"", "b"}, "b"),
+])
+def test_channels_first(tag: str, prop: Prop, asked: set[str], chosen: str) -> None:
+    """Neighbours in memory are pixels, over which lanes cannot slide: they are copied first. So is a
+    result, where lanes that run along channels would store each of its elements alone."""
+    alg = algorithm(f"g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag={tag}", prop)
+    assert {c.pack for c in sliding(alg, SM90)} == asked
+    config = heuristics.default(alg, SM90)
+    assert config.regs and config.pack == chosen, str(config)
 
 
 def test_what_does_not_slide() -> None:

@@ -29,6 +29,7 @@ STALL = 1.5  # clocks between two instructions of a warp that is alone
 FILL_NS = 1500.0  # start and end of a program
 CACHE_GBS = 42.0  # second cache to one multiprocessor
 ACCESS = 16  # bytes: the most that one lane loads or stores at once
+SECTOR = 32  # bytes: the least that a load or store moves
 LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
 ROW = 30.0  # instructions for the index and the mask of a row of pixels, per step
 STEP = 30.0  # instructions of a step that are for all of them
@@ -80,7 +81,7 @@ def microseconds(config: Config, alg: Algorithm, target: Target, tiles: int, ste
     alone = LATENCY_NS + issued * STALL / CLOCK
     busy = rounds * max(step, alone / together) * steps + rounds / together * FILL_NS
     cache = rounds * _distinct(config, alg, views) / CACHE_GBS
-    return max(busy, cache) / 1e3
+    return (max(busy, cache) + rounds * _scattered(config, alg) / CACHE_GBS) / 1e3
 
 
 def _operand(view: View, config: Config, alg: Algorithm, target: Target, held: float) -> _Operand:
@@ -102,6 +103,17 @@ def _operand(view: View, config: Config, alg: Algorithm, target: Target, held: f
     step = abs(strides[inner.axes[-1]]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
     return _Operand(places(view, alg, config.written), elements, elements / vector, max(1.0, lines))
+
+
+def _scattered(config: Config, alg: Algorithm) -> float:
+    """Bytes beyond its results that a program stores, because neighbouring lanes have no neighbours in
+    memory: each of them moves a sector."""
+    inner = _innermost(config, alg)
+    if config.split_k > 1 or inner is None or inner.extent == 1 or (
+            axis_strides(alg.c, alg)[inner.axes[-1]] in (0, 1)):
+        return 0.0  # the parts of a sum lie as its lanes do
+    return (SECTOR - alg.c.tensor.dtype.bytes) * prod(lanes(config, alg, kind) for kind in "BMN") * prod(
+        n for a, n in config.written if alg.kind(a) != "K")
 
 
 def _innermost(config: Config, alg: Algorithm) -> Block | None:

@@ -30,16 +30,17 @@ WASTE = 1.2  # positions with those beyond the end, relative to those that there
 
 
 def sliding(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Configs worth asking about, legal or not. Where channels are apart, pixels that are summed are
-    copied first; to copy a result back as well takes about as long as what it saves."""
+    """Configs worth asking about, legal or not. Where channels are apart, what slides is copied first;
+    a result whose channels are apart is stored as it lies, or copied after."""
     if target.backend == "interpreter" or alg.b is None or not alg.axes_of("B"):
         return
     apart = [x for x, v in (("a", alg.a), ("b", alg.b)) if not rows_of_channels(v.tensor)]
     summed = alg.sums_pixels
     filters = [x for x in apart if x == "b" and not summed]
-    for pack in dict.fromkeys(("", *filters, ".".join(apart))):
+    after = [] if summed or rows_of_channels(alg.c.tensor) else [".".join((*apart, "c"))]
+    for pack in dict.fromkeys(("", *filters, ".".join(apart), *after)):
         seen = over_copies(alg, pack)
-        if axis_strides(alg.a if not summed else seen.a, seen)[alg.axes_of("B")[-1].name] == 1:
+        if axis_strides(seen.a, seen)[alg.axes_of("B")[-1].name] == 1:
             yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
 
 
