@@ -16,6 +16,7 @@ from bench.network_kernels import plan_all
 from bench.network_setting import Row, Setting, Tensor, gpu, prepare, release
 
 STEPS = 20
+LONGEST = 30  # kernels of a call that are told
 
 
 def measure(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
@@ -36,10 +37,14 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
             for run in runs:
                 run[what]()
         setting.wait()
+    told: list[Row] = []
     with gpu(lock, exclusive=True):
         for what in runs[0]:
             rows.append({"what": what, **timed(runs[0][what], runs[1][what], setting, seconds)})
-    return {"rows": rows}
+            for side, run in zip(("torch", "transconv"), runs, strict=True):
+                rows[-1][f"{side}_gpu_ms"], each = kernels_of(run[what], setting)
+                told += [{"what": what, "side": side, **r} for r in each]
+    return {"rows": rows, "kernels": told}
 
 
 def accuracy(setting: Setting) -> list[Row]:
@@ -136,6 +141,22 @@ def calls(setting: Setting, model: nn.Module,
     return {"forward": forward, "forward+backward": step}
 
 
+def kernels_of(call: Callable[[], object], setting: Setting) -> tuple[float | str, list[Row]]:
+    """Milliseconds that the GPU computes in one call, whatever the host needs; and each kernel's share,
+    the longest first."""
+    if setting.device != "cuda":
+        return "", []
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        setting.wait()
+    each = [{"kernel": e.key[:120], "calls": e.count, "gpu_us": e.self_device_time_total}
+            for e in seen.key_averages() if e.self_device_time_total > 0]
+    return (sum(r["gpu_us"] for r in each) / 1e3,
+            sorted(each, key=lambda r: -r["gpu_us"])[:LONGEST])
+
+
 def timed(before: Callable[[], object], after: Callable[[], object], setting: Setting,
           seconds: float) -> Row:
     """Milliseconds of both, in turn: medians over rounds of un-synchronised repetitions."""
@@ -180,7 +201,8 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
     """Times of one side under torch.compile; ``graphs``: into CUDA graphs."""
     setting = Setting(model, precision, layout, device, small)
     prepare()
-    rows = []
+    rows: list[Row] = []
+    told: list[Row] = []
     mode = {"mode": "reduce-overhead"} if graphs else {}
     with gpu(lock, exclusive=False):
         setting.arrange()
@@ -199,8 +221,11 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
             count = repetitions(call, setting, seconds / 5)
             transconv.stats(reset=True)
             call()
-            told = stats_columns() if side == "transconv" else {}
+            counts = stats_columns() if side == "transconv" else {}
             samples = [once(call, count, setting) for _ in range(5)]
-            rows.append({"what": f"{'graphed' if graphs else 'compiled'} {what}",
-                         side: median(samples), "unit": "ms", f"{side}_compile_s": compiling, **told})
-    return {"rows": rows}
+            what = f"{'graphed' if graphs else 'compiled'} {what}"
+            busy, each = kernels_of(call, setting)
+            told += [{"what": what, "side": side, **r} for r in each]
+            rows.append({"what": what, side: median(samples), f"{side}_gpu_ms": busy, "unit": "ms",
+                         f"{side}_compile_s": compiling, **counts})
+    return {"rows": rows, "kernels": told}

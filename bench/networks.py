@@ -5,7 +5,8 @@ training steps, and times of inference and training; with ``--compiled`` the tim
 torch.compile instead, with ``--graphs`` those under torch.compile into CUDA graphs, where the host
 has next to nothing to do. Kernels are collected first, then compiled by many processes, then the models
 are measured: a host that compiles beside it would be measured too. Every row that was asked for is in
-``networks.csv``, with the reason where a number is missing.
+``networks.csv``, with the reason where a number is missing; ``networks_kernels.csv`` tells which kernels
+the GPU's time went to.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from transconv.tuning.table import Table
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
 COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",
-           "unit", "native", "fallback", "note", "error", "torch_compile_s", "transconv_compile_s",
+           "unit", "native", "fallback", "note", "error", "torch_gpu_ms", "transconv_gpu_ms",
+           "torch_compile_s", "transconv_compile_s",
            "device", "versions_torch", "triton", "commit")
 KEY = ("model", "precision", "layout", "what")
+KERNELS = (*KEY, "side", "kernel", "calls", "gpu_us", "commit")
 EAGER = ("outputs", "gradients", f"training, {STEPS} steps", "forward", "forward+backward")
 COMPILED = ("compiled forward", "compiled forward+backward")
 GRAPHED = ("graphed forward", "graphed forward+backward")
@@ -60,8 +63,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 class Run:
     """The tasks of all settings: collect, then compile what is new, then measure."""
 
-    def __init__(self, options: argparse.Namespace, table: Table) -> None:
-        self.options, self.table = options, table
+    def __init__(self, options: argparse.Namespace, table: Table, told: Table) -> None:
+        self.options, self.table, self.told = options, table, told
         self.kinds = COMPILED if options.compiled else GRAPHED if options.graphs else EAGER
         self.cases: list[Case] = [
             (m, p, layout) for m in options.models.split(",")
@@ -138,6 +141,9 @@ class Run:
 
     def measured(self, case: Case, side: str, row: Row) -> None:
         error = row.get("error", "")
+        for part in row.get("kernels", ()):
+            self.told.add(dict(zip(KEY[:3], case, strict=True)) | part
+                          | {"commit": versions()["commit"]})
         found = row.get("rows") or [{"what": what} for what in self.kinds]
         for part in found:
             part["error"] = f"{side} {error}".strip() if error else ""
@@ -192,7 +198,7 @@ def main(options: argparse.Namespace) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     table = Table(out / "networks.csv", COLUMNS, KEY)
-    run = Run(options, table)
+    run = Run(options, table, Table(out / "networks_kernels.csv", KERNELS, KERNELS[:6]))
     run.go()
     for case, row in list(run.leftovers()):
         run.finish(case, row)
