@@ -72,6 +72,21 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, config: str, reason: str)
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
+@pytest.mark.parametrize(("text", "tile"), [
+    ("mb2ic64ih9oc16oh4kh3sh2ph0", "mb:2 qh:4 qw:4"), ("mb4ic64ih10oc16oh3kh4sh3ph0", "mb:4 qh:2 qw:2"),
+    ("mb4ic64iw11oc16ow3kw4sw3pw0", "mb:4 qw:4"),
+    ("mb2ic64ih9iw7oc16oh5ow3kh2kw3sh2sw2ph1pw0", "mb:1 qh:4 qw:4")])
+@pytest.mark.parametrize("words", ["", "via=gluon stages=2"])
+def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str) -> None:
+    """Each sees one plane and knows how many rows that has: nothing is written into the next image."""
+    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    config = Config.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
+    phases = [x for x in algorithms(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]
+    assert phases and [why_not(config, x, SM90) for x in phases] == [None] * len(phases)
+    steps = compiler.plan_steps(p, Prop.BWD_D, SM90, config, Epilogue())
+    assert wrong_stages(p, Prop.BWD_D, launches_of(steps)) == []
+
+
 REFUSALS = [
     ("mb4ic16ih9oc16oh5kh3sh2ph1", FWD, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
      "src: lane oh moves along ih as oh*2 + kh - 1, a box steps by 1 and 9 is no multiple of 2"),

@@ -136,8 +136,11 @@ def _dim(view: View, b: LayoutBlock, config: Config, algorithm: Algorithm,
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
         return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
-    if step > 1 and (b.size % step == 0 or _ends_within(coord, b.size, config, algorithm, facts)):
-        return _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
+    if step > 1:
+        planes = _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
+        if b.size % step == 0 or isinstance(planes[1].coord, Const) or (
+                _ends_within(coord, b.size, config, algorithm, facts)):
+            return planes
     why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
 
@@ -171,11 +174,15 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     """A dimension in steps of 2 is one of two interleaved planes in steps of 1.
 
         i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
+
+    Of an odd size, some planes have a row less. Where it is known which plane is seen, as in a stride
+    phase, its rows are counted.
     """
     assert d.moving is not None
     rest = simplify(d.coord - d.moving * step, facts)
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
-    return [Dim(d.name, -(-d.size // step), d.stride * step, row, d.moving, d.extent),
+    before = int(plane.value) if isinstance(plane, Const) else 0
+    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent),
             Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
 
 

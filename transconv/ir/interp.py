@@ -39,7 +39,7 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
         reason = memory.why_not(tensor)
-        if reason and not (memory.ends_early(tensor) and _is_fetched(tensor, kernel)):
+        if reason and not (memory.ends_elsewhere(tensor) and _in_boxes(tensor, kernel)):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
         _Run(kernel, memory, seed).execute(kernel.body)
@@ -52,10 +52,11 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     return memory
 
 
-def _is_fetched(tensor: Tensor, kernel: Kernel) -> bool:
-    """Whether a tensor is only read in boxes (every element that they reach is looked at anyway)."""
-    return any(x.tensor is tensor for x in find(kernel, BoxLoad)) or any(
-        x.tensor is tensor for x in find(kernel, xp.Fetch))
+def _in_boxes(tensor: Tensor, kernel: Kernel) -> bool:
+    """Whether a tensor is moved in boxes alone (every element that they reach is looked at anyway)."""
+    moves = (find(kernel, BoxLoad), find(kernel, st.BoxStore), find(kernel, xp.Fetch),
+             find(kernel, xp.Send))
+    return any(x.tensor is tensor for found in moves for x in found)
 
 
 class _Run(Execution):

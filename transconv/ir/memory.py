@@ -40,11 +40,11 @@ class Memory:
         for writer in self._writer.values():
             writer[:] = 0
 
-    def ends_early(self, tensor: Tensor) -> bool:
-        """Whether the buffer of a tensor is shorter than its layout: one that is seen as planes may
-        lack the last row of some, which no box may reach."""
+    def ends_elsewhere(self, tensor: Tensor) -> bool:
+        """Whether the buffer of a tensor is shorter or longer than its layout. Of one that is seen as
+        planes, some may lack the last row, which no box may reach."""
         data = self.buffers.get(tensor.name)
-        return data is not None and data.ndim == 1 and data.size < tensor.layout.span
+        return data is not None and data.ndim == 1 and data.size != tensor.layout.span
 
     def why_not(self, tensor: Tensor) -> str | None:
         """Why the buffer of a tensor cannot serve as one, or None."""
@@ -84,8 +84,10 @@ class Memory:
 
     def check_written(self, tensor: Tensor) -> None:
         """InterpError, naming the first coordinate, unless every element within the logical shape
-        of the tensor has been written. Padding of the layout need not be."""
-        written = self.covered[tensor.name][offsets_of(tensor)]
+        of the tensor has been written. Padding of the layout need not be, nor rows that planes lack."""
+        covered, offsets = self.covered[tensor.name], offsets_of(tensor)
+        there = offsets < covered.size
+        written = ~there | covered[np.where(there, offsets, 0)]
         if written.all():
             return
         where = np.unravel_index(int(np.argmin(written)), written.shape)
