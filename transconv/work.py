@@ -11,13 +11,12 @@ from transconv.algorithm import Algorithm
 from transconv.config import Block, Config
 from transconv.counts import k_steps, main_of, programs, tile, turned_bytes
 from transconv.ir import View
-from transconv.issue import ACCESS
+from transconv.issue import ACCESS, SECTOR
 from transconv.merging import inner_channel
 from transconv.packing import diagonal
 from transconv.strides import axis_strides, touched
 from transconv.target import Target
 
-SECTOR = 32  # bytes: the least that a load or store moves
 ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
 
 
