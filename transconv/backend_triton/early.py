@@ -1,8 +1,9 @@
 """Stage 10, launches that overlap (feature ``early``, CUDA's programmatic dependent launch).
 
 A kernel may be made ready, its programs placed and its barriers laid out, while the one before it in the
-stream ends. Every kernel begins by waiting until all before it have ended and what they wrote can be seen. Nothing reaches memory before that, so it does not
-matter whose kernel came before, nor whether that one knew of this.
+stream ends. Every kernel begins by waiting until all before it have ended and what they wrote can be
+seen. Nothing reaches memory before that, so it does not matter whose kernel came before, nor whether that
+one knew of this.
 
 A kernel that writes the parts of a sum lets the next one, which adds them up, be made ready at once. One
 that copies does not: what multiplies the copies may fill whole multiprocessors while it waits, and the
