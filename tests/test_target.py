@@ -116,6 +116,10 @@ def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -
     for older in ("sm_80", "gfx942"):
         with pytest.raises(ConfigError, match=f"TRANSCONV_FEATURES: {older} has no feature 'early'"):
             Target.parse(older)
+    monkeypatch.setenv("TRANSCONV_FEATURES", "+wgmma")
+    assert Target.parse("sm_90") is TARGETS["sm_90"]
+    with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: sm_100 has no feature 'wgmma'; its own"):
+        Target.parse("sm_100")
     monkeypatch.setenv("TRANSCONV_FEATURES", "+warp_speed")
     with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
                                           "expected some of mma async_copy box wgmma"):

@@ -129,9 +129,10 @@ def _switched(target: Target) -> Target:
         if feature not in FEATURES:
             raise ConfigError(f"{knobs.features.name}: there is no feature '{feature}'; "
                               f"expected some of {' '.join(FEATURES)}")
-        if on and feature == "early" and "box" not in target.features:
-            raise ConfigError(f"{knobs.features.name}: {target} has no feature '{feature}', "
-                              "which came with the chips that move boxes (sm_90)")
+        if on and feature not in target.features and (feature != "early" or "box" not in target.features):
+            raise ConfigError(f"{knobs.features.name}: {target} has no feature '{feature}'"
+                              + (", which came with the chips that move boxes (sm_90)"
+                                 if feature == "early" else "; its own can be switched off, and early on"))
         made = made | {feature} if on else made - {feature}
     return target if made == target.features else replace(target, features=frozenset(made))
 
