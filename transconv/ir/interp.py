@@ -14,7 +14,7 @@ import numpy as np
 
 from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
-from transconv.ir.access import BoxLoad, box_address
+from transconv.ir.access import BoxLoad, Load, box_address
 from transconv.ir.evaluate import Evaluator, Fault, contract, convert
 from transconv.ir.execution import Execution
 from transconv.ir.expr import Expr, Var
@@ -39,7 +39,7 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
         reason = memory.why_not(tensor)
-        if reason and not (memory.ends_elsewhere(tensor) and _in_boxes(tensor, kernel)):
+        if reason and (_one_by_one(tensor, kernel) or not memory.ends_elsewhere(tensor)):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
         _Run(kernel, memory, seed).execute(kernel.body)
@@ -52,11 +52,12 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     return memory
 
 
-def _in_boxes(tensor: Tensor, kernel: Kernel) -> bool:
-    """Whether a tensor is moved in boxes alone (every element that they reach is looked at anyway)."""
-    moves = (find(kernel, BoxLoad), find(kernel, st.BoxStore), find(kernel, xp.Fetch),
-             find(kernel, xp.Send))
-    return any(x.tensor is tensor for found in moves for x in found)
+def _one_by_one(tensor: Tensor, kernel: Kernel) -> bool:
+    """Whether a kernel moves elements of a tensor, and not boxes alone, or nothing (every element that
+    a box reaches is looked at anyway)."""
+    return (any(x.tensor is tensor for x in find(kernel, Load))
+            or any(x.tensor is tensor for x in find(kernel, st.Store))
+            or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
 
 
 class _Run(Execution):
