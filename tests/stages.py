@@ -19,7 +19,7 @@ from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.ir.verify import verify
 from transconv.legality import why_not
-from transconv.packing import COPY
+from transconv.packing import COPY, PACK, UNPACK
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 
@@ -76,8 +76,10 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
             kernels = [k for k in kernels if all(t.name != "partials" for t in k.params)]
         buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
         buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
-        for t in (t for k in kernels for t in k.params if t.name not in layouts):
-            buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
+        for k in sorted(kernels, key=lambda k: k.name.startswith((PACK, UNPACK))):
+            # Of a copy some see planes that lack a row; who copies sees all of it.
+            for t in (t for t in k.params if t.name not in layouts):
+                buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
         memory = Memory(buffers)
         for kernel in kernels:
             verify(kernel)

@@ -37,6 +37,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.ir.reading import readable
+from transconv.ir.tensor import PLANE
 from transconv.piles import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
@@ -183,7 +184,7 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
     before = int(plane.value) if isinstance(plane, Const) else 0
     return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent),
-            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1)]
+            Dim(f"{d.name}{PLANE}", step, d.stride, plane, None, 1)]
 
 
 def _ends_within(coord: Expr, size: int, config: Config, algorithm: Algorithm, facts: Facts) -> bool:

@@ -21,7 +21,7 @@ from transconv.ir.expr import Expr, Var
 from transconv.ir.memory import Array, InterpError, Memory
 from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
 from transconv.ir.stmt import Kernel
-from transconv.ir.tensor import Tensor
+from transconv.ir.tensor import PLANE, Tensor
 from transconv.ir.visit import find
 
 
@@ -39,7 +39,7 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
         reason = memory.why_not(tensor)
-        if reason and (_one_by_one(tensor, kernel) or not memory.ends_elsewhere(tensor)):
+        if reason and not (memory.ends_elsewhere(tensor) and _as_planes(tensor, kernel)):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
         _Run(kernel, memory, seed).execute(kernel.body)
@@ -52,12 +52,13 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     return memory
 
 
-def _one_by_one(tensor: Tensor, kernel: Kernel) -> bool:
-    """Whether a kernel moves elements of a tensor, and not boxes alone, or nothing (every element that
-    a box reaches is looked at anyway)."""
-    return (any(x.tensor is tensor for x in find(kernel, Load))
-            or any(x.tensor is tensor for x in find(kernel, st.Store))
-            or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
+def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
+    """Whether a tensor is seen as interleaved planes (``boxes.py``), some of which may lack a row, and
+    no element is moved but in boxes: of these every element that they reach is looked at anyway."""
+    return any(PLANE in d for d in tensor.dims) and not (
+        any(x.tensor is tensor for x in find(kernel, Load))
+        or any(x.tensor is tensor for x in find(kernel, st.Store))
+        or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
 
 
 class _Run(Execution):

@@ -12,6 +12,8 @@ from transconv.ir.layout import Layout
 from transconv.ir.node import Node, node
 from transconv.ir.terms import all_of
 
+PLANE = "_plane"  # in the name of a dimension: which of the interleaved planes of another one is meant
+
 
 @node
 class Tensor(Node):

@@ -15,6 +15,7 @@ from transconv.compiler import Compiled
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory, offsets_of
 from transconv.ir.verify import verify
+from transconv.packing import operand_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +31,12 @@ def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
         if not step.launcher.grid:
             continue
         for tensor in step.kernel.params:
-            if tensor.name in compiled.workspaces:  # several kernels use it, each in its own way
+            space = compiled.workspaces.get(tensor.name)
+            if space is not None:  # several kernels use it; of a copy some see planes
+                span = (space if operand_of(tensor.name) else tensor).layout.span
                 room = memory.buffers.get(tensor.name)
-                if room is None or len(room) != tensor.layout.span:
-                    fresh = np.full(tensor.layout.span, np.nan, tensor.dtype.numpy)
+                if room is None or len(room) != span:  # parts of sums lie in each one's own way
+                    fresh = np.full(span, np.nan, tensor.dtype.numpy)
                     memory = Memory({**memory.buffers, tensor.name: fresh})
         verify(step.kernel)
         if step.zero is not None:
