@@ -132,7 +132,7 @@ def _switched(target: Target) -> Target:
         if on and feature not in target.features and (feature != "early" or "box" not in target.features):
             raise ConfigError(f"{knobs.features.name}: {target} has no feature '{feature}'"
                               + (", which came with the chips that move boxes (sm_90)"
-                                 if feature == "early" else "; its own can be switched off, and early on"))
+                                 if feature == "early" else "; what a chip has can be switched off"))
         made = made | {feature} if on else made - {feature}
     return target if made == target.features else replace(target, features=frozenset(made))
 
