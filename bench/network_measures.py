@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,35 +17,79 @@ from bench.network_kernels import plan_all
 from bench.network_setting import Row, Setting, Tensor, gpu, prepare, release
 
 STEPS = 20
+ROUNDS = 9
 LONGEST = 30  # kernels of a call that are told
+SIDES = ("torch", "transconv")
 
 
 def measure(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
-            kernels: list[tuple[Any, ...]], seconds: float = 0.6) -> Row:
+            kernels: list[tuple[Any, ...]], seconds: float = 0.9) -> Row:
     """All rows of one setting: accuracy, training, times."""
     setting = Setting(model, precision, layout, device, small)
     prepare()
-    plan_all(kernels, device)
-    rows: list[Row] = []
-    with gpu(lock, exclusive=False):
-        setting.arrange()
-        rows += accuracy(setting)
-        rows.append(training(setting))
-        release()
-        before, after = setting.pair()
-        runs = calls(setting, before), calls(setting, after)
-        for what in runs[0]:
-            for run in runs:
-                run[what]()
-        setting.wait()
-    told: list[Row] = []
+    setting.arrange()
+    torch.backends.cudnn.benchmark = True
+    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
+        plan_all(kernels, device)
     with gpu(lock, exclusive=True):
-        for what in runs[0]:
-            rows.append({"what": what, **timed(runs[0][what], runs[1][what], setting, seconds)})
-            for side, run in zip(("torch", "transconv"), runs, strict=True):
-                rows[-1][f"{side}_gpu_ms"], each = kernels_of(run[what], setting)
-                told += [{"what": what, "side": side, **r} for r in each]
-    return {"rows": rows, "kernels": told}
+        runs = [calls(setting, model) for model in setting.pair()]
+        start_all(setting, runs)
+        timings, told = compared(setting, runs, "", seconds)
+    del runs
+    release()
+    torch.backends.cudnn.benchmark = False  # what it chose stays; float64 is not worth a choice
+    with gpu(lock, exclusive=False):
+        rows = [*accuracy(setting), training(setting)]
+    return {"rows": rows + timings, "kernels": told}
+
+
+def measure_compiled(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
+                     kernels: list[tuple[Any, ...]], backend: str = "inductor",
+                     graphs: bool = False, seconds: float = 0.9) -> Row:
+    """Times of both sides under torch.compile; ``graphs``: into CUDA graphs."""
+    setting = Setting(model, precision, layout, device, small)
+    prepare()
+    setting.arrange()
+    torch.backends.cudnn.benchmark = True
+    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
+        plan_all(kernels, device)
+    mode = {"mode": "reduce-overhead"} if graphs else {}
+    runs, compiling = [], {}
+    pair = setting.pair()
+    with gpu(lock, exclusive=True):  # cuDNN chooses by measuring; what it chose is kept by shape
+        start_all(setting, [calls(setting, pair[0])])
+    with gpu(lock, exclusive=False):
+        for side, model in zip(SIDES, pair, strict=True):
+            runs.append(calls(setting, model,
+                              lambda m: torch.compile(m, backend=backend, **mode)))
+            compiling[f"{side}_compile_s"] = start_all(setting, runs[-1:])
+    with gpu(lock, exclusive=True):
+        rows, told = compared(setting, runs, "graphed " if graphs else "compiled ", seconds)
+    return {"rows": [row | compiling for row in rows], "kernels": told}
+
+
+def start_all(setting: Setting, runs: Sequence[dict[str, Callable[[], object]]]) -> float:
+    """Make every call once. Returns seconds."""
+    start = time.perf_counter()
+    for run in runs:
+        for call in run.values():
+            call()
+    setting.wait()
+    return time.perf_counter() - start
+
+
+def compared(setting: Setting, runs: Sequence[dict[str, Callable[[], object]]], prefix: str,
+             seconds: float) -> tuple[list[Row], list[Row]]:
+    """Times of the calls of both sides, and the kernels in them."""
+    rows: list[Row] = []
+    told: list[Row] = []
+    for name, theirs in runs[0].items():
+        what = prefix + name
+        rows.append({"what": what, **timed(theirs, runs[1][name], setting, seconds)})
+        for side, run in zip(SIDES, runs, strict=True):
+            rows[-1][f"{side}_gpu_ms"], each = kernels_of(run[name], setting)
+            told += [{"what": what, "side": side, **row} for row in each]
+    return rows, told
 
 
 def accuracy(setting: Setting) -> list[Row]:
@@ -95,11 +140,11 @@ def relative(got: Tensor, ref: Tensor) -> float:
 
 def training(setting: Setting) -> Row:
     """Twenty steps from the same weights on the same batches: how far the losses come apart, and
-    how far torch's own do when cuDNN chooses other algorithms."""
+    how far torch's own do when cuDNN has to take deterministic algorithms."""
     batches = [setting.batch(seed) for seed in range(4)]
     losses = []
     for side in ("torch", "transconv", "torch again"):
-        torch.backends.cudnn.benchmark = side == "torch again"
+        torch.backends.cudnn.deterministic = side == "torch again"
         before, after = setting.pair()
         model = after if side == "transconv" else before
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -111,21 +156,20 @@ def training(setting: Setting) -> Row:
             optimizer.step()
             seen.append(loss.detach())
         losses.append([float(v) for v in torch.stack(seen).cpu()])
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = False
     first, ours, again = losses
     apart, itself = (max(abs(a - b) / abs(a) for a, b in zip(first, others, strict=True))
                      for others in (ours, again))
     return {"what": f"training, {STEPS} steps", "torch": first[-1], "transconv": ours[-1],
             "unit": "last loss", "ratio": apart,
             "note": f"first loss {first[0]:.4f}; losses differ by {apart:.2e} at most, torch with "
-                    f"other algorithms by {itself:.2e}"}
+                    f"deterministic algorithms by {itself:.2e}"}
 
 
 def calls(setting: Setting, model: nn.Module,
           wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> dict[str, Callable[[], object]]:
     """Inference and a training step without the optimizer's part."""
     x, y = setting.batch()
-    torch.backends.cudnn.benchmark = True
     inference = wrap(copy.deepcopy(model).eval())
     training = wrap(model)
 
@@ -142,30 +186,42 @@ def calls(setting: Setting, model: nn.Module,
 
 
 def kernels_of(call: Callable[[], object], setting: Setting) -> tuple[float | str, list[Row]]:
-    """Milliseconds that the GPU computes in one call, whatever the host needs; and each kernel's share,
-    the longest first."""
+    """Milliseconds in which the GPU computes during one call, whatever the host needs; and the time
+    from each kernel's start to its end, the longest first. Kernels overlap where one starts while it
+    still has to wait for the one before."""
     if setting.device != "cuda":
         return "", []
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         setting.wait()
+    events = seen.events() or ()
+    spans = [(e.time_range.start, e.time_range.end) for e in events
+             if e.device_type is torch.autograd.DeviceType.CUDA]
     each = [{"kernel": e.key[:120], "calls": e.count, "gpu_us": e.self_device_time_total}
             for e in seen.key_averages() if e.self_device_time_total > 0]
-    return (sum(r["gpu_us"] for r in each) / 1e3,
-            sorted(each, key=lambda r: -r["gpu_us"])[:LONGEST])
+    return covered(spans) / 1e3, sorted(each, key=lambda r: -r["gpu_us"])[:LONGEST]
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of spans."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def timed(before: Callable[[], object], after: Callable[[], object], setting: Setting,
           seconds: float) -> Row:
     """Milliseconds of both, in turn: medians over rounds of un-synchronised repetitions."""
     samples: list[list[float]] = [[], []]
-    counts = [repetitions(call, setting, seconds / 5) for call in (before, after)]
+    counts = [repetitions(call, setting, seconds / ROUNDS) for call in (before, after)]
     transconv.stats(reset=True)
     after()
     told = stats_columns()
-    for _ in range(5):
+    for _ in range(ROUNDS):
         for call, count, seen in zip((before, after), counts, samples, strict=True):
             seen.append(once(call, count, setting))
     theirs, ours = map(median, samples)
@@ -194,38 +250,3 @@ def stats_columns() -> Row:
     return {"native": sum(seen.native.values()),
             "fallback": " ".join(f"{k}={v}" for k, v in sorted(seen.fallback.items()))}
 
-
-def measure_compiled(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
-                     kernels: list[tuple[Any, ...]], side: str, backend: str = "inductor",
-                     graphs: bool = False, seconds: float = 0.6) -> Row:
-    """Times of one side under torch.compile; ``graphs``: into CUDA graphs."""
-    setting = Setting(model, precision, layout, device, small)
-    prepare()
-    rows: list[Row] = []
-    told: list[Row] = []
-    mode = {"mode": "reduce-overhead"} if graphs else {}
-    with gpu(lock, exclusive=False):
-        setting.arrange()
-        before, after = setting.pair()
-        if side == "transconv":
-            plan_all(kernels, device)
-        run = calls(setting, after if side == "transconv" else before,
-                    lambda m: torch.compile(m, backend=backend, **mode))
-        start = time.perf_counter()
-        for call in run.values():
-            call()
-        setting.wait()
-        compiling = time.perf_counter() - start
-    with gpu(lock, exclusive=True):
-        for what, call in run.items():
-            count = repetitions(call, setting, seconds / 5)
-            transconv.stats(reset=True)
-            call()
-            counts = stats_columns() if side == "transconv" else {}
-            samples = [once(call, count, setting) for _ in range(5)]
-            what = f"{'graphed' if graphs else 'compiled'} {what}"
-            busy, each = kernels_of(call, setting)
-            told += [{"what": what, "side": side, **r} for r in each]
-            rows.append({"what": what, side: median(samples), f"{side}_gpu_ms": busy, "unit": "ms",
-                         f"{side}_compile_s": compiling, **counts})
-    return {"rows": rows, "kernels": told}

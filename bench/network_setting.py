@@ -1,8 +1,8 @@
 """A setting of ``python -m bench networks``: a model, how it computes, and when it may have the GPU.
 
 A model is measured as it is and as a copy that ``transconv.convert_`` has converted, in turn, in
-one process. While a process takes times it has the GPU for itself (``exclusive``); everything else
-shares it.
+one process. While a process takes times, or cuDNN does, it has the GPU for itself (``exclusive``);
+everything else shares it.
 """
 
 from __future__ import annotations

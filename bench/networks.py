@@ -74,8 +74,6 @@ class Run:
         self.done: set[Any] = set()  # those that it has compiled, or could not
         self.kernels: dict[Case, list[Any]] = {}
         self.missing = {case: dict.fromkeys(self.kinds, "out of budget") for case in self.cases}
-        self.halves: dict[tuple[Case, str], Row] = {}
-        self.sides = ("",) if self.kinds is EAGER else ("torch", "transconv")
         measured = "measure" if self.kinds is EAGER else "measure_compiled"
         variables = worker_environment(options.cache)
         threads = max(1, options.workers // options.processes)
@@ -105,7 +103,7 @@ class Run:
             if task.group == "collect":
                 self.collected(case, row)
             else:
-                self.measured(case, task.payload.get("side", ""), row)
+                self.measured(case, row)
         self.progress.close()
 
     def collected(self, case: Case, row: Row) -> None:
@@ -133,32 +131,17 @@ class Run:
             return
         for case in self.cases:
             payload = {**self.setting(case), "kernels": self.kernels[case]}
-            for side in self.sides:
-                extra = {"side": side, "backend": self.options.backend,
-                         "graphs": self.options.graphs} if side else {}
-                self.pool.add(Task("measure", payload | extra, self.options.limit))
-        self.progress.total += len(self.cases) * len(self.sides)
+            if self.kinds is not EAGER:
+                payload |= {"backend": self.options.backend, "graphs": self.options.graphs}
+            self.pool.add(Task("measure", payload, self.options.limit))
+        self.progress.total += len(self.cases)
 
-    def measured(self, case: Case, side: str, row: Row) -> None:
-        error = row.get("error", "")
+    def measured(self, case: Case, row: Row) -> None:
         for part in row.get("kernels", ()):
             self.told.add(dict(zip(KEY[:3], case, strict=True)) | part
                           | {"commit": versions()["commit"]})
-        found = row.get("rows") or [{"what": what} for what in self.kinds]
-        for part in found:
-            part["error"] = f"{side} {error}".strip() if error else ""
-            if not side:
-                self.finish(case, part)
-                continue
-            other = self.halves.pop((case, part["what"]), None)
-            if other is None:
-                self.halves[case, part["what"]] = part
-                continue
-            errors = " ".join(filter(None, (other["error"], part["error"])))
-            both = other | part | {"error": errors}
-            if "torch" in both and "transconv" in both:
-                both["ratio"] = both["torch"] / both["transconv"]
-            self.finish(case, both)
+        for part in row.get("rows") or [{"what": what} for what in self.kinds]:
+            self.finish(case, part | {"error": row.get("error", "")})
 
     def finish(self, case: Case, row: Row) -> None:
         """Write a row and say it."""
@@ -177,9 +160,7 @@ class Run:
         """Rows that never came, so that none is left out."""
         for case, kinds in self.missing.items():
             for what, why in list(kinds.items()):
-                half = self.halves.get((case, what), {})
-                yield case, {**half, "what": what,
-                             "error": half.get("error") or why}
+                yield case, {"what": what, "error": why}
 
 
 def line(row: Row) -> str:

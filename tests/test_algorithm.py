@@ -28,7 +28,18 @@ def test_kinds_are_membership() -> None:
     text = "g2mb2ic8id4oc4od4kd3pd1"
     assert kinds(text, Prop.FWD) == {"B": "g", "M": "mb od oh ow", "N": "oc", "K": "kd kh kw ic"}
     assert kinds(text, Prop.BWD_D) == {"B": "g", "M": "mb id ih iw", "N": "ic", "K": "kd kh kw oc"}
+    text = "g2mb2ic32id4oc16od4kd3pd1"
     assert kinds(text, Prop.BWD_W) == {"B": "g", "M": "kd kh kw ic", "N": "oc", "K": "mb od oh ow"}
+
+
+@pytest.mark.parametrize(("text", "over"), [
+    ("mb2ic8ih5oc4oh5kh3ph1", "i"), ("mb2ic8ih5oc4oh3kh2dh2", "i"), ("g2mb2ic8ih5oc4oh5kh3ph1", "i"),
+    ("mb2ic7ih5oc4oh5kh3ph1", "o"), ("mb2ic8ih5oc4oh3kh3sh2ph1", "o"), ("mb2ic64ih5oc16oh5kh3ph1", "o"),
+    ("g4mb2ic4ih5oc4oh5kh3ph1", "o")])
+def test_taps_are_columns_next_to_few_channels_of_dst(text: str, over: str) -> None:
+    found = kinds(text, Prop.BWD_W)
+    assert found["K"] == f"mb {over}h {over}w"
+    assert (found["M"], found["N"]) == (("ic", "kh kw oc") if over == "i" else ("kh kw ic", "oc"))
 
 
 def test_phases_without_padding_are_columns() -> None:

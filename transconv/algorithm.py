@@ -8,6 +8,7 @@ and a propagation kind chooses which two of (o, i, k) are loop axes; the third i
 
     FWD, BWD_W   axes o, k;  i = o*S + k*D - P                     inside when 0 <= i < I
     BWD_D        axes i, k;  t = i + P - k*D;  o = t // S          inside when t % S == 0, 0 <= o < O
+    BWD_W        as BWD_D where dst has few channels and S is 1: the taps are columns next to them
 
     A, B, C  =  FWD: src, wei, dst    BWD_D: dst, wei, src    BWD_W: src, dst, wei        C += A * B
 
@@ -187,6 +188,15 @@ def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:
     return even or prod(p.stride) > MANY_PHASES
 
 
+FEW_CHANNELS = 16  # of dst: fewer do not fill the matrix unit
+
+
+def _shifts_dst(p: ConvProblem) -> bool:
+    """Whether the weight gradient sums over positions of src and looks for those of dst: then the taps
+    are columns next to few channels of dst, and src, which has more, is read once for all of them."""
+    return all(s == 1 for s in p.stride) and p.oc < FEW_CHANNELS and 2 * p.oc <= p.ic
+
+
 def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
     """First tap, step and number of the taps k with ``(phase + P - k*D) % S == 0``."""
     stride, dilation = p.stride[x], p.dilation[x]
@@ -202,6 +212,9 @@ def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> 
 
     Phases that own no element of the output (more phases than positions) are left out.
     """
+    if prop is Prop.BWD_W and _shifts_dst(p):
+        spatial = [_solve_o(p, x, 0) for x in range(p.ndims)]
+        return (_assemble(p, prop, spatial, epilogue, "_over_src"),)
     if prop is not Prop.BWD_D:
         return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
     one = [x for x in range(p.ndims) if _meets_one(p, x)]

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import transconv
 from tests.torch_ops import samples as s
 from transconv.torch_ops import fused_autograd, library, operators
+from transconv.torch_ops.arguments import Params
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -267,21 +268,43 @@ def test_the_plain_autograd_function() -> None:
 def test_opcheck_without_derivatives(transposed: bool) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
     numbers = ([2, 1], [1, 1], [1, 2], transposed, [0, 0], 2)
-    flat = operators.flat(operators.resolve(x, w, None, numbers))
-    y = operators.fwd(x, w, b, None, "", flat)
+    params = operators.resolve(x, w, None, numbers)
+    text = operators.spelled(params)
+    y = operators.fwd(x, w, b, None, text)
     assert torch.equal(y, OP(x, w, b, *numbers))
     res = None if transposed else torch.randn_like(y)
-    assert set(opcheck(operators.fwd, (x, w, b, res, "" if transposed else "relu", flat)).values()
-               ) == {"SUCCESS"}
+    fused = operators.spelled(params, "" if transposed else "relu")
+    assert set(opcheck(operators.fwd, (x, w, b, res, fused)).values()) == {"SUCCESS"}
     wanted = BACKWARD(y, x, w, *numbers, [True, True, False])
     for op, right in zip((operators.bwd_d, operators.bwd_w), wanted, strict=False):
-        assert set(opcheck(op, (y, x, w, flat)).values()) == {"SUCCESS"}
-        torch.testing.assert_close(op(y, x, w, flat), right)
+        assert set(opcheck(op, (y, x, w, text)).values()) == {"SUCCESS"}
+        torch.testing.assert_close(op(y, x, w, text), right)
     for op in (operators.bwd_d, operators.bwd_w):
         with pytest.raises(RuntimeError, match="Expected grad_output of size"):
-            op(x, x, w, flat)
-    with pytest.raises(RuntimeError, match="expected 5 numbers per spatial dim"):
-        operators.fwd(x, w, None, None, "", flat[1:])
+            op(x, x, w, text)
+
+
+@pytest.mark.parametrize("numbers, activation, text", [
+    (((1, 1), (0, 0), (1, 1), False, (0, 0), 1), "", "stride=1x1"),
+    (((2,), (3,), (1,), False, (0,), 4), "gelu_tanh", "stride=2 padding=3 groups=4 gelu_tanh"),
+    (((1, 2), (0, 1, 1, 1), (2, 1), False, (0, 0), 1), "", "stride=1x2 padding=0x1:1x1 dilation=2x1"),
+    (((2, 2, 2), (0, 0, 0), (1, 1, 1), True, (1, 0, 1), 1), "",
+     "stride=2x2x2 output_padding=1x0x1 transposed"),
+])
+def test_the_numbers_as_text(numbers: Any, activation: str, text: str) -> None:
+    params = Params(*numbers)
+    assert operators.spelled(params, activation) == text
+    assert operators.read(text)[:2] == (params, activation)
+
+
+@pytest.mark.parametrize("text", [
+    "", "stride=", "stride=1,1", "padding=1x1", "stride=1x1 padding=0x0", "stride=1x1 groups=1",
+    "groups=2 stride=1x1", "stride=1x1 stride=1x1", "stride=1x1 relu transposed",
+    "stride=1x1 padding=-1x0", "stride=1x1 groups=2x3", "stride=1x1  relu", "stride=1x1 pads=1x1"])
+def test_other_texts_are_refused(text: str) -> None:
+    x, w, b = (t.detach() for t in operands(form=s.channels_last))
+    with pytest.raises(RuntimeError, match=r"expected a text such as 'stride=1x1"):
+        operators.fwd(x, w, b, None, text)
 
 
 def test_traced_graphs_hold_operators_without_derivatives() -> None:

@@ -59,7 +59,7 @@ class FusedConvolution(torch.autograd.Function):
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                 activation: str, *numbers: Any) -> Tensor:
         p = operators.resolve(input, weight, bias, numbers)
-        return operators.fwd(input, weight, bias, residual, activation, operators.flat(p))
+        return operators.fwd(input, weight, bias, residual, operators.spelled(p, activation))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -71,7 +71,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
         p = operators.resolve(input, weight, bias, numbers)
-        return operators.fwd(input, weight, bias, None, "", operators.flat(p))
+        return operators.fwd(input, weight, bias, None, operators.spelled(p))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -100,9 +100,9 @@ class ConvolutionBackward(torch.autograd.Function):
         *given, mask = numbers
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input.shape, weight.shape, p)
-        flat = operators.flat(p)
-        made = (operators.bwd_d(grad, input, weight, flat) if mask[0] else None,
-                operators.bwd_w(grad, input, weight, flat) if mask[1] else None,
+        text = operators.spelled(p)
+        made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
+                operators.bwd_w(grad, input, weight, text) if mask[1] else None,
                 grad.sum([0, *range(2, grad.dim())]) if mask[2] else None)
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 

@@ -6,13 +6,15 @@
 
 Derivatives in Python cost torch's dispatcher more than a launch, and each list of numbers a good
 part of one, at every call of a compiled graph. So the differentiable operators (library.py, fused.py)
-turn into these three while a graph is traced: no derivatives, one list.
+turn into these three while a graph is traced: no derivatives, and the numbers in one text, such as
+``stride=2x2 padding=1x1 groups=4 relu``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import flop_counter
@@ -30,10 +32,10 @@ register_flop_formula: Any = flop_counter.register_flop_formula
 
 # The operators live as long as this object: it must stay at module scope.
 library: Any = _new_library("transconv", "DEF")
-library.define("fwd(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
-               "SymInt[] numbers) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+library.define("fwd(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str numbers) "
+               "-> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 for _name in ("bwd_d", "bwd_w"):
-    library.define(f"{_name}(Tensor grad_output, Tensor input, Tensor weight, SymInt[] numbers) "
+    library.define(f"{_name}(Tensor grad_output, Tensor input, Tensor weight, str numbers) "
                    "-> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 fwd: Callable[..., Tensor] = torch.ops.transconv.fwd.default
@@ -41,47 +43,70 @@ bwd_d: Callable[..., Tensor] = torch.ops.transconv.bwd_d.default
 bwd_w: Callable[..., Tensor] = torch.ops.transconv.bwd_w.default
 
 
-# -- a call's numbers in one list ------------------------------------------------------------------
+# -- a call's numbers in one text ------------------------------------------------------------------
 
 
-def flat(p: Params) -> list[int]:
-    """stride, low padding, high padding, dilation, output padding (an entry per spatial dim each),
-    1 if transposed, groups."""
-    return [*p.stride, *p.pad_lo, *p.pad_hi, *p.dilation, *p.output_padding, int(p.transposed),
-            p.groups]
+class Numbers(NamedTuple):
+    """What the text of an operator says."""
+
+    params: Params
+    activation: str
+    request: Request
 
 
-def params_of(numbers: Sequence[int]) -> Params:
-    """What ``flat`` was made from. RuntimeError if the list has another length."""
-    n, rest = divmod(len(numbers) - 2, 5)
-    if rest or n < 1:
-        raise RuntimeError(f"expected 5 numbers per spatial dim and 2 more, got {len(numbers)}")
-    stride, low, high, dilation, output_padding = (
-        tuple(numbers[i * n:(i + 1) * n]) for i in range(5))
-    return Params(stride, low if low == high else (*low, *high), dilation, bool(numbers[-2]),
-                  output_padding, numbers[-1])
+def spelled(p: Params, activation: str = "") -> str:
+    """The text: ``stride``, then what is not at its default. Symbolic sizes become numbers."""
+    ones, zeros = (1,) * len(p.stride), (0,) * len(p.stride)
+    words = [f"stride={_times(p.stride)}"]
+    if p.padding != zeros:
+        sides = (p.pad_lo,) if p.symmetric else (p.pad_lo, p.pad_hi)
+        words.append(f"padding={':'.join(map(_times, sides))}")
+    words += [f"{name}={_times(got)}" for name, got, usual in (
+        ("dilation", p.dilation, ones), ("output_padding", p.output_padding, zeros),
+        ("groups", (p.groups,), (1,))) if got != usual]
+    return " ".join([*words, *["transposed"] * p.transposed, *filter(None, [activation])])
 
 
-_requests: dict[tuple[int, ...], tuple[Request, Params]] = {}
+def _times(sizes: Sequence[int]) -> str:
+    return "x".join(str(int(size)) for size in sizes)
 
 
-def _request(numbers: list[int]) -> tuple[Request, Params]:
-    key = tuple(numbers)
-    found = _requests.get(key)
+def read(text: str) -> Numbers:
+    """What ``spelled`` wrote. RuntimeError for any other text."""
+    found = _read.get(text)
     if found is None:
-        if len(_requests) >= routes.LIMIT:
-            _requests.clear()
-        p = params_of(numbers)
-        found = _requests[key] = request("", 0, *p), p
+        if len(_read) >= routes.LIMIT:
+            _read.clear()
+        found = _read[text] = _parse(text)
     return found
+
+
+_read: dict[str, Numbers] = {}
+_LISTS = ("stride", "padding", "dilation", "output_padding", "groups")
+
+
+def _parse(text: str) -> Numbers:
+    words = [word.partition("=") for word in text.split(" ")]
+    flags = [name for name, equals, _ in words if not equals]
+    lists = {name: tuple(int(size) for size in value.replace(":", "x").split("x"))
+             for name, equals, value in words if equals and re.fullmatch(r"[\dx:]*\d", value)}
+    transposed = "transposed" in flags
+    activation = flags[-1] if len(flags) > transposed else ""
+    stride = lists.get("stride", ())
+    n = len(stride)
+    p = Params(stride, lists.get("padding", (0,) * n), lists.get("dilation", (1,) * n), transposed,
+               lists.get("output_padding", (0,) * n), lists.get("groups", (1,))[0])
+    if not stride or not set(lists) <= set(_LISTS) or spelled(p, activation) != text:
+        raise RuntimeError(f"expected a text such as 'stride=1x1 padding=2x2 groups=3', got {text!r}")
+    return Numbers(p, activation, request("", 0, *p))
 
 
 # -- kernels ---------------------------------------------------------------------------------------
 
 
 def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-         activation: str, numbers: list[int]) -> Tensor:
-    req, _ = _request(numbers)
+         numbers: str) -> Tensor:
+    _, activation, req = read(numbers)
     if residual is None and not activation:
         made: Tensor = routes.forward_route(req, input, weight, bias).forward(input, weight, bias)
         return made
@@ -89,14 +114,14 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     return fused_route.find(req, tensors, activation).route.forward(*tensors)
 
 
-def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: list[int]) -> Tensor:
-    made = routes.backward(_request(numbers)[1], grad, input, weight, (True, False, False))[0]
+def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+    made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False))[0]
     assert made is not None
     return made
 
 
-def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: list[int]) -> Tensor:
-    made = routes.backward(_request(numbers)[1], grad, input, weight, (False, True, False))[1]
+def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+    made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False))[1]
     assert made is not None
     return made
 
@@ -119,15 +144,16 @@ def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
 
 
 def _fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-              activation: str, numbers: Sequence[int]) -> Tensor:
-    p = resolve(input, weight, bias, params_of(numbers))
-    return fake_fwd(input, weight, bias, residual, activation, p)
+              numbers: str) -> Tensor:
+    given, activation, _ = read(numbers)
+    return fake_fwd(input, weight, bias, residual, activation,
+                    resolve(input, weight, bias, given))
 
 
 def _fake_gradient(like: Tensor, grad: Tensor, input: Tensor, weight: Tensor,
-                   numbers: Sequence[int]) -> Tensor:
+                   numbers: str) -> Tensor:
     shapes.check_grad(grad, input.shape, weight.shape,
-                      resolve(input, weight, None, params_of(numbers)))
+                      resolve(input, weight, None, read(numbers).params))
     return shapes.empty_result(like, like.shape, shapes.channels_last_result(input, weight))
 
 
@@ -156,13 +182,13 @@ def multiply_adds(input_shape: Sequence[int], weight_shape: Sequence[int],
 
 
 def _fwd_flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _residual: Any,
-               _activation: str, numbers: Sequence[int], out_shape: Sequence[int], **_: Any) -> int:
-    return multiply_adds(input_shape, weight_shape, out_shape, bool(numbers[-2]))
+               numbers: str, out_shape: Sequence[int], **_: Any) -> int:
+    return multiply_adds(input_shape, weight_shape, out_shape, read(numbers).params.transposed)
 
 
 def _gradient_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
-                    weight_shape: Sequence[int], numbers: Sequence[int], **_: Any) -> int:
-    return multiply_adds(input_shape, weight_shape, grad_shape, bool(numbers[-2]))
+                    weight_shape: Sequence[int], numbers: str, **_: Any) -> int:
+    return multiply_adds(input_shape, weight_shape, grad_shape, read(numbers).params.transposed)
 
 
 register_flop_formula(torch.ops.transconv.fwd)(_fwd_flops)
