@@ -77,6 +77,8 @@ class ExprSpeller:
     def binary(self, e: Binary) -> tuple[str, int]:
         level, lanes = LEVEL[type(e)], self.lanes(e)
         left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
+        if isinstance(e, Sub) and self.may_count_up(e.b):
+            return f"{left} + {self.turned(e.b, lanes)}", level
         right = self.fit(e.b, lanes, level + 1)
         return f"{left} {SIGN[type(e)]} {right}", level
 
@@ -112,7 +114,19 @@ class ExprSpeller:
     def spell_Lane(self, e: Lane) -> tuple[str, int]:
         return e.name, ATOM
 
+    def may_count_up(self, e: Expr) -> bool:
+        """Whether neighbouring lanes may hold neighbouring integers. Triton up to 3.6 believes of them,
+        subtracted, what holds for the first of a row alone (that 4 divides it, say), and lets one
+        lane's comparison stand for its neighbour's. A product with -1 it takes for what it is."""
+        scaled = isinstance(e, Mul) and isinstance(e.b, Const)
+        return e.dtype.kind == "int" and bool(self.lanes(e)) and not scaled
+
+    def turned(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
+        return f"{self.fit(e, lanes, LEVEL[Mul])} * -1"
+
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
+        if self.may_count_up(e.x):
+            return self.turned(e.x, self.lanes(e)), LEVEL[Mul]
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def spell_Not(self, e: Not) -> tuple[str, int]:
