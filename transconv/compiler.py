@@ -18,7 +18,7 @@ from transconv import knobs, verdicts
 from transconv.algorithm import Algorithm
 from transconv.config import Config
 from transconv.counts import main_of
-from transconv.database import choice
+from transconv.database.shortlist import shortlist
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError, StageError, Unsupported
 from transconv.ir import Tensor
@@ -145,12 +145,12 @@ class _Shelf:
     def choose(self, algorithm: Algorithm, target: Target) -> Config:
         """The best config whose kernel is not known to be wrong. Raises Unsupported when the first
         ``MOST_REJECTED`` are."""
-        candidates = choice.ranked(algorithm, target, self.problem, self.prop)[:MOST_REJECTED]
+        candidates = shortlist(MOST_REJECTED, algorithm, target, self.problem, self.prop)
         for made in candidates:
             try:
                 digest = self.step(algorithm, made.config, target).digest
             except (ConfigError, StageError) as error:
-                if made.row is None:
+                if not made.tuned:
                     raise
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue

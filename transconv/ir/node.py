@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
@@ -49,7 +48,10 @@ class _Interning(type):
 class Node(metaclass=_Interning):
     """Base of expressions, statements, functions, tensors and layouts."""
 
-    __slots__ = ("__weakref__",)
+    # What is asked of a node again and again is kept with it (_free_vars: see visit.py).
+    __slots__ = ("__weakref__", "_children", "_free_vars")
+    _children: tuple[Node, ...]
+    _free_vars: frozenset[Any]
 
     def is_equal(self, other: object) -> bool:
         """Structural equality, which interning makes identity."""
@@ -66,14 +68,20 @@ class Node(metaclass=_Interning):
             found = _hashes[self] = int.from_bytes(digest.digest(), "big")
         return found
 
-    def children(self) -> Iterator[Node]:
+    def children(self) -> tuple[Node, ...]:
         """Every node that a field holds, in field order."""
-        for name in field_names(type(self)):
-            value = getattr(self, name)
-            if isinstance(value, Node):
-                yield value
-            elif isinstance(value, tuple):
-                yield from (v for v in value if isinstance(v, Node))
+        try:
+            return self._children
+        except AttributeError:
+            found: list[Node] = []
+            for name in field_names(type(self)):
+                value = getattr(self, name)
+                if isinstance(value, Node):
+                    found.append(value)
+                elif isinstance(value, tuple):
+                    found += [v for v in value if isinstance(v, Node)]
+            object.__setattr__(self, "_children", tuple(found))
+            return self._children
 
     def dump(self) -> None:
         """Print the node: a method that can be called from a debugger."""

@@ -39,7 +39,7 @@ class Scan:
                 self._seen.add(at)
                 if isinstance(at, Lane):
                     self.lanes[at] = None
-                stack.extend(reversed(list(at.children())))
+                stack.extend(reversed(at.children()))
 
     def shape(self, s: Stmt) -> Shape:
         found = self._shapes.get(s)

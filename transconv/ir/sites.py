@@ -59,7 +59,7 @@ class Site:
             if isinstance(at, ex.Expr) and at not in seen:
                 seen.add(at)
                 yield at
-                stack.extend(reversed(list(at.children())))
+                stack.extend(reversed(at.children()))
 
     def accesses(self) -> Iterator[tuple[str, Node, ex.Expr, ex.Expr]]:
         """What reaches memory: (the text of who does, tensor, offset, mask)."""

@@ -19,7 +19,7 @@ def walk(root: Node) -> Iterator[Node]:
     while stack:
         at = stack.pop()
         yield at
-        stack.extend(reversed(list(at.children())))
+        stack.extend(reversed(at.children()))
 
 
 class Visitor:
@@ -113,6 +113,9 @@ class _Substitute(ExprMutator):
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:
     """Replace expressions (usually variables) by others throughout a tree."""
+    if isinstance(root, Expr) and not any(v in values for v in free_vars(root)) and all(
+            isinstance(v, Var) for v in values):
+        return root
     return _Substitute(values).mutate(root) if values else root
 
 
@@ -134,7 +137,11 @@ def find(root: Node, kind: type[T]) -> list[T]:
 
 def free_vars(e: Expr) -> frozenset[Var]:
     """The variables that an expression mentions."""
-    return frozenset(find(e, Var))
+    try:
+        return e._free_vars
+    except AttributeError:
+        object.__setattr__(e, "_free_vars", frozenset(find(e, Var)))
+        return e._free_vars
 
 
 def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tuple[Lane, ...]:
