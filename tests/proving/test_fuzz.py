@@ -208,6 +208,8 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
     assert fuzz.fuzz(plan, tmp_path / "out.json") == 1
     told = json.loads((tmp_path / "out.json").read_text())
+    assert set(told["versions"]) == {"transconv", "torch", "triton"}
+    assert set(told["counts"]["device"]) == {"none"}  # nothing was launched
     bad = told["not good"]
     assert told["asked"] == 8 and bad and all("--dir=BWD_W" in r["line"] for r in bad)
     simple = Trial.parse(bad[0]["shrunk"])

@@ -27,6 +27,7 @@ from transconv.proving.fuzz_run import GOOD, Row, work
 from transconv.proving.fuzz_tally import Tally
 from transconv.proving.fuzz_trial import Trial, draw_trial
 from transconv.proving.pool import Group, Pool, Task
+from transconv.proving.report import packages
 from transconv.proving.shrink import shrink
 
 WORKER = "transconv.proving.fuzz_run:work"
@@ -135,7 +136,9 @@ class Campaign:
         plan = self.plan
         told = {"seed": plan.seed, "first": plan.first, "wanted": plan.number,
                 "next": self.tally.next(plan.first), "target": plan.target, "jobs": plan.jobs,
-                "interpreted": plan.interpreted, **self.tally.to_json()}
+                "interpreted": plan.interpreted,
+                "versions": packages(),
+                **self.tally.to_json()}
         if self.json_file is not None:
             self.json_file.parent.mkdir(parents=True, exist_ok=True)
             fresh = self.json_file.with_name(f".{self.json_file.name}")

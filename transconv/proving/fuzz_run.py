@@ -175,6 +175,7 @@ def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row) -> 
     """Twice on the GPU: through Triton's dispatcher, which compiles, then as a kept kernel."""
     import torch
 
+    row["device"] = torch.cuda.get_device_name()
     result = tensors[trial.prop.result]
     home = {name: t.memory for name, t in tensors.items()}
     there = {name: memory.cuda() for name, memory in home.items()}

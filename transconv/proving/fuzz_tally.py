@@ -28,7 +28,8 @@ class Tally:
         status = row["status"]
         self.asked += 1
         self.statuses[status] += 1
-        for name, word in {**row["facts"], "way": row["way"]}.items():
+        asked = {**row["facts"], "way": row["way"], "device": row.get("device", "none")}
+        for name, word in asked.items():
             self.facts.setdefault(name, {}).setdefault(word, Counter())[status] += 1
         for name in ("seconds", "generate_s", "compile_s"):
             self.spent[name] += row.get(name, 0.0)

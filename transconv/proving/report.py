@@ -114,10 +114,15 @@ def machine() -> dict[str, str]:
     """What the results were made with."""
     import torch
 
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": name, **packages()}
+
+
+def packages() -> dict[str, str]:
+    """The versions of this package and those below it; empty where there is none."""
     from transconv import __version__
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    found = {"device": name, "transconv": __version__}
+    found = {"transconv": __version__}
     for package in ("torch", "triton"):
         try:
             found[package] = version(package)
