@@ -11,9 +11,15 @@ import torch
 
 from bench import dropin, models, networks
 from bench.__main__ import main
+from bench.network_measures import covered
 
 # Millions of parameters, as published.
 PUBLISHED = {"resnet50": 25.557, "mobilenetv3": 5.483, "convnext_t": 28.589, "unet2d": 31.0}
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    assert covered([]) == 0
+    assert covered([(5, 6), (1, 3), (0, 2), (1.5, 2.5), (6, 7)]) == 5
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -7,7 +7,8 @@
 Derivatives in Python cost torch's dispatcher more than a launch, and each list of numbers a good
 part of one, at every call of a compiled graph. So the differentiable operators (library.py, fused.py)
 turn into these three while a graph is traced: no derivatives, and the numbers in one text, such as
-``stride=2x2 padding=1x1 groups=4 relu``.
+``stride=2x2 padding=1x1 groups=4 relu``. torch keeps compiled graphs on disk, longer than we keep a
+version: after a release, an operator's schema never changes; what needs another gets another name.
 """
 
 from __future__ import annotations
