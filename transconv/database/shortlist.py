@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from pathlib import Path
 
-from transconv import knobs
+from transconv import __version__, knobs
 from transconv.algorithm import Algorithm
 from transconv.config import Config
 from transconv.database import choice, store
@@ -65,8 +65,8 @@ def _key(count: int, algorithm: Algorithm, target: Target, problem: ConvProblem,
     groups = dict.fromkeys(group(p, prop.value, machine(target))
                            for p in (problem, problem.with_layout("axb")))
     rows = [sorted(map(astuple, store.rows_of(name))) for name in groups]
-    told = (SCHEMA, count, str(algorithm), problem_text(problem), prop.value, _told(target), rows,
-            _files())
+    told = (__version__, count, str(algorithm), problem_text(problem), prop.value, _told(target),
+            rows, _files())
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
