@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from transconv.algorithm import Algorithm
@@ -38,6 +39,26 @@ ROWS = (64, 32)  # channels of merged groups: what the copy engine and the matri
 def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
     """Legal configs, best estimate first; of equal ones, the one proposed first. Never empty for a
     legal algorithm, and at most ``MOST`` long on a GPU."""
+    legal = _legal(algorithm, target)
+    found = list(legal if target.backend == "interpreter" else itertools.islice(legal, MOST))
+    if not found:
+        raise _none(algorithm, target)
+    return found
+
+
+@lru_cache(maxsize=512)
+def default(algorithm: Algorithm, target: Target) -> Config:
+    """The config that is used when nobody says otherwise."""
+    for config in _legal(algorithm, target):
+        return config
+    raise _none(algorithm, target)
+
+
+def _none(algorithm: Algorithm, target: Target) -> ConfigError:
+    return ConfigError(f"no config is legal for {algorithm.name} on {target.name}")
+
+
+def _legal(algorithm: Algorithm, target: Target) -> Iterator[Config]:
     if any(x.size == 0 for x in algorithm.axes_of("K")):  # a sum over nothing has no steps
         algorithm = replace(algorithm, axes=tuple(
             replace(x, size=1) if algorithm.kind(x.name) == "K" else x for x in algorithm.axes))
@@ -45,16 +66,7 @@ def candidates(algorithm: Algorithm, target: Target) -> list[Config]:
     interpreted = target.backend == "interpreter"
     ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),
                                              str(c) if interpreted else ""))
-    legal = (c for c in ranked if why_not(c, algorithm, target) is None)
-    found = list(legal if interpreted else itertools.islice(legal, MOST))
-    if not found:
-        raise ConfigError(f"no config is legal for {algorithm.name} on {target.name}")
-    return found
-
-
-def default(algorithm: Algorithm, target: Target) -> Config:
-    """The config that is used when nobody says otherwise."""
-    return candidates(algorithm, target)[0]
+    return (c for c in ranked if why_not(c, algorithm, target) is None)
 
 
 def proposals(alg: Algorithm, target: Target) -> Iterator[Config]:

@@ -158,7 +158,7 @@ def surprise(winner: Config, algorithm: Algorithm, target: Target, other: ConvPr
         return 0.0
     winner = fitted(winner, there)
     try:
-        first = heuristics.candidates(there, target)[0]
+        first = heuristics.default(there, target)
     except ConfigError:
         return 0.0
     if not believable(winner, there, target):
