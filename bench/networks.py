@@ -55,7 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--processes", type=at_least(1), default=4, help="that share the GPU")
     parser.add_argument("--workers", type=at_least(1), default=cores, help="that compile")
-    parser.add_argument("--limit", type=float, default=240, help="seconds for one setting")
+    parser.add_argument("--limit", type=float, default=540,
+                        help="seconds for one setting, waiting for the GPU included")
     parser.add_argument("--time-budget", type=float, default=540)
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
