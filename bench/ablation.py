@@ -35,7 +35,7 @@ from transconv.tuning.table import Row, Table
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
            "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
            "torch", "triton", "commit")
-KEY = ("problem", "prop", "what", "variant")
+KEY = ("problem", "prop", "base", "what", "variant")
 SAME = "same text"
 STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "teams")  # they decide which tiles are legal
 

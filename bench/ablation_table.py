@@ -47,16 +47,16 @@ def summary(rows: Sequence[Row], what: str) -> str:
 
 
 def layers(rows: Sequence[Row]) -> str:
-    """One line per layer and direction: the base, and every variant that is not nothing."""
+    """One line per layer, direction and base: every variant that is not nothing."""
     lines = []
-    for key in dict.fromkeys((r["layer"], r["direction"]) for r in rows):
-        mine = [r for r in rows if (r["layer"], r["direction"]) == key]
+    for key in dict.fromkeys((r["layer"], r["direction"], r["base"]) for r in rows):
+        mine = [r for r in rows if (r["layer"], r["direction"], r["base"]) == key]
         told = sorted((r for r in mine if r["verdict"] == "right" and not is_nothing(r)),
                       key=lambda r: -(number(r, "earns") or 1.0))
         base = next((number(r, "base_us") for r in mine if number(r, "base_us")), None)
         cells = ", ".join(f"`{r['variant']}` {number(r, 'earns') or 1.0:.2f}" for r in told)
         lines.append([key[0], key[1], "-" if base is None else f"{base:.1f}",
-                      f"`{mine[0]['base']}`".replace("|", "/"), cells or "nothing"])
+                      f"`{key[2]}`".replace("|", "/"), cells or "nothing"])
     return markdown(["layer", "direction", "base us", "base", "time over the base's"], lines)
 
 

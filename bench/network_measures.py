@@ -26,11 +26,7 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
             kernels: list[tuple[Any, ...]], seconds: float = 0.9) -> Row:
     """All rows of one setting: accuracy, training, times."""
     setting = Setting(model, precision, layout, device, small)
-    prepare()
-    setting.arrange()
-    torch.backends.cudnn.benchmark = True
-    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
-        plan_all(kernels, device)
+    begin(setting, kernels, lock)
     with gpu(lock, exclusive=True):
         runs = [calls(setting, model) for model in setting.pair()]
         start_all(setting, runs)
@@ -48,11 +44,7 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
                      graphs: bool = False, seconds: float = 0.9) -> Row:
     """Times of both sides under torch.compile; ``graphs``: into CUDA graphs."""
     setting = Setting(model, precision, layout, device, small)
-    prepare()
-    setting.arrange()
-    torch.backends.cudnn.benchmark = True
-    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
-        plan_all(kernels, device)
+    begin(setting, kernels, lock)
     mode = {"mode": "reduce-overhead"} if graphs else {}
     runs, compiling = [], {}
     pair = setting.pair()
@@ -66,6 +58,15 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
     with gpu(lock, exclusive=True):
         rows, told = compared(setting, runs, "graphed " if graphs else "compiled ", seconds)
     return {"rows": [row | compiling for row in rows], "kernels": told}
+
+
+def begin(setting: Setting, kernels: list[tuple[Any, ...]], lock: str) -> None:
+    """Set the switches, cuDNN's that lets it choose by measuring included, and plan."""
+    prepare()
+    setting.arrange()
+    torch.backends.cudnn.benchmark = True
+    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
+        plan_all(kernels, setting.device)
 
 
 def start_all(setting: Setting, runs: Sequence[dict[str, Callable[[], object]]]) -> float:

@@ -9,7 +9,9 @@ from tests.reference import convolve, integers, pack, unpack
 from tests.stages import launches_of, wrong_stages
 from transconv import compiler
 from transconv.algorithm import algorithms
+from transconv.config import Config
 from transconv.epilogue import Epilogue
+from transconv.errors import ConfigError
 from transconv.ir import Load, find, i64
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
@@ -45,6 +47,14 @@ def test_taps_are_columns_next_to_few_channels_of_dst(text: str, over: str) -> N
 def test_phases_without_padding_are_columns() -> None:
     assert kinds("mb2ic5ih8oc6oh4kh2sh2ph0", Prop.BWD_D) == {
         "B": "", "M": "mb qh qw", "N": "rh rw ic", "K": "th tw oc"}
+
+
+@pytest.mark.parametrize("words", ["split_k=2", "reduce=stream programs=132", "reduce=stream"])
+def test_a_config_of_the_other_sum_is_refused_in_words(words: str) -> None:
+    problem = ConvProblem.parse("mb2ic32ih8oc4oh8kh3ph1 dt=f16 tag=nhwc")
+    config = Config.parse(f"ic:32 oc:16 oh.ow:32 | mma | {words}")
+    with pytest.raises(ConfigError, match="there is no axis 'oh' in bwd_w_over_src; its axes are"):
+        compiler.build(problem, Prop.BWD_W, SM90, config)
 
 
 # How many algorithms: one where every phase has as many taps, or where there are many phases.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv import compiler, keep, knobs, verdicts
+from transconv import compiler, knobs, verdicts
 from transconv.__main__ import main
 from transconv.algorithm import algorithms
 from transconv.config import Config
@@ -20,20 +20,12 @@ from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
 
+pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]
 DENSE = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 OTHER_BATCH = ConvProblem.parse("mb64ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 LIKE = "mb:4 oh:4 ow:4 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4"
 SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRANSCONV_TUNED", "1")
-    monkeypatch.setattr(store, "_package", list)  # what ships is another test's matter
-    for forget in (store.forget, keep.forget, compiler._plans.clear):
-        forget()
 
 
 def row(problem: ConvProblem = DENSE, config: str = SLOWER, prop: str = "fwd",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tuning_workers import time_of
-from transconv import compiler, keep
+from transconv import compiler
 from transconv.__main__ import main
 from transconv.algorithm import algorithms
 from transconv.database import rows, store
@@ -19,18 +19,10 @@ from transconv.tuning import search
 from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, of_log
 from transconv.tuning.table import Table
 
+pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]
 DENSE = ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
 SUMMED = ConvProblem.parse("mb32ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRANSCONV_TUNED", "1")
-    monkeypatch.setattr(store, "_package", list)
-    for forget in (store.forget, keep.forget, compiler._plans.clear):
-        forget()
 
 
 def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,

@@ -17,7 +17,7 @@ from transconv.config import Config
 from transconv.counts import main_of
 from transconv.database import choice
 from transconv.epilogue import Epilogue
-from transconv.errors import Unsupported
+from transconv.errors import ConfigError, Unsupported
 from transconv.ir import Kernel
 from transconv.ir.dtype import DTYPES
 from transconv.legality import why_not
@@ -37,7 +37,8 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
                epilogue: Epilogue,
                choose: Choose | None = None) -> Planned:
     """The algorithms to run, in order, each with its config: copies into workspaces, phases and
-    second stages of sums, copies of results. Raises Unsupported for tensors of whole numbers."""
+    second stages of sums, copies of results. Raises Unsupported for tensors of whole
+    numbers, ConfigError for a given config that is not legal."""
     computable(problem)
     choose = choose or (lambda a, t: choice.default(a, t, problem, prop))
     mains: Planned = []
@@ -50,6 +51,8 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     made: Planned = []
     around: dict[str, Algorithm] = {}
     for algorithm, chosen in _agreed(_same_copies(mains, target), target):
+        if config is not None and (reason := why_not(chosen, algorithm, target)):
+            raise ConfigError(f"{chosen}: {reason}")
         beside = copies(merged(algorithm, chosen.merge), chosen.pack, chosen.split_k)
         around |= {c.name: c for c in beside}
         made.append((algorithm, chosen))

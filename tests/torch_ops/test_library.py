@@ -299,8 +299,9 @@ def test_the_numbers_as_text(numbers: Any, activation: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", [
     "", "stride=", "stride=1,1", "padding=1x1", "stride=1x1 padding=0x0", "stride=1x1 groups=1",
-    "groups=2 stride=1x1", "stride=1x1 stride=1x1", "stride=1x1 relu transposed",
-    "stride=1x1 padding=-1x0", "stride=1x1 groups=2x3", "stride=1x1  relu", "stride=1x1 pads=1x1"])
+    "groups=2 stride=1x1", "stride=1x1 stride=1x1", "stride=1x1 relu transposed", "stride=1xx1",
+    "stride=x1", "stride=1x1 padding=:1x1", "stride=1x1 padding=-1x0", "stride=1x1 groups=2x3",
+    "stride=1x1  relu", "stride=1x1 pads=1x1"])
 def test_other_texts_are_refused(text: str) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
     with pytest.raises(RuntimeError, match=r"expected a text such as 'stride=1x1"):

@@ -115,9 +115,10 @@ class ExprSpeller:
         return e.name, ATOM
 
     def may_count_up(self, e: Expr) -> bool:
-        """Whether neighbouring lanes may hold neighbouring integers. Triton up to 3.6 believes of them,
+        """Whether neighbouring lanes may hold neighbouring integers. Triton 3.6 believes of them,
         subtracted, what holds for the first of a row alone (that 4 divides it, say), and lets one
-        lane's comparison stand for its neighbour's. A product with -1 it takes for what it is."""
+        lane's comparison stand for its neighbour's (bench/results/h200_subtracted_lanes.csv). A
+        product with -1 it takes for what it is."""
         scaled = isinstance(e, Mul) and isinstance(e.b, Const)
         return e.dtype.kind == "int" and bool(self.lanes(e)) and not scaled
 

@@ -64,11 +64,10 @@ def shrunk(question: Question, limit: int = PRODUCTS) -> tuple[Question, str]:
 
 
 def _legal_work(question: Question) -> int | None:
-    """Its products; None where its config is not legal, or names axes that it has no more (fewer
-    channels of dst may be summed over src)."""
+    """Its products; None where its config is not legal."""
     try:
         return products(question) or None
-    except (TransconvError, KeyError):
+    except TransconvError:
         return None
 
 

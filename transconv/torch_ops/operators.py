@@ -90,7 +90,7 @@ def _parse(text: str) -> Numbers:
     words = [word.partition("=") for word in text.split(" ")]
     flags = [name for name, equals, _ in words if not equals]
     lists = {name: tuple(int(size) for size in value.replace(":", "x").split("x"))
-             for name, equals, value in words if equals and re.fullmatch(r"[\dx:]*\d", value)}
+             for name, equals, value in words if equals and re.fullmatch(r"\d+([x:]\d+)*", value)}
     transposed = "transposed" in flags
     activation = flags[-1] if len(flags) > transposed else ""
     stride = lists.get("stride", ())
