@@ -195,3 +195,18 @@ def test_a_kernel_is_looked_at_before_it_starts(lost: bool) -> None:
         assert launcher._dispatch(given, True) is made.kernel
         (_, *compiled), (word, *started) = made.calls
         assert word == "started" and compiled == started  # so that it is compiled once
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_compiling_ahead_makes_the_kernel_that_is_launched(early: bool) -> None:
+    launcher = Launcher("", "kernel", None, 5, 4, 3, early=early)
+    launcher.jit = made = Compiling({})
+    given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
+    launcher.warm(given)
+    launcher._dispatch(given, True)
+    (_, *ahead), (_, *compiled), _ = made.calls
+    assert ahead == compiled and ahead[-1].get("launch_pdl", False) is early
+    idle = Launcher("", "kernel", None, 0, 4, 3)
+    idle.jit = made = Compiling({})
+    idle.warm(given)
+    assert not made.calls

@@ -69,25 +69,42 @@ class Launcher:
     def _dispatch(self, tensors: list[Any], aligned: bool) -> Any:
         """Launch through Triton, which compiles what it has not compiled before. Raises Miscompiled,
         before anything runs, for what is known to be compiled wrongly."""
-        with self.lock:
-            if self.jit is None:
-                self.jit = load(self.source, self.function, self.path)
-        function = self.jit
+        function, args = self._function(), self._arguments(tensors)
         if not aligned:
             import triton
 
             names = [p.name for p in function.params]
             function = triton.jit(function.fn, do_not_specialize_on_alignment=names)
-        args = tensors
-        if self.boxes:
-            args = [t if b is None else self.describe(t, *b)
-                    for t, b in zip(tensors, self.boxes, strict=True)]
-        # Fused multiply-adds are asked for: newer releases of Triton have another default.
-        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
-        options |= {"launch_pdl": True} if self.early else {}
+        options = self._options()
         if tensors[0].device.type != "cpu":
             refuse(function.warmup(*args, grid=(self.grid,), **options), self.function)
         return function[(self.grid,)](*args, **options)
+
+    def warm(self, tensors: list[Any]) -> None:
+        """Compile into Triton's cache what a launch with such tensors will look for; those of torch's
+        ``meta`` device look like tensors at multiples of 16 bytes."""
+        if self.grid:
+            args = self._arguments(tensors)
+            self._function().warmup(*args, grid=(self.grid,), **self._options())
+
+    def _function(self) -> Any:
+        with self.lock:
+            if self.jit is None:
+                self.jit = load(self.source, self.function, self.path)
+        return self.jit
+
+    def _arguments(self, tensors: list[Any]) -> list[Any]:
+        """Tensors, or descriptors of boxes in their place."""
+        if not self.boxes:
+            return tensors
+        return [t if b is None else self.describe(t, *b)
+                for t, b in zip(tensors, self.boxes, strict=True)]
+
+    def _options(self) -> dict[str, Any]:
+        """What Triton is told beside the arguments: with other words it is another kernel."""
+        # Fused multiply-adds are asked for: newer releases of Triton have another default.
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        return options | {"launch_pdl": True} if self.early else options
 
     def _starter(self, kernel: Any) -> Start:
         """How to start a compiled kernel with the least work per call."""

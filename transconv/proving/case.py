@@ -265,20 +265,10 @@ def warm(compiled: Compiled) -> float:
     The kernels are specialised as for tensors at addresses that are multiples of 16, which is what
     tensors without memory (of torch's ``meta`` device) look like to Triton.
     """
-    from transconv.backend_triton.module import load
-
     start = time.perf_counter()
     for step in compiled.steps:
-        launcher = step.launcher
-        if not launcher.grid:
-            continue
-        function = load(launcher.source, launcher.function, launcher.path)
-        args: list[Any] = [torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
-                           for t in step.kernel.params]
-        if launcher.boxes:
-            args = [t if box is None else launcher.describe(t, *box)
-                    for t, box in zip(args, launcher.boxes, strict=True)]
-        function.warmup(*args, grid=(1,), num_warps=launcher.warps, num_stages=launcher.stages)
+        step.launcher.warm([torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
+                            for t in step.kernel.params])
     return time.perf_counter() - start
 
 
