@@ -177,7 +177,12 @@ class Arithmetic(Binary):
 
     @property
     def dtype(self) -> DType:
-        return promote(self.a.dtype, self.b.dtype)
+        try:
+            found: DType = self._dtype
+        except AttributeError:
+            found = promote(self.a.dtype, self.b.dtype)
+            object.__setattr__(self, "_dtype", found)
+        return found
 
 
 class Compare(Binary):

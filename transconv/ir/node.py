@@ -48,9 +48,10 @@ class _Interning(type):
 class Node(metaclass=_Interning):
     """Base of expressions, statements, functions, tensors and layouts."""
 
-    # What is asked of a node again and again is kept with it (_free_vars: see visit.py).
-    __slots__ = ("__weakref__", "_children", "_free_vars")
+    # What is asked of a node again and again is kept with it (_free_vars: visit.py, _dtype: expr.py).
+    __slots__ = ("__weakref__", "_children", "_dtype", "_free_vars")
     _children: tuple[Node, ...]
+    _dtype: Any
     _free_vars: frozenset[Any]
 
     def is_equal(self, other: object) -> bool:

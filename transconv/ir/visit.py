@@ -137,11 +137,20 @@ def find(root: Node, kind: type[T]) -> list[T]:
 
 def free_vars(e: Expr) -> frozenset[Var]:
     """The variables that an expression mentions."""
+    return _free_vars(e)
+
+
+def _free_vars(e: Node) -> frozenset[Var]:
     try:
         return e._free_vars
     except AttributeError:
-        object.__setattr__(e, "_free_vars", frozenset(find(e, Var)))
-        return e._free_vars
+        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(
+            *map(_free_vars, e.children()))
+        object.__setattr__(e, "_free_vars", found)
+        return found
+
+
+_NONE: frozenset[Var] = frozenset()
 
 
 def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tuple[Lane, ...]:

@@ -10,6 +10,7 @@ kernel's notes say which and why; a sum of what no mask lets through is dropped 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,6 +47,7 @@ from transconv.ir import (
     free_vars,
     seq,
     substitute,
+    walk,
 )
 from transconv.ir.reading import readable
 from transconv.passes.dead import drop_dead_sums
@@ -59,6 +61,8 @@ class Scope(Mutator):
     def __init__(self, facts: Facts | None = None) -> None:
         self.facts = facts or Facts()
         self.defs: dict[Var, Expr] = {}
+        self.wholes: dict[Var, Expr] = {}  # the definitions over loop variables and lanes
+        self.affines: dict[Var, Expr] = {}  # the same of those that only add and multiply
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         made = []
@@ -74,6 +78,7 @@ class Scope(Mutator):
         self.facts = facts.with_range(loop.var, 0, max(0, loop.stop - 1))
         body = self.mutate(loop.body)
         self.facts, self.defs = facts, defs
+        self._expand_anew()
         until = None if loop.until is None else self.bound(loop.until)
         if body is loop.body and until is loop.until:
             return loop
@@ -91,6 +96,8 @@ class Scope(Mutator):
         elif isinstance(s, Let) and s.value.dtype.kind == "int" and not find(s.value, Read):
             found = range_of(self.whole(s.value), self.facts)
             self.facts = self.facts.with_range(s.var, found.lo, found.hi)
+            if s.var in self.defs:
+                self._expand_anew()
             self.defs[s.var] = s.value
         elif isinstance(s, FuncCall) and s.func.name == "assume":
             condition = s.args[0]
@@ -98,22 +105,32 @@ class Scope(Mutator):
             self.facts = self.facts.assume(condition)
             for v in free_vars(condition):  # expanding it would lose what was just learnt
                 self.defs.pop(v, None)
+            self._expand_anew()
 
     def affine(self, e: Expr) -> Expr:
         """Expand the lets that only add and multiply."""
-        return self._expand(e, lambda v: not any(find(v, c) for c in _NOT_AFFINE))
+        return self._expand(e, self.affines, lambda value: not _divides(value))
 
     def whole(self, e: Expr) -> Expr:
         """Expand every let: the expression over loop variables and lanes."""
-        return self._expand(e, lambda v: True)
+        return self._expand(e, self.wholes, lambda value: True)
 
-    def _expand(self, e: Expr, wanted: object) -> Expr:
-        while True:
-            values = {v: self.defs[v] for v in free_vars(e)
-                      if v in self.defs and wanted(self.defs[v])}  # type: ignore[operator]
-            if not values:
-                return e
-            e = substitute(e, values)
+    def _expand(self, e: Expr, known: dict[Var, Expr], wanted: Callable[[Expr], bool]) -> Expr:
+        values: dict[Var, Expr] = {}
+        for v in free_vars(e):
+            if v not in known and v in self.defs and wanted(self.defs[v]):
+                known[v] = self._expand(self.defs[v], known, wanted)
+            if v in known:
+                values[v] = known[v]
+        return substitute(e, values)
+
+    def _expand_anew(self) -> None:
+        """Forget what became of definitions: some of those it was made from are gone."""
+        self.wholes, self.affines = {}, {}
+
+
+def _divides(e: Expr) -> bool:
+    return any(isinstance(n, _NOT_AFFINE) for n in walk(e))
 
 
 _NOT_AFFINE = (FloorDiv, Mod, Min, Max, Select)
@@ -146,7 +163,7 @@ class _Simplify(Scope):
         """The address over loop variables and lanes where all divisions cancel (a gapless tile is
         one run of memory), else with the dividing lets left as names."""
         whole = simplify(self.whole(e), self.facts)
-        if not any(find(whole, c) for c in _NOT_AFFINE):
+        if not _divides(whole):
             return whole
         return simplify(self.affine(e), self.facts)
 
