@@ -202,7 +202,7 @@ def kernels_of(call: Callable[[], object], setting: Setting) -> tuple[float | st
         setting.wait()
     events = seen.events() or ()
     spans = [(e.time_range.start, e.time_range.end) for e in events
-             if e.device_type is torch.autograd.DeviceType.CUDA]
+             if e.device_type == torch.autograd.DeviceType.CUDA]
     each = [{"kernel": e.key[:120], "calls": e.count, "gpu_us": e.self_device_time_total}
             for e in seen.key_averages() if e.self_device_time_total > 0]
     return covered(spans) / 1e3, sorted(each, key=lambda r: -r["gpu_us"])[:LONGEST]
