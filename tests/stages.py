@@ -21,11 +21,12 @@ from transconv.ir.verify import verify
 from transconv.legality import why_not
 from transconv.packing import COPY, PACK, UNPACK
 from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.target import TARGETS, Target
 
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 SM90 = TARGETS["sm_90"]
+SM100 = TARGETS["sm_100"]  # boxes, and no left operand that is overwritten while it is read
 SPLIT = 2  # the parts of a split sum only exist once `blockwise`, the second pass, has made them
 
 Launches = list[list[tuple[str, Kernel]]]
@@ -53,9 +54,9 @@ def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
 
 
 def launches_of(steps: Sequence[tuple[Algorithm, Config]],
-                switches: dict[str, bool] | None = None) -> Launches:
+                switches: dict[str, bool] | None = None, target: Target = SM90) -> Launches:
     """Per launch of a plan: its kernel as it is first written, and after every pass."""
-    return [compiler.lower(alg, config, SM90, "conv", "ieee", switches) for alg, config in steps]
+    return [compiler.lower(alg, config, target, "conv", "ieee", switches) for alg, config in steps]
 
 
 def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:

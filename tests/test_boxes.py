@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.stages import SM90, launches_of, wrong_stages
+from tests.stages import SM90, SM100, launches_of, wrong_stages
 from transconv import compiler
 from transconv.algorithm import algorithms
 from transconv.boxes import Box, box_of
@@ -12,6 +12,7 @@ from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.legality import why_not
 from transconv.problem import ConvProblem, Prop
+from transconv.target import Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 BOXED = "a=box b=box c=box swap=1"
@@ -40,8 +41,8 @@ CASES = [
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
 def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, config: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
-    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
-    assert wrong_stages(p, prop, launches_of(steps)) == []
+    steps = compiler.plan_steps(p, prop, SM100, Config.parse(config), Epilogue())
+    assert wrong_stages(p, prop, launches_of(steps, target=SM100)) == []
 
 
 # Images of odd size, in steps of 2: some planes lack a row, which no lane may look at.
@@ -76,15 +77,17 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, config: str, reason: str)
     ("mb2ic64ih9oc16oh4kh3sh2ph0", "mb:2 qh:4 qw:4"), ("mb4ic64ih10oc16oh3kh4sh3ph0", "mb:4 qh:2 qw:2"),
     ("mb4ic64iw11oc16ow3kw4sw3pw0", "mb:4 qw:4"),
     ("mb2ic64ih9iw7oc16oh5ow3kh2kw3sh2sw2ph1pw0", "mb:1 qh:4 qw:4")])
-@pytest.mark.parametrize("words", ["", "via=gluon stages=2"])
-def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str) -> None:
+@pytest.mark.parametrize(("words", "target"), [("", SM100), ("via=gluon stages=2", SM90)],
+                         ids=["tl", "gluon"])
+def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str,
+                                                 target: Target) -> None:
     """Each sees one plane and knows how many rows that has: nothing is written into the next image."""
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     config = Config.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
     phases = [x for x in algorithms(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]
-    assert phases and [why_not(config, x, SM90) for x in phases] == [None] * len(phases)
-    steps = compiler.plan_steps(p, Prop.BWD_D, SM90, config, Epilogue())
-    assert wrong_stages(p, Prop.BWD_D, launches_of(steps)) == []
+    assert phases and [why_not(config, x, target) for x in phases] == [None] * len(phases)
+    steps = compiler.plan_steps(p, Prop.BWD_D, target, config, Epilogue())
+    assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
 
 
 REFUSALS = [
@@ -98,6 +101,8 @@ REFUSALS = [
     ("g2mb4ic48ih8oc48oh8kh3ph1", FWD, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
      "block ic:16 does not divide 24"),
     ("mb4ic16ih8oc16oh8kh3ph1", BWD_W, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
+     "b=box: a left operand of more than two dimensions goes through registers"),
+    ("mb1ic40ih8oc48oh8kh3ph1", Prop.BWD_D, "ih:8 iw:8 ic:32 oc:16", "axb",
      "b=box: a left operand of more than two dimensions goes through registers"),
     ("mb4ic16ih8oc16oh8kh1", BWD_W, "mb:2 oh:2 ow:8 oc:16 ic:16", "abx",
      "apart in memory"),

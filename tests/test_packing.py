@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import integers, pack, unpack
-from tests.stages import PHASES, SM90, launches_of, small_configs, wrong_stages
+from tests.stages import PHASES, SM90, SM100, launches_of, small_configs, wrong_stages
 from tests.strategies import problems
 from transconv import compiler, cost, heuristics
 from transconv.algorithm import Algorithm, algorithms
@@ -66,8 +66,8 @@ CASES = [
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
 def test_boxes_over_copies(text: str, prop: Prop, config: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
-    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
-    assert wrong_stages(p, prop, launches_of(steps)) == []
+    steps = compiler.plan_steps(p, prop, SM100, Config.parse(config), Epilogue())
+    assert wrong_stages(p, prop, launches_of(steps, target=SM100)) == []
 
 
 # f32 for the matrix unit: what is summed lies innermost, output channels of weights and images too.
@@ -256,7 +256,7 @@ def test_a_copy_has_no_second_operand() -> None:
 def test_a_plan_copies_once_for_all_phases() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
     config = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
-    plan = compiler.build(p, BWD_D, SM90, config)
+    plan = compiler.build(p, BWD_D, SM100, config)
     names = [s.algorithm.name for s in plan.steps]
     assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
                      "unpack_src"]
@@ -273,13 +273,13 @@ def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def choose(algorithm: Algorithm, target: object) -> Config:
         if is_copy(algorithm):
-            return heuristics.default(algorithm, SM90)
+            return heuristics.default(algorithm, SM100)
         return direct if algorithm.name.endswith("_1_1") else packed
 
-    steps = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue(), choose)
+    steps = compiler.plan_steps(p, BWD_D, SM100, None, Epilogue(), choose)
     mains = [c for a, c in steps if not is_copy(a)]
     assert len(mains) == 4 and all(c.unpacks for c in mains)
-    assert wrong_stages(p, BWD_D, launches_of(steps)) == []
+    assert wrong_stages(p, BWD_D, launches_of(steps, target=SM100)) == []
 
 
 def test_phases_share_the_longest_partials() -> None:

@@ -22,6 +22,7 @@ FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 # What a kernel for the chip is in Triton's interpreter: its 16-bit operands need casts.
 CHIP = replace(TARGETS["sm_90"], name="sm_90-interpreted", upcast16=True,
+               features=TARGETS["sm_90"].features - {"wgmma"},
                precisions=TARGETS["interpreter"].precisions)
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

@@ -37,11 +37,17 @@ def why_not_boxes(c: Config, alg: Algorithm, target: Target) -> str | None:
             if name != "c" and _folded(found, alg):
                 return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
                         "of the box, the matrix unit reads rows of one")
-            if c.via == "tl" and name == ("b" if c.swap else "a") and (
-                    sum(e > 1 for e in found.extents) > 2):
+            if c.via == "tl" and name == ("b" if c.swap else "a") and _rank(found, target) > 2:
                 return (f"{name}=box: a left operand of more than two dimensions goes through "
                         "registers, where Triton 3.6 gets some sums wrong")
     return None
+
+
+def _rank(box: Box, target: Target) -> int:
+    """The dimensions that Triton sees in a box. Those of extent 1 keep a left operand out of the shared
+    memory that ``wgmma`` reads; products are then under way while the loads of the next step overwrite
+    the registers that they read."""
+    return len(box.extents) if "wgmma" in target.features else sum(e > 1 for e in box.extents)
 
 
 def _cut_short(box: Box, view: View) -> bool:
