@@ -23,6 +23,7 @@ from transconv.problem import ConvProblem, Prop
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 ROLE = "a=box b=box via=gluon"
 TEAMS = f"{ROLE} teams=2"
+KEPT = f"{ROLE} keep=b programs=2"
 STREAM = f"{ROLE} reduce=stream group_m=1"
 CASES = [
     ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3"),
@@ -52,6 +53,12 @@ CASES = [
     ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7"),
     ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1"),
     ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}"),
+    ("mb3ic32ih8oc16oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {KEPT} c=box stages=2"),
+    ("mb5ic16ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:32 ic:16 | {KEPT} stages=3"),
+    ("mb3ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {KEPT} c=box swap=1 teams=2"),
+    ("mb5ic16ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {KEPT} c=box teams=2 stages=5"),
+    ("mb6ic16ih8oc32oh4kh3sh2ph1", BWD_D, f"mb:4 qh:4 qw:4 oc:16 ic:16 | {KEPT} c=box"),
+    ("mb2ic16ih8oc64oh8kh1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} keep=a programs=1 swap=1"),
 ]
 
 # f32: what lies along K is multiplied as it landed, everything else is turned first.
@@ -255,6 +262,39 @@ def test_parts_of_sums_are_dealt_out_like_tiles(split: int, programs: int) -> No
     kernel = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {ROLE} split_k={split} programs=8")[0]
     dealt = [x.programs for x in ir.find(kernel, ir.For) if x.kind == "dealt"]
     assert dealt == [programs] * 2 * (programs > 0)
+
+
+def test_what_is_kept_is_fetched_once() -> None:
+    p = ConvProblem.parse("mb5ic16ih8oc24oh8kh3ph1 dt=f16 tag=axb")
+    kernel = kernels(p, FWD, f"oh:8 ow:8 oc:32 ic:16 | {KEPT} stages=3")[0]
+    buffers = {s.what.name: s.what.slots for s in ir.find(kernel, ir.Shared)}
+    assert buffers == {"src_ring": 3, "wei_kept": 9, "landed": 3, "free": 3, "kept": 9}
+    (fetches,) = (r for r in ir.find(kernel, ir.Role) if r.name == "fetches")
+    once, *_, dealt = ir.statements(fetches.body)
+    assert [f.tensor.name for f in ir.find(once, ir.Fetch)] == ["wei"]
+    assert [f.tensor.name for f in ir.find(dealt, ir.Fetch)] == ["src"]
+    text = emit(kernel)
+    assert "wei_kept = gl.allocate_shared_memory(wei_box.dtype, [9, " in text
+    assert "mbarrier.wait(kept.index(step), 0)" in text
+
+
+@pytest.mark.parametrize(("text", "prop", "words", "reason"), [
+    ("", FWD, f"{ROLE} keep=b", "only a persistent explicit kernel"),
+    ("", FWD, "a=box b=box programs=2 keep=b", "only a persistent explicit kernel"),
+    ("", FWD, f"{KEPT} split_k=3", "parts of a sum"),
+    ("", FWD, f"{KEPT} keep=a", "multiply 5 different pieces"),
+    ("oc:16", FWD, KEPT, "multiply 2 different pieces"),
+    ("dt=f32", BWD_D, KEPT, "operands are turned"),
+])
+def test_why_nothing_is_kept(text: str, prop: Prop, words: str, reason: str) -> None:
+    p = ConvProblem.parse("mb5ic16ih8oc24oh8kh3ph1 tag=axb " + (
+        text if text.startswith("dt") else "dt=f16"))
+    (algorithm,) = algorithms(p, prop)
+    pixels = "oh:8 ow:8" if prop is FWD else "ih:8 iw:8"
+    channels = text if text.startswith("oc") else "oc:32"
+    words = words.replace("keep=b programs=2 keep=a", "keep=a programs=2")
+    told = why_not(Config.parse(f"{pixels} {channels} ic:16 | {words}"), algorithm, SM90)
+    assert told is not None and reason in told
 
 
 @pytest.mark.parametrize(("words", "reason"), [

@@ -54,6 +54,8 @@ class Config:
               instead of at every step (unit fma)
     teams     2: two groups of ``warps`` take turns at the tiles of a program, so that one multiplies
               while the other stores (explicit kernels that are given several tiles each)
+    keep      ``b``: all tiles of a program multiply the same boxes of B, which are fetched once and stay
+              in shared memory, one buffer for each step of the sum (explicit kernels, ``programs``)
     stages    loop iterations whose loads are in flight; warps   warps per program (of each team)
     via       ``tl`` leaves shared memory and waits to Triton; ``gluon`` has them written out, one more
               warp fetches boxes while the others multiply straight from shared memory; f32 boxes
@@ -77,6 +79,7 @@ class Config:
     regs: str = ""
     late: int = 0
     teams: int = 1
+    keep: str = ""
     stages: int = 3
     warps: int = 4
     via: str = "tl"
@@ -131,14 +134,16 @@ class Config:
 
 
 CHOICES = {"unit": ("mma", "fma"), "a": ("gather", "box"), "b": ("gather", "box"),
-           "c": ("gather", "box"), "reduce": ("partials", "atomic", "stream"), "via": ("tl", "gluon")}
+           "c": ("gather", "box"), "keep": ("", "a", "b"),
+           "reduce": ("partials", "atomic", "stream"), "via": ("tl", "gluon")}
 _DEFAULTS = {f.name: f.default for f in fields(Config)}
 
 
 def _word(name: str, value: str, text: str) -> object:
     if name in CHOICES:
         if value not in CHOICES[name]:
-            raise ConfigError(f"config '{text}': {name}={value}, expected {' or '.join(CHOICES[name])}")
+            wanted = " or ".join(filter(None, CHOICES[name]))
+            raise ConfigError(f"config '{text}': {name}={value}, expected {wanted}")
         return value
     if name in ("order", "regs"):
         return value

@@ -40,13 +40,27 @@ def k_steps(c: Config, alg: Algorithm) -> int:
 
 def programs(config: Config, alg: Algorithm) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
-    alg, found = merged(alg, config.merge), config.split_k
-    for kind in "BMN":
-        for b in config.blocks:
-            if alg.kind(b.axes[0]) == kind:
-                found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
-        found *= prod(x.size for x in alg.axes_of(kind) if config.block_of(x.name) is None)
-    return max(1, found)
+    alg = merged(alg, config.merge)
+    return max(1, config.split_k * prod(tiles_along(config, alg, kind) for kind in "BMN"))
+
+
+def tiles_along(c: Config, alg: Algorithm, kind: str) -> int:
+    """How many tiles lie side by side along a kind."""
+    found = prod(x.size for x in alg.axes_of(kind) if c.block_of(x.name) is None)
+    for b in c.blocks:
+        if alg.kind(b.axes[0]) == kind:
+            found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+    return found
+
+
+def shared_bytes(c: Config, alg: Algorithm) -> int:
+    """The bytes of shared memory that the operands of a kernel for the matrix unit take."""
+    k = tile(c, alg, "K")
+    need = turned_bytes(c, alg) * max(1, c.stages)
+    for letter, kind, view in (("a", "M", alg.a), ("b", "N", alg.b)):
+        times = k_steps(c, alg) if letter == c.keep else max(1, c.stages)
+        need += times * tile(c, alg, kind) * k * view.tensor.dtype.bytes if view is not None else 0
+    return need
 
 
 def turned_bytes(c: Config, alg: Algorithm) -> int:

@@ -16,7 +16,7 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.box_rules import ROW
 from transconv.config import Block, Config
-from transconv.counts import k_steps, programs, turned_bytes
+from transconv.counts import k_steps, programs, tiles_along, turned_bytes
 from transconv.packing import diagonal
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings
@@ -110,17 +110,25 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algor
 
 def _persistent(config: Config, m: int, n: int, k: int, alg: Algorithm,
                 target: Target) -> Iterator[Config]:
-    """A program for every multiprocessor; its warps all at one tile, or two teams of them in turns."""
-    yield replace(config, programs=target.sms)
+    """A program for every multiprocessor; its warps all at one tile, or two teams of them in turns; and
+    what all its tiles multiply is kept."""
+    made = [replace(config, programs=target.sms)]
     stages = _stages(m, n, k, config.c, 2, 0, alg, target)
     if config.warps == 4 and stages >= FEWEST and not turned_bytes(config, alg):
-        yield replace(config, programs=target.sms, teams=2, stages=stages)
+        made.append(replace(made[0], teams=2, stages=stages))
+    yield from made
+    if tiles_along(config, alg, "N") == tiles_along(config, alg, "B") == config.split_k == 1:
+        for each in made:
+            stays = k_steps(config, alg) * k * n * alg.a.tensor.dtype.bytes
+            stages = _stages(m, n, k, config.c, each.teams, 0, alg, target, stays)
+            if stages >= FEWEST:
+                yield replace(each, keep="b", stages=stages)
 
 
 def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, alg: Algorithm,
-            target: Target) -> int:
+            target: Target, kept: int = 0) -> int:
     """As many as fit beside the tiles that wait to be stored; ``turned``: the bytes of a step that are
-    written once more."""
+    written once more; ``kept``: those of B that stay, which then is no part of a stage."""
     waiting = teams * m * n * alg.c.tensor.dtype.bytes if c == "box" else 0
-    stage = k * (m + n) * alg.a.tensor.dtype.bytes + turned
-    return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting) // stage)
+    stage = k * (m if kept else m + n) * alg.a.tensor.dtype.bytes + turned
+    return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)

@@ -11,8 +11,13 @@ from math import prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Config
-from transconv.counts import k_steps, lanes, tile, turned_bytes
-from transconv.legality_boxes import why_not_boxes, why_not_explicit, why_not_teams
+from transconv.counts import k_steps, lanes, shared_bytes, tile, turned_bytes
+from transconv.legality_boxes import (
+    why_not_boxes,
+    why_not_explicit,
+    why_not_kept,
+    why_not_teams,
+)
 from transconv.merging import merged, why_not_merged
 from transconv.packing import letters, over_copies, view_of, why_not_copied
 from transconv.strides import places
@@ -150,13 +155,12 @@ def _fits(c: Config, alg: Algorithm, target: Target) -> str | None:
         return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
                 f"{c.warps} warps have 224 to give")
     if c.unit == "mma" and alg.b is not None:
-        per_stage = m * k * alg.a.tensor.dtype.bytes + k * n * alg.b.tensor.dtype.bytes
-        per_stage += turned_bytes(c, alg)
-        need = per_stage * max(1, c.stages)
+        need = shared_bytes(c, alg)
         held = c.c == "box" or _reordered(c, alg)
         need += c.teams * m * n * alg.c.tensor.dtype.bytes if held else 0
         if need > target.shared_bytes:
             twice = ", with what is turned" if turned_bytes(c, alg) else ""
+            twice += f", {c.keep} kept," if c.keep else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")
     if c.unit == "fma" and m * n * k > 256 * threads:
@@ -200,4 +204,4 @@ def _stream(c: Config, alg: Algorithm) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (_axes_exist, _blocks_are_pure, _registers, _matrix_unit, _fits, _split,
-                           why_not_explicit, why_not_teams, why_not_boxes)
+                           why_not_explicit, why_not_teams, why_not_kept, why_not_boxes)

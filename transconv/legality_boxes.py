@@ -1,5 +1,5 @@
 """Stage 3. Which boxes are legal, and which explicit kernels, that multiply boxes and nothing else: None,
-or a sentence that says why not. The rules behind ``a=box``, ``via=gluon`` and ``teams=2``.
+or a sentence that says why not. The rules behind ``a=box``, ``via=gluon``, ``teams=2`` and ``keep=b``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from transconv.algorithm import Algorithm
 from transconv.box_rules import ROW
 from transconv.boxes import Box, box_of
 from transconv.config import Config
-from transconv.counts import k_steps, programs, tile, turned_bytes
+from transconv.counts import k_steps, programs, tile, tiles_along, turned_bytes
 from transconv.ir import View
 from transconv.packing import ROW_ALIGN, operand_of
 from transconv.target import Target
@@ -116,4 +116,23 @@ def why_not_teams(c: Config, alg: Algorithm, target: Target) -> str | None:
                 f"fewer than the {tiles} tiles (programs=132)")
     if steps % c.split_k:
         return f"teams=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+    return None
+
+
+def why_not_kept(c: Config, alg: Algorithm, target: Target) -> str | None:
+    if not c.keep:
+        return None
+    if c.via != "gluon" or c.programs < 1:
+        return f"keep={c.keep}: only a persistent explicit kernel (via=gluon programs=132) has tiles " \
+               "that share what is kept"
+    if c.split_k > 1 or c.reduce == "stream":
+        return f"keep={c.keep}: parts of a sum multiply other boxes than the parts beside them"
+    if turned_bytes(c, alg):
+        return f"keep={c.keep}: operands are turned on the way here, which moves them at every step"
+    kind = "M" if c.keep == "a" else "N"
+    others = tiles_along(c, alg, kind) * tiles_along(c, alg, "B")
+    if others > 1:
+        return f"keep={c.keep}: tiles multiply {others} different pieces of it"
+    if k_steps(c, alg) < 2:
+        return f"keep={c.keep}: a sum of one step has a ring of its own length anyway"
     return None

@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from transconv.algorithm import Algorithm
 from transconv.config import Block, Config
-from transconv.counts import k_steps, main_of, programs, tile, turned_bytes
+from transconv.counts import k_steps, main_of, programs, shared_bytes, tile, turned_bytes
 from transconv.ir import View
 from transconv.issue import ACCESS, SECTOR
 from transconv.merging import inner_channel
@@ -63,6 +63,9 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
     words = (config.a, config.b)
     along = _only_along(config, alg, target)
     fetched = tuple(_fetch(v, config, alg, word, along) for v, word in zip(views, words, strict=False))
+    if config.keep:  # for all tiles of a program once
+        at = "ab".index(config.keep)
+        fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
     results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
     blocks = [b for b in config.blocks if alg.kind(b.axes[0]) == "K"]
     return Work(
@@ -72,7 +75,7 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         boxed="box" in (config.a, config.b),
         pixels_summed=any(_role(b, alg) == "pixel" for b in blocks),
         fetched=fetched, stored=_stored(config, alg),
-        resident=1 if config.programs else _resident(config, alg, target, m * n * group, k),
+        resident=1 if config.programs else _resident(config, alg, target, m * n * group),
         traffic=sum(touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
         bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg))
@@ -96,15 +99,13 @@ def _role(block: Block, alg: Algorithm) -> str:
     return next(x.role for x in alg.axes if x.name == block.axes[0])
 
 
-def _resident(config: Config, alg: Algorithm, target: Target, results: int, k: int) -> int:
+def _resident(config: Config, alg: Algorithm, target: Target, results: int) -> int:
     """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
     threads = config.warps * target.warp_size
     registers = _registers(config, alg, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if config.unit == "mma" and alg.b is not None:
-        a, b = alg.a.tensor.dtype.bytes, alg.b.tensor.dtype.bytes
-        m, n = (tile(config, alg, kind) for kind in "MN")
-        shared = config.stages * (k * (m * a + n * b) + turned_bytes(config, alg)) + 1024
+        shared = shared_bytes(config, alg) + 1024
         shared += results * alg.c.tensor.dtype.bytes if config.c == "box" else 0
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))

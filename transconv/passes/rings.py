@@ -20,6 +20,7 @@ from transconv.ir import (
     Const,
     Expr,
     Fetch,
+    For,
     Lane,
     Let,
     Piece,
@@ -50,13 +51,15 @@ class Ring:
 @dataclass(frozen=True, slots=True)
 class Rings:
     """The buffers by what they hold, and the barriers that the roles share: a slot has ``landed``, a
-    slot is ``free`` again; where operands are turned, one is ``turned``, and it was ``taken``."""
+    slot is ``free`` again; where operands are turned, one is ``turned``, and it was ``taken``; where an
+    operand is kept, its boxes of a step are ``kept``."""
 
     of: dict[Var, Ring]
     landed: Barrier
     free: Barrier
     turned: Barrier
     taken: Barrier
+    kept: Barrier | None = None
 
     @property
     def turns(self) -> list[Ring]:
@@ -69,33 +72,44 @@ class Rings:
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()))
+        return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()),
+                *((self.kept,) if self.kept else ()))
+
+    def fetches(self, barrier: Barrier | None) -> list[Fetch]:
+        """The fetches that a barrier counts, in the order of the operands."""
+        return [f for ring in self.of.values() for f in ring.fetches if f.barrier is barrier]
 
     @property
     def slots(self) -> int:
         return self.landed.slots
 
 
-def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int) -> Rings:
-    """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes."""
-    landed = Barrier("landed", stages)
+def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int, loop: For,
+          keep: str = "") -> Rings:
+    """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes. What
+    is kept (operand ``keep``) has a slot for each step of the sum, the ``loop``."""
+    landed, kept = Barrier("landed", stages), Barrier("kept", loop.stop)
     spread = _laned_lets(lets)
     made = {}
     for var, box in fetched.items():
+        stays = var.name == keep
+        barrier, slot = (kept, loop.var) if stays else (landed, SLOT)
         corners = [_whole(c, spread) for c in box.corner]
         within = tuple(_whole(w, spread) for w in box.within)
         pile = _pile({x for c in corners for x in lanes_of(c)}, within, box.extents)
         members, below = (pile.boxes, pile.below) if pile else (1, False)
-        buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, stages, box.extents, members, below)
-        piece = Piece(buffer, SLOT, simplify(pile.lane // pile.inner) if pile else ZERO, within)
+        buffer = Buffer(f"{box.tensor.name}_{'kept' if stays else 'ring'}", box.dtype, barrier.slots,
+                        box.extents, members, below)
+        piece = Piece(buffer, slot, simplify(pile.lane // pile.inner) if pile else ZERO, within)
         fetches = tuple(
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
-                  replace(piece, member=Const(j)), landed, SLOT)
+                  replace(piece, member=Const(j)), barrier, slot)
             for j in range(buffer.members))
         made[var] = Ring(buffer, piece, fetches, _turned(piece))
     readers = len({r.turned is None for r in made.values()})
     free = Barrier("free", stages, readers)
-    return Rings(made, landed, free, Barrier("turned", stages), Barrier("taken", stages))
+    return Rings(made, landed, free, Barrier("turned", stages), Barrier("taken", stages),
+                 kept if keep else None)
 
 
 def _turned(piece: Piece) -> Piece | None:

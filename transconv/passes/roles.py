@@ -31,6 +31,9 @@ A barrier knows only whether a phase is even or odd, so a team that waits for a 
 of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
 a barrier whose parity is the team whose turn it is.
 
+With ``keep=b`` all tiles of a program multiply the same boxes of B (a filter of few channels): these
+are fetched once, before the first tile, each into a buffer of its own, and nobody frees them.
+
 The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.turned``)
 are turned between the two by a third role, into a ring of their own:
 
@@ -41,6 +44,7 @@ are turned between the two by a third role, into a ring of their own:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transconv.config import Config
@@ -105,7 +109,8 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
     outer = (s for before, _ in around for s in before)
-    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), config.stages)
+    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), config.stages, tile.loop,
+                 config.keep)
     teams = [_Team(number, config.teams) for number in range(config.teams)]
     own = [_clean(t.name, config.warps, TEAM_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
@@ -199,12 +204,20 @@ def _counters(phase: int) -> tuple[Stmt, ...]:
 def _fetches(tile: _Tile, rings: Rings) -> _Act:
     """Fill a slot per step as soon as it is free. Before the first round all of them are, which a
     wait for the phase before the first one says."""
-    fetches = [f for ring in rings.of.values() for f in ring.fetches]
-    bytes_ = sum(f.piece.buffer.box_bytes for f in fetches)
     step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
-               FuncCall(EXPECT, (rings.landed, SLOT, Const(bytes_))), *fetches,
-               *_advance(rings.slots))
-    return _Act(_counters(1), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+               *_expected(rings, rings.landed, SLOT), *_advance(rings.slots))
+    first = _counters(1)
+    if rings.kept is not None:
+        once = seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
+        first = (replace(tile.loop, body=once, stages=0), *first)
+    return _Act(first, seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+
+
+def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
+    """Start the copies that a barrier counts, and tell it how many bytes will land."""
+    fetches = rings.fetches(barrier)
+    yield FuncCall(EXPECT, (barrier, slot, Const(sum(f.piece.buffer.box_bytes for f in fetches))))
+    yield from fetches
 
 
 def _turns(tile: _Tile, rings: Rings) -> _Act:
@@ -224,7 +237,8 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.turned, rings.turns)) if there]
     read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
-    step = seq(*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
+    kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
+    step = seq(*tile.lets, *kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
                FuncCall(DOT_ASYNC, (tile.acc.var, left, right)),
                FuncCall(DOT_WAIT, (ONE,)),
                *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read), *_advance(rings.slots))

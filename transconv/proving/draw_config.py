@@ -29,7 +29,7 @@ VALUES: dict[str, tuple[int, ...]] = {
     "stages": (1, 2, 3, 4), "warps": (1, 2, 4, 4, 8), "teams": (1, 2),
 }
 # Words that decide whether another is legal, and are drawn with it; so are smaller blocks.
-COMPANIONS = {"teams": ("programs", "warps", "split_k")}
+COMPANIONS = {"teams": ("programs", "warps", "split_k"), "keep": ("programs", "split_k", "teams")}
 DEFAULTS = Config()
 SPOKEN = tuple(f.name for f in fields(Config) if isinstance(f.default, str) and f.name != "order")
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
