@@ -96,8 +96,8 @@ def _changes(base: Config, target: Target) -> Iterator[tuple[str, dict[str, Any]
         yield "programs=all", {"programs": target.sms}
     if base.teams == 1 and base.via == "gluon":
         yield "teams=2", {"teams": 2}
-    if base.via == "gluon" and base.programs:
-        yield ("keep=", {"keep": ""}) if base.keep else ("keep=b", {"keep": "b"})
+    if base.via == "gluon" and base.programs and not base.keep:
+        yield "keep=b", {"keep": "b"}
     if base.split_k == 1:
         yield "split_k=2", {"split_k": 2}
     if not base.unroll:
