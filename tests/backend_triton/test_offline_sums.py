@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from transconv.backend_triton.offline import Resources, compile_offline
@@ -28,3 +30,13 @@ def test_a_sum_stays_a_sum(chip: str) -> None:
         assert "tt.dot " not in found.texts["ttgir"], job.source
         seen += "axis=" in job.source
     assert seen == len(CONFIGS)
+
+
+def test_pairs_begin_at_even_addresses() -> None:
+    """Taps lie side by side, and so do columns: no two taps of every column begin at 8 bytes."""
+    p = ConvProblem.parse("mb5ic16ih12oc32oh8kh2ph0 dt=f32 tag=nchw:oIhw4i:nChw4c")
+    config = "mb:2 oh.ow:8 oc:2 kh.kw:16 ic:1 | fma | swap=1 stages=4 warps=1"
+    (found,) = compile_offline(jobs_of(p, Prop.FWD, TARGETS["sm_90"], Config.parse(config), None, "ptx"))
+    assert isinstance(found, Resources)
+    copied = re.findall(r"cp\.async\.ca\.shared\.global [^;]*, (0x\w+),", found.texts["ptx"])
+    assert set(copied) == {"0x4"}

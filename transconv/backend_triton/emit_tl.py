@@ -61,7 +61,7 @@ class TlEmitter(ExprSpeller):
             yield from self.lines(part)
 
     def lines_Let(self, s: Let) -> list[str]:
-        self.scope[s.var] = self.lanes(s.value)
+        self.name(s)
         return [f"{s.var.name} = {self.text(s.value)}"]
 
     def lines_For(self, s: For) -> list[str]:
