@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from tests.stages import shapes
 from transconv import allocator, compiler, knobs, steps, trust, verdicts
 from transconv.config import Config
 from transconv.epilogue import Epilogue
+from transconv.ir.evaluate import CALLS
 from transconv.plans import Compiled
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
@@ -79,6 +81,25 @@ def test_emitted_kernels_over_copies(text: str, prop: Prop, config: str) -> None
     t = tensors_of(compiled.problem, prop)
     compiled.launch(**t)
     assert torch.equal(t[prop.result], answer(compiled.problem, prop, t))
+
+
+@interpreted
+def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
+    compiled = plan("mb2ic32ih8oc64oh8kh3ph1 dt=f32", FWD,
+                    f"mb:2 oh:4 ow:8 oc:64 ic:16 | {BOXED} c=box pack=a.b.c")
+    named = {s.algorithm.name: s for s in compiled.steps}
+    src = torch.randn(2, 32, 8, 8, generator=torch.Generator().manual_seed(0))
+    src[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), 3.4028235e38, 1 + 2**-11])
+    src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
+    made = torch.full((2, 8, 8, 32), -1.0)
+    named["pack_src"].launcher([src, made])
+    wanted = CALLS["tf32"][1](src.permute(0, 2, 3, 1).numpy())
+    assert np.array_equal(made.numpy(), wanted, equal_nan=True)
+    assert made[0, 0, 0, 0].isnan() and (made != src.permute(0, 2, 3, 1)).sum() > 4000
+    y = torch.randn(2, 8, 8, 64)
+    back = torch.full((2, 64, 8, 8), -1.0)
+    named["unpack_dst"].launcher([y, back])
+    assert torch.equal(back, y.permute(0, 3, 1, 2))  # a result keeps its bits
 
 
 @interpreted

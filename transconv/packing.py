@@ -13,8 +13,9 @@ weights, or over images, is then copied with those innermost:
     pack=a.b    src[mb, ih, iw, ic]   -- pack_src -->  src_packed[ic, ih, iw, mb]  -- main -->  wei
 
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
-through the same pipeline. Rows of a copy begin at multiples of 16 bytes whatever the number of
-channels; what lies between them is never read, because a box knows how long a row is.
+through the same pipeline. What will be multiplied as tf32 is rounded to it on the way. Rows of a copy
+begin at multiples of 16 bytes whatever the number of channels; what lies between them is never read,
+because a box knows how long a row is.
 
 The filter of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
 
@@ -178,7 +179,16 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
     axes = tuple(Axis(c.dims[d], c.shape[d], "channel" if d == fastest else "pixel") for d in order)
     dims = tuple(ViewDim(Var(name)) for name in c.dims)
     seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
-    return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc)
+    return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc,
+                     math=_rounded(name, algorithm))
+
+
+def _rounded(name: str, algorithm: Algorithm) -> str:
+    """``tf32`` for a copy of what the matrix unit multiplies as tf32: it cuts off what it does not take,
+    which is twice as far from the number as the nearest that it takes. Not for results, nor for
+    depthwise filters, whose products are made element by element."""
+    depthwise = all(x.size == 1 for x in algorithm.axes if x.role == "channel")
+    return "ieee" if depthwise or name.startswith(UNPACK) else algorithm.math
 
 
 def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:

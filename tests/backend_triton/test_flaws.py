@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from transconv import legality_boxes
 from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
 from transconv.backend_triton.offline import Resources, compile_offline
 from transconv.config import Config
@@ -40,6 +41,28 @@ RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
 ])
 def test_texts(ptx: str, sass: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
+
+
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%r1,%r2}, "
+WAIT = "wgmma.wait_group.sync.aligned "
+
+
+@pytest.mark.parametrize(("ptx", "wrong"), [
+    (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t3;", True),
+    (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t0;", False),
+    (PRODUCT + "%rd4, %rd5, p, 1, 1, 0, 0;\n" + WAIT + "1;", False),
+])
+def test_registers_that_are_overwritten(ptx: str, wrong: bool) -> None:
+    assert bool(flaw({"ptx": HEAD + ptx})) == wrong
+
+
+def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Legality refuses it; if something else lets it through, its machine code does not pass."""
+    monkeypatch.setattr(legality_boxes, "_rank", lambda box, target: 2)
+    p = ConvProblem.parse("mb1ic320ih96oc320oh96kh3ph1 dt=bf16 tag=nhwc")
+    config = Config.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
+    (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], config))
+    assert isinstance(found, Resources) and "registers that the next step writes" in found.flaw
 
 
 def test_what_cannot_be_read_is_not_believed() -> None:

@@ -186,6 +186,12 @@ class ExprSpeller:
         return self.function("where", (e.cond, e.yes, e.no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
+        if e.name == "tf32":
+            (x,) = e.args
+            own, space = self.fit(x, self.lanes(e), POSTFIX), self.space
+            near = (f"(({own}.to({space}.int32, bitcast=True) + 4096) & -8192)"
+                    f".to({space}.float32, bitcast=True)")
+            return f"{space}.where({own} == {own}, {near}, {own})", POSTFIX
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:

@@ -13,6 +13,16 @@ The ptxas of Triton 3.6 (PTX 8.7 and 8.8, sm_90 and later) encodes 0 where the u
 constants that only it finds; that of Triton 3.9 (PTX 9.4) encodes 0x32. Seen on an H200: of 43 kernels
 that differ in a word or two, the 20 with such an addition were wrong and the 23 without were right
 (bench/results/h200_lost_constant.csv).
+
+**Registers that are written while they are read.** Where the left side of an asynchronous product lies in
+registers, Triton 3.6 waits for all but the last three products and goes on to the next step, which loads
+into the same registers:
+
+    ldmatrix {%r56, %r57, ..}; ldmatrix {%r62, ..}; ..
+    wgmma.mma_async .. {%r56, %r57, ..}, %rd5, ..;  wgmma.wait_group 3;  ..  bra next
+
+Of 24 runs of two such kernels on an H200, 16 were wrong, each time in other elements (a few hundred of
+3 million; bench/results/h200_register_products.csv): a first result that is right says nothing here.
 """
 
 from __future__ import annotations
@@ -25,6 +35,8 @@ from transconv.errors import Unsupported
 
 RIGHT_SINCE = (9, 4)  # the oldest PTX whose assembler was seen to keep the constant
 
+_REGISTERS = re.compile(r"\bwgmma\.mma_async\.\S+\s+\{[^}]*\},\s*\{")
+_UNWAITED = re.compile(r"\bwgmma\.wait_group\.sync\.aligned\s+[1-9]")
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _PACKED = re.compile(r"\badd\.[su]16x2\b")
 _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
@@ -35,6 +47,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     that Triton keeps of it. Machine code is only looked at where the PTX gives a reason, or where
     Triton keeps no PTX (TRITON_STORE_BINARY_ONLY)."""
     ptx = asm.get("ptx", "")
+    if _UNWAITED.search(ptx) and _REGISTERS.search(ptx):
+        return ("products may read registers that the next step writes "
+                "(see transconv/backend_triton/flaws.py)")
     version = _VERSION.search(ptx)
     packed = _PACKED.search(ptx) if ptx else "cubin" in asm
     if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):

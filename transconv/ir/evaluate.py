@@ -20,12 +20,22 @@ from transconv.ir.memory import Array, Memory
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
+
+
+def _tf32(x: Array) -> Array:
+    """The nearest of the numbers with 10 bits behind the point, halves away from zero; NaN stays."""
+    wide = np.ascontiguousarray(x, np.float32)
+    near = ((wide.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isnan(wide), wide, near)
+
+
 # Pure functions by name: how many arguments, and what they compute.
 CALLS: dict[str, tuple[int, Callable[..., Array]]] = {
     "exp": (1, np.exp), "exp2": (1, np.exp2), "log": (1, np.log), "log2": (1, np.log2),
     "sqrt": (1, np.sqrt), "rsqrt": (1, lambda x: 1 / np.sqrt(x)), "tanh": (1, np.tanh),
     "erf": (1, _erf), "sigmoid": (1, lambda x: 1 / (1 + np.exp(-x))), "abs": (1, np.abs),
-    "floor": (1, np.floor), "ceil": (1, np.ceil), "fma": (3, lambda x, y, z: x * y + z),
+    "tf32": (1, _tf32), "floor": (1, np.floor), "ceil": (1, np.ceil),
+    "fma": (3, lambda x, y, z: x * y + z),
 }
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {

@@ -14,6 +14,7 @@ from transconv.algorithm import Algorithm
 from transconv.ir import (
     TRUE,
     Alloc,
+    Call,
     Cast,
     Const,
     Expr,
@@ -26,6 +27,7 @@ from transconv.ir import (
     Update,
     Var,
     View,
+    f32,
     find,
     free_vars,
     seq,
@@ -73,13 +75,17 @@ def naive(algorithm: Algorithm, name: str) -> Kernel:
 
 
 def _copy(algorithm: Algorithm, taken: set[str]) -> Stmt:
-    """Every element is loaded and stored; no accumulator, so that its bits stay what they are."""
+    """Every element is loaded and stored; no accumulator, so that its bits stay what they are. What the
+    matrix unit will cut to tf32 is rounded to it on the way."""
     a_lets, a = _name_coordinates(algorithm.a, taken)
     c_lets, c = _name_coordinates(algorithm.c, taken)
     value = Var("a", a.tensor.dtype)
-    whole: Stmt = seq(*a_lets, *(x for x in c_lets if x not in a_lets),
-                      Let(value, Load(a.tensor, a.offset(), a.mask())),
-                      store(c.tensor, c.offset(), value, c.mask()))
+    lets = [*a_lets, *(x for x in c_lets if x not in a_lets),
+            Let(value, Load(a.tensor, a.offset(), a.mask()))]
+    if algorithm.math == "tf32" and value.type is f32:
+        lets.append(Let(Var("near", f32), Call("tf32", (value,))))
+        value = Var("near", f32)
+    whole: Stmt = seq(*lets, store(c.tensor, c.offset(), value, c.mask()))
     for x in reversed(algorithm.axes):
         whole = For(x.var, x.size, whole, "parallel")
     return whole

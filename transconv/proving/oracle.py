@@ -186,7 +186,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 TINY = {"f16": 2.0**-25, "bf16": 0.0, "f32": 0.0, "tf32": 0.0, "f64": 0.0}
 # The matrix unit cuts the lowest bits of both f32 operands off: 2^-10 of each.
 TF32 = 2.0**-9
-RMS_LIMIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2e-6, "tf32": 2.0**-10, "f64": 1e-14}
+RMS_LIMIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2e-6, "tf32": TF32, "f64": 1e-14}
 
 
 def after(want: torch.Tensor, at: slice, epilogue: str,
