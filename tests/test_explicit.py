@@ -278,6 +278,18 @@ def test_what_is_kept_is_fetched_once() -> None:
     assert "mbarrier.wait(kept.index(step), 0)" in text
 
 
+def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
+    p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
+    config = Config.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
+    (algorithm,) = algorithms(p, BWD_W)
+    switches = {"lets": False, "tidy": True, "unroll": True, "widen": False}
+    kernel = pipeline.lower(algorithm, config, SM90, "conv", "ieee", switches)[-1][1]
+    verify(kernel)
+    values = {n: integers(np.random.default_rng(0), shapes(p)[n], 2) for n in ("src", "dst")}
+    assert np.array_equal(answer(p, BWD_W, [kernel], 0, values),
+                          convolve(p, BWD_W, values["src"], values["dst"]))
+
+
 @pytest.mark.parametrize(("text", "prop", "words", "reason"), [
     ("", FWD, f"{ROLE} keep=b", "only a persistent explicit kernel"),
     ("", FWD, "a=box b=box programs=2 keep=b", "only a persistent explicit kernel"),

@@ -65,6 +65,7 @@ from transconv.ir import (
     BoxStore,
     Buffer,
     Const,
+    Expr,
     For,
     FuncCall,
     Kernel,
@@ -123,7 +124,7 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     reserved += [Shared(BATON)] if config.teams > 1 else []
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1]
-    own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring))))
+    own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring, grid.var))))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
@@ -201,15 +202,18 @@ def _counters(phase: int) -> tuple[Stmt, ...]:
     return Alloc(SLOT, (), Const(0, i32)), Alloc(PHASE, (), Const(phase, i32))
 
 
-def _fetches(tile: _Tile, rings: Rings) -> _Act:
+def _fetches(tile: _Tile, rings: Rings, number: Var) -> _Act:
     """Fill a slot per step as soon as it is free. Before the first round all of them are, which a
-    wait for the phase before the first one says."""
+    wait for the phase before the first one says. What is kept is where the first tile has it."""
     step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
                *_expected(rings, rings.landed, SLOT), *_advance(rings.slots))
     first = _counters(1)
     if rings.kept is not None:
         once = seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
-        first = (replace(tile.loop, body=once, stages=0), *first)
+        kept = seq(*tile.before, replace(tile.loop, body=once, stages=0))
+        names: dict[Var, Expr] = {s.var: Var(f"first_{s.var.name}", s.var.type)
+                                  for s in tile.before if isinstance(s, Let)}
+        first = (*statements(substitute(kept, names | {number: PROGRAM})), *first)
     return _Act(first, seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
