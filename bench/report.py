@@ -159,9 +159,24 @@ def networks_table(rows: list[Row]) -> str:
     for r in rows:
         found.setdefault((r["model"], r["precision"], r["layout"]), {})[r["what"]] = r
     units = {r["what"]: r["unit"] for r in rows if r["unit"]}
-    head = ["model", "precision", "layout", *(f"{w} [{units.get(w, '')}]" for w in whats)]
-    return markdown(head, ([*key, *(_both(found[key].get(w)) for w in whats)]
+    told = {r["what"] for r in rows if number(r, "torch_gpu_ms")}
+    head = ["model", "precision", "layout", *(f"{w} [{units.get(w, '')}]" for w in whats),
+            *(f"{w}, GPU alone [ms]" for w in EAGER if w in told)]
+    return markdown(head, ([*key, *(_both(found[key].get(w)) for w in whats),
+                            *(_gpu(found[key].get(w)) for w in EAGER if w in told)]
                            for key in sorted(found)))
+
+
+EAGER = ("forward", "forward+backward")
+
+
+def _gpu(row: Row | None) -> str:
+    """Milliseconds in which the GPU computes, torch's and ours, whatever the host needs."""
+    times = [number(row, f"{side}_gpu_ms") for side in ("torch", "transconv")] if row else []
+    if len(times) < 2 or not all(times):
+        return "not run"
+    torch, ours = (t or 0.0 for t in times)
+    return f"{torch:.3g} → {ours:.3g} ({_ratio(torch / ours)})"
 
 
 def _both(row: Row | None) -> str:

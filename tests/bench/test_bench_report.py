@@ -212,7 +212,8 @@ def test_summary_of_checks() -> None:
 
 
 @pytest.mark.parametrize(("page", "sources"), [
-    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "layers_bf16_nhwc_bias_relu", "check")),
+    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "layers_bf16_nhwc_bias_relu",
+                   "layers_tf32_nhwc", "check")),
     ("docs/drop_in.md", ("networks", "overhead"))])
 def test_the_tables_of_the_pages_are_those_of_the_files(page: str, sources: tuple[str, ...]) -> None:
     rows = [r for s in sources for r in read(ROOT / "bench" / "results" / f"h200_{s}.csv")]
@@ -227,6 +228,8 @@ def test_models_and_calls_without_a_number_say_why() -> None:
     line = {"model": "net", "precision": "bf16", "layout": "nhwc", "what": "forward", "unit": "ms",
            "torch": "2", "transconv": "1", "ratio": "2", "error": ""}
     lost = {**line, "what": "compiled forward", "torch": "", "transconv": "", "error": "out of budget"}
+    timed = line | {"what": "forward", "unit": "ms", "torch_gpu_ms": "3", "transconv_gpu_ms": "2"}
+    assert report.networks_table([timed]).splitlines()[2].endswith("| 3 → 2 (1.50) |")
     assert report.networks_table([line, lost, {**line, "layout": "nchw"}]).splitlines()[2:] == [
         "| net | bf16 | nchw | 2 → 1 (2.00) | not run |",
         "| net | bf16 | nhwc | 2 → 1 (2.00) | out of budget |"]
