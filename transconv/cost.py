@@ -124,7 +124,7 @@ def microseconds(w: Work, config: Config, target: Target, c: Constants) -> float
         each, last = max(products + c.baton_ns, (products + store) / config.teams), store
     else:
         each, last = products + store * (c.persistent if config.programs else 1 / together), 0.0
-    busy = (rounds * each + last + fills * c.fill_ns) / 1e3
+    busy = (rounds * each + last + fills * c.fill_ns + w.kept / c.fetch_gbs) / 1e3
     return _kernels(w, busy, config, target, c)
 
 

@@ -9,6 +9,9 @@ from transconv.boxes import turned
 from transconv.config import Config
 from transconv.merging import merged
 from transconv.packing import over_copies
+from transconv.target import Target
+
+FEW_ROUNDS = 8  # with more, the last one is little
 
 
 def main_of(algorithm: Algorithm, config: Config) -> Algorithm:
@@ -42,6 +45,14 @@ def programs(config: Config, alg: Algorithm) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
     alg = merged(alg, config.merge)
     return max(1, config.split_k * prod(tiles_along(config, alg, kind) for kind in "BMN"))
+
+
+def needed(config: Config, alg: Algorithm, target: Target) -> int:
+    """The fewest programs of an explicit kernel that need no more rounds than one for each multiprocessor
+    would: what idles in the last round only takes power and cache from the others."""
+    tiles = programs(config, alg)
+    rounds = -(-tiles // target.sms)
+    return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms
 
 
 def tiles_along(c: Config, alg: Algorithm, kind: str) -> int:

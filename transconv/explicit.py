@@ -16,7 +16,7 @@ from math import prod
 from transconv.algorithm import Algorithm, Axis
 from transconv.box_rules import ROW
 from transconv.config import Block, Config
-from transconv.counts import k_steps, programs, tiles_along, turned_bytes
+from transconv.counts import k_steps, needed, programs, tiles_along, turned_bytes
 from transconv.packing import diagonal
 from transconv.target import Target
 from transconv.tiling import Run, extents, rows_of_pixels, run_of, summed_rows, tilings
@@ -25,7 +25,6 @@ BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
 FEWEST = 3  # one is read, one is waited for, one is filled
 FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are turned or filled
-FEW_ROUNDS = 8  # with more, the last one is little
 SMALL = (64, 64)  # worth it where turning costs more than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
@@ -113,7 +112,7 @@ def _persistent(config: Config, m: int, n: int, k: int, alg: Algorithm,
                 target: Target) -> Iterator[Config]:
     """As many programs as are needed; their warps all at one tile, or two teams of them in turns; and what
     all tiles of one multiply is kept."""
-    made = [replace(config, programs=_needed(programs(config, alg), target))]
+    made = [replace(config, programs=needed(config, alg, target))]
     stages = _stages(m, n, k, config.c, 2, 0, alg, target)
     if config.warps == 4 and stages >= FEWEST and not turned_bytes(config, alg):
         made.append(replace(made[0], teams=2, stages=stages))
@@ -124,13 +123,6 @@ def _persistent(config: Config, m: int, n: int, k: int, alg: Algorithm,
             stages = _stages(m, n, k, config.c, each.teams, 0, alg, target, stays)
             if stages >= FEWEST:
                 yield replace(each, keep="b", stages=stages)
-
-
-def _needed(tiles: int, target: Target) -> int:
-    """The fewest programs that need no more rounds than one for each multiprocessor would: what idles in
-    the last round only takes power and cache from the others."""
-    rounds = -(-tiles // target.sms)
-    return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms
 
 
 def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, alg: Algorithm,

@@ -53,6 +53,7 @@ class Work:
     partial: int  # bytes of the partial sums, written and read again
     bits: int  # of an operand's element
     turned: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
+    kept: float = 0.0  # bytes that a program fetches before its first tile, for all of them
 
 
 def count(config: Config, alg: Algorithm, target: Target) -> Work:
@@ -63,8 +64,10 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
     words = (config.a, config.b)
     along = _only_along(config, alg, target)
     fetched = tuple(_fetch(v, config, alg, word, along) for v, word in zip(views, words, strict=False))
-    if config.keep:  # for all tiles of a program once
+    kept = 0.0
+    if config.keep:
         at = "ab".index(config.keep)
+        kept = fetched[at].bytes * k_steps(config, alg)
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
     results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
     blocks = [b for b in config.blocks if alg.kind(b.axes[0]) == "K"]
@@ -78,7 +81,8 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         resident=1 if config.programs else _resident(config, alg, target, m * n * group),
         traffic=sum(touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
-        bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg))
+        bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg),
+        kept=kept)
 
 
 def _only_along(config: Config, alg: Algorithm, target: Target) -> bool:

@@ -18,7 +18,7 @@ from transconv import heuristics, knobs
 from transconv.algorithm import Algorithm, algorithms
 from transconv.config import Config
 from transconv.cost import estimate
-from transconv.counts import k_steps, tile
+from transconv.counts import k_steps, needed, tile
 from transconv.database import nearest, store
 from transconv.database.rows import Row, epilogue_kind, group, machine
 from transconv.errors import ConfigError
@@ -200,7 +200,10 @@ def relatives(config: Config, choices: Sequence[Choice], algorithm: Algorithm,
     blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if config.in_registers(b) else
                                          _room(size, config.unit)))
                    for b, size in zip(config.blocks, sizes, strict=True))
-    clipped = replace(config, blocks=blocks, programs=target.sms if config.programs else 0)
+    clipped = replace(config, blocks=blocks)
+    if config.programs:
+        dealt = config.via == "gluon" and config.reduce != "stream"
+        clipped = replace(clipped, programs=needed(clipped, algorithm, target) if dealt else target.sms)
     family = _family(clipped, algorithm)
     found = [c.config for c in choices if _family(c.config, algorithm) == family]
     return [*found, *([clipped] if believable(clipped, algorithm, target) else [])]
@@ -215,6 +218,6 @@ def _room(size: int, unit: str) -> int:
 def _family(config: Config, algorithm: Algorithm) -> tuple[object, ...]:
     """All words, and the extents of the tile; not how a kind's blocks share its extent."""
     words = tuple(getattr(config, f.name) for f in fields(config)
-                  if f.name not in ("blocks", "split_k", "merge"))
+                  if f.name not in ("blocks", "split_k", "merge", "programs"))
     extents = (tile(config, algorithm, kind) for kind in "BMNK")
-    return (*words, config.split_k > 1, config.merge > 1, *extents)
+    return (*words, config.split_k > 1, config.merge > 1, config.programs > 0, *extents)

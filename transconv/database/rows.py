@@ -59,6 +59,7 @@ class Row:
         return self.problem, self.prop, self.epilogue, self.machine
 
 
+DIGITS = "%.6g"
 COLUMNS = tuple(f.name for f in fields(Row))
 
 
@@ -69,9 +70,9 @@ def _same_triton(one: str, other: str) -> bool:
 
 def make(problem: ConvProblem, prop: Prop, epilogue: Epilogue, target: Target, config: str,
          us: float, tried: int) -> Row:
-    """A row of what was measured here and now."""
+    """A row of what was measured here and now; the time with as many digits as a file keeps."""
     return Row(problem_text(problem), prop.value, epilogue_kind(epilogue), machine(target), config,
-               us, tried, LOWERING, triton_version())
+               float(DIGITS % us), tried, LOWERING, triton_version())
 
 
 def problem_text(problem: ConvProblem) -> str:
@@ -136,7 +137,7 @@ def write_rows(rows: Iterable[Row]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in sorted(rows, key=lambda r: r.key):
-        writer.writerow(f"{x:.6g}" if isinstance(x, float) else x for x in astuple(row))
+        writer.writerow(DIGITS % x if isinstance(x, float) else x for x in astuple(row))
     return out.getvalue()
 
 
