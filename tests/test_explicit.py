@@ -290,22 +290,17 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
                           convolve(p, BWD_W, values["src"], values["dst"]))
 
 
-@pytest.mark.parametrize(("text", "prop", "words", "reason"), [
-    ("", FWD, f"{ROLE} keep=b", "only a persistent explicit kernel"),
-    ("", FWD, "a=box b=box programs=2 keep=b", "only a persistent explicit kernel"),
-    ("", FWD, f"{KEPT} split_k=3", "parts of a sum"),
-    ("", FWD, f"{KEPT} keep=a", "multiply 5 different pieces"),
-    ("oc:16", FWD, KEPT, "multiply 2 different pieces"),
-    ("dt=f32", BWD_D, KEPT, "operands are turned"),
+@pytest.mark.parametrize(("prop", "dtype", "config", "reason"), [
+    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=b", "only a persistent explicit kernel"),
+    (FWD, "f16", "oh:8 ow:8 oc:32 ic:16 | a=box b=box programs=2 keep=b", "only a persistent explicit"),
+    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "parts of a sum"),
+    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=a programs=2", "multiply 5 different pieces"),
+    (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
+    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are turned"),
 ])
-def test_why_nothing_is_kept(text: str, prop: Prop, words: str, reason: str) -> None:
-    p = ConvProblem.parse("mb5ic16ih8oc24oh8kh3ph1 tag=axb " + (
-        text if text.startswith("dt") else "dt=f16"))
-    (algorithm,) = algorithms(p, prop)
-    pixels = "oh:8 ow:8" if prop is FWD else "ih:8 iw:8"
-    channels = text if text.startswith("oc") else "oc:32"
-    words = words.replace("keep=b programs=2 keep=a", "keep=a programs=2")
-    told = why_not(Config.parse(f"{pixels} {channels} ic:16 | {words}"), algorithm, SM90)
+def test_why_nothing_is_kept(prop: Prop, dtype: str, config: str, reason: str) -> None:
+    (algorithm,) = algorithms(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
+    told = why_not(Config.parse(config), algorithm, SM90)
     assert told is not None and reason in told
 
 

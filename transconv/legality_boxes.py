@@ -134,5 +134,5 @@ def why_not_kept(c: Config, alg: Algorithm, target: Target) -> str | None:
     if others > 1:
         return f"keep={c.keep}: tiles multiply {others} different pieces of it"
     if k_steps(c, alg) < 2:
-        return f"keep={c.keep}: a sum of one step has a ring of its own length anyway"
+        return f"keep={c.keep}: a sum of one step is written out, and is no loop that could keep anything"
     return None

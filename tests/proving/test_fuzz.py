@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from transconv import heuristics
+from transconv.algorithm import algorithms
 from transconv.config import CHOICES, Config
 from transconv.errors import ConfigError, ProblemError
 from transconv.problem import ConvProblem, Prop
@@ -26,6 +27,7 @@ from transconv.proving.fuzz_run import GOOD, work
 from transconv.proving.fuzz_tally import Tally
 from transconv.proving.fuzz_trial import Trial, draw_trial
 from transconv.proving.shrink import shrink, simpler
+from transconv.target import TARGETS
 
 ROOT = Path(__file__).parents[2]
 DRAWN = [draw_trial("tests", n) for n in range(250)]
@@ -99,8 +101,8 @@ def test_what_lines_must_say() -> None:
 
 
 def test_everything_is_drawn() -> None:
-    """Every value of every word, every direction, kind of layout, padding, type; but of explicit
-    kernels, which are drawn for one chip, not all that they can say."""
+    """Every value of every word, every direction, kind of layout, padding, type. Explicit kernels are
+    few among so many: what they keep is drawn below."""
     seen: dict[str, Counter[str]] = {}
     for trial in DRAWN:
         for name, word in trial.facts.items():
@@ -119,6 +121,13 @@ def test_everything_is_drawn() -> None:
     assert layouts == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
     assert any(k > i for t in DRAWN for k, i in zip(t.problem.k, t.problem.i, strict=True))
     assert any(len(t.algorithms) > 1 for t in DRAWN)
+
+
+def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
+    problem = ConvProblem.parse("mb4ic16ih8oc32oh8kh3ph1 dt=f16 tag=axb")
+    legal = algorithms(problem, Prop.FWD)
+    drawn = [draw_config.config(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300)]
+    assert any(c is not None and c.keep == "b" for c in drawn)
 
 
 def test_drawn_configs_are_legal() -> None:

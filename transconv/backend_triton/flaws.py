@@ -21,7 +21,7 @@ into the same registers:
     ldmatrix {%r56, %r57, ..}; ldmatrix {%r62, ..}; ..
     wgmma.mma_async .. {%r56, %r57, ..}, %rd5, ..;  wgmma.wait_group 3;  ..  bra next
 
-Of 24 runs of two such kernels on an H200, 16 were wrong, each time in other elements (a few hundred of
+Of 24 runs of two such kernels on an H200, 16 were wrong, each time in other elements (192 to 1,367 of
 3 million; bench/results/h200_register_products.csv): a first result that is right says nothing here.
 """
 

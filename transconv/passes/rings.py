@@ -75,7 +75,7 @@ class Rings:
         return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()),
                 *((self.kept,) if self.kept else ()))
 
-    def fetches(self, barrier: Barrier | None) -> list[Fetch]:
+    def fetches(self, barrier: Barrier) -> list[Fetch]:
         """The fetches that a barrier counts, in the order of the operands."""
         return [f for ring in self.of.values() for f in ring.fetches if f.barrier is barrier]
 
