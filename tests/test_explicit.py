@@ -174,6 +174,25 @@ def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None
     assert (said in reason) if said and reason else reason is None and not said
 
 
+@pytest.mark.parametrize(("words", "math"), [(ROLE, "tf32"), ("a=box b=box", "tf32"), ("a=box b=box", "ieee"),
+                                             ("a=gather b=box", "tf32")])
+@pytest.mark.parametrize("fine", ["src", "wei"])
+def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, fine: str) -> None:
+    """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
+    p = ConvProblem.parse(f"mb1ic32ih8oc64oh8kh3ph1 dt=f32 tag=axb math={math}")
+    rng = np.random.default_rng(0)
+    values = {n: integers(rng, shapes(p)[n], 1) for n in FWD.operands}
+    rounded = math == "tf32" and not (fine == "src" and "a=gather" in words)
+    near = {n: v * (1 + 2.0**-10 if rounded else 1 + 3 * 2.0**-12) if n == fine else v
+            for n, v in values.items()}
+    values[fine] = values[fine] * (1 + 3 * 2.0**-12)
+    launches = kernels(p, FWD, f"mb:1 oh:8 ow:8 oc:64 ic:16 | {words} swap=1")
+    expected = convolve(p, FWD, near["src"], near["wei"])
+    assert np.array_equal(answer(p, FWD, launches, 0, values), expected)
+    noted = {t.name for t in launches[0].params if "fetched as tf32" in str(t)}
+    assert (fine in noted) == rounded and "dst" not in noted
+
+
 def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
     """Triton 3.6 dies of one whose condition is known to be false (an offline compile shows it)."""
     p = ConvProblem.parse("mb3ic16ih4iw8oc32oh4ow8kh4kw1ph1pw0 dt=f16 tag=axb")

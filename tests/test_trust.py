@@ -135,14 +135,14 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
                                                       caplog: pytest.LogCaptureFixture) -> None:
     """It never runs, other processes hear of it, and the next best takes its place."""
     best, second = ranked(PLAIN, Prop.FWD)[:2]
-    honest = Launcher._dispatch
+    honest = Launcher._interpret
 
-    def dispatch(self: Launcher, tensors: list[Any], aligned: bool) -> Any:
+    def interpret(self: Launcher, tensors: list[Any]) -> None:
         if f"config {best}" in self.source:
             raise Miscompiled(self.function, "a constant is lost")
-        return honest(self, tensors, aligned)
+        honest(self, tensors)
 
-    monkeypatch.setattr(Launcher, "_dispatch", dispatch)
+    monkeypatch.setattr(Launcher, "_interpret", interpret)
     t = tensors_of(PLAIN, Prop.FWD)
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
     passed = trust.run(first, t)
@@ -229,13 +229,10 @@ def test_a_kernel_that_triton_refuses_is_replaced(monkeypatch: pytest.MonkeyPatc
                                                   tmp_path: Path) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
 
-    def launch(tensors: list[Any]) -> None:
+    def interpret(tensors: list[Any]) -> None:
         raise TritonGaveUp("out of shared memory")
 
-    first.steps[0].launcher._dispatch = launch  # type: ignore[method-assign, assignment]
-    monkeypatch.setattr(type(first.steps[0].launcher), "__call__",
-                        lambda self, tensors: self._dispatch(tensors, *[True] * (self is not
-                                                             first.steps[0].launcher)))
+    first.steps[0].launcher._interpret = interpret  # type: ignore[method-assign]
     t = tensors_of(PLAIN, Prop.FWD)
     passed = trust.run(first, t)
     assert passed.rejected == 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from transconv import allocator
+from transconv.backend_triton import descriptors
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
 from transconv.compiler import plan
@@ -133,8 +134,9 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     launcher = made.steps[0].launcher
     assert launcher.boxes
     raw, encoded = Started(), []
-    monkeypatch.setattr(launch, "_entry", lambda kernel, boxed: (
-        raw, lambda place, box: encoded.append((place, box)) or [f"map{len(encoded)}"]))
+    monkeypatch.setattr(launch, "_entry", lambda kernel, boxed: (raw, launcher.boxes))
+    monkeypatch.setattr(launch, "encode", lambda described, meta, box: (
+        encoded.append((described, meta, box)) or [f"map{len(encoded)}"]))
     launcher.describe = lambda tensor, *box: tensor.data_ptr()
 
     class Kernel:
@@ -169,15 +171,8 @@ class Compiling:
         self.calls: list[tuple[Any, ...]] = []
 
     def warmup(self, *args: Any, grid: Any, **options: Any) -> Any:
-        self.calls.append(("compiled", args, grid, options))
+        self.calls.append((args, grid, options))
         return self.kernel
-
-    def __getitem__(self, grid: Any) -> Any:
-        def start(*args: Any, **options: Any) -> Any:
-            self.calls.append(("started", args, grid, options))
-            return self.kernel
-
-        return start
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -189,12 +184,10 @@ def test_a_kernel_is_looked_at_before_it_starts(lost: bool) -> None:
     given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
     if lost:
         with pytest.raises(Miscompiled, match="kernel: ptxas lost the constant"):
-            launcher._dispatch(given, True)
-        assert [c[0] for c in made.calls] == ["compiled"]
+            launcher._compiled(given, True)
     else:
-        assert launcher._dispatch(given, True) is made.kernel
-        (_, *compiled), (word, *started) = made.calls
-        assert word == "started" and compiled == started  # so that it is compiled once
+        assert launcher._compiled(given, True) is made.kernel
+    assert len(made.calls) == 1
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -203,10 +196,36 @@ def test_compiling_ahead_makes_the_kernel_that_is_launched(early: bool) -> None:
     launcher.jit = made = Compiling({})
     given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
     launcher.warm(given)
-    launcher._dispatch(given, True)
-    (_, *ahead), (_, *compiled), _ = made.calls
+    launcher._compiled(given, True)
+    ahead, compiled = made.calls
     assert ahead == compiled and ahead[-1].get("launch_pdl", False) is early
     idle = Launcher("", "kernel", None, 0, 4, 3)
     idle.jit = made = Compiling({})
     idle.warm(given)
     assert not made.calls
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, explicit: bool) -> None:
+    """Triton 3.6 encodes the type that the kernel has; that of rounded boxes is tf32's."""
+    from triton.backends.nvidia import driver
+
+    monkeypatch.setattr(driver, "make_tensordesc_arg", lambda box, meta: [box, meta])
+    seen = {}
+    for text in ("dt=f32", "dt=f32 math=ieee", "dt=bf16"):
+        made = compiled(f"mb2ic64ih16oc64oh16kh3ph1 {text} tag=nhwc", Prop.FWD,
+                        "mb:2 oh:8 ow:8 oc:64 ic:32 | a=box b=box c=box"
+                        + " swap=1" + " via=gluon" * (explicit and "ieee" not in text))
+        tensors = {n: torch.empty(2**17, dtype=torch.bfloat16 if "bf16" in text else torch.float32)
+                   for n in ("src", "wei", "dst")}
+        launcher = made.steps[0].launcher
+        for name, box in zip(made.steps[0].params, launcher.boxes, strict=True):
+            assert box is not None
+            described = launcher.describe(tensors[name], *box)
+            _, meta = descriptors.encode(described, {"elem_type": 7, "swizzle": 3}, box[0])
+            seen[text, name] = meta["elem_type"]
+            assert meta["swizzle"] == 3
+            # The word of newer releases, where this one has it.
+            assert getattr(described, "round_f32_to_tf32", None) in (None, meta["elem_type"] == 11)
+    assert {key for key, kind in seen.items() if kind == 11} == {("dt=f32", "src"), ("dt=f32", "wei")}
+    assert len(seen) == 9

@@ -1,8 +1,8 @@
 """Stage 11b. In: a JIT function and tensors. Out: the kernel runs.
 
-The first launch on a device goes through Triton's dispatcher, which compiles; the compiled kernel is
-kept and started directly afterwards. Triton specialises on addresses that are multiples of 16, so a
-kept kernel is only used for tensors that are aligned like those it was compiled for.
+Before the first launch on a device Triton's dispatcher compiles; the compiled kernel is kept and
+started directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only
+used for tensors that are aligned like those it was compiled for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from transconv.backend_triton.descriptors import describe, describe_explicit, encode
 from transconv.backend_triton.flaws import refuse
 from transconv.backend_triton.interpreter import mend_interpreter
 from transconv.backend_triton.module import load
@@ -45,8 +46,7 @@ class Launcher:
             return
         device = tensors[0].device
         if device.type == "cpu":
-            mend_interpreter()
-            self._dispatch(tensors, True)
+            self._interpret(tensors)
             return
         pointers = tuple([t.data_ptr() for t in tensors])
         bits = 0
@@ -61,24 +61,25 @@ class Launcher:
             return
         with _torch().cuda.device(index):
             if start is None:
-                kernel = self._dispatch(tensors, aligned)
-                self.kept[index, aligned] = self._starter(kernel)
-            else:
-                start(pointers, tensors, c._cuda_getCurrentRawStream(index))
+                start = self.kept[index, aligned] = self._starter(self._compiled(tensors, aligned))
+            start(pointers, tensors, c._cuda_getCurrentRawStream(index))
 
-    def _dispatch(self, tensors: list[Any], aligned: bool) -> Any:
-        """Launch through Triton, which compiles what it has not compiled before. Raises Miscompiled,
-        before anything runs, for what is known to be compiled wrongly."""
+    def _interpret(self, tensors: list[Any]) -> None:
+        mend_interpreter()
+        self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
+
+    def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
+        """The kernel that Triton makes for such tensors, or has made before. Raises Miscompiled for what
+        is known to be compiled wrongly."""
         function, args = self._function(), self._arguments(tensors)
         if not aligned:
             import triton
 
             names = [p.name for p in function.params]
             function = triton.jit(function.fn, do_not_specialize_on_alignment=names)
-        options = self._options()
-        if tensors[0].device.type != "cpu":
-            refuse(function.warmup(*args, grid=(self.grid,), **options), self.function)
-        return function[(self.grid,)](*args, **options)
+        kernel = function.warmup(*args, grid=(self.grid,), **self._options())
+        refuse(kernel, self.function)
+        return kernel
 
     def warm(self, tensors: list[Any]) -> None:
         """Compile into Triton's cache what a launch with such tensors will look for; those of torch's
@@ -120,7 +121,7 @@ class Launcher:
 
         if entry is None:
             return through_triton
-        raw, encode = entry
+        raw, meta = entry
         if not boxes:
             return Direct(raw, grid, function, packed, early)
         maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
@@ -144,7 +145,7 @@ class Launcher:
                 if found is None:
                     if len(known) >= MAPS_KEPT:
                         known.clear()
-                    found = known[pointer] = encode(place, describe(tensor, *box))
+                    found = known[pointer] = encode(describe(tensor, *box), meta[place], box[0])
                 place += 1
                 args += found
             if len(calls) >= MAPS_KEPT:
@@ -217,9 +218,9 @@ class Direct:
         return {2: of_two, 3: of_three, 4: of_four, 5: of_five}.get(len(order))
 
 
-def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
-                                              Callable[[int, Any], list[Any]]] | None:
-    """The launch function that Triton's own Python wraps, and the encoder of one descriptor.
+def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
+    """The launch function that Triton's own Python wraps, and what the descriptors of boxes are
+    encoded with.
 
     Encoding a descriptor takes as long as a launch, and depends only on the address; Triton does it
     at every launch. None where this version of Triton keeps them elsewhere, or the kernel needs
@@ -231,20 +232,18 @@ def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None],
 
         if not triton.__version__.startswith(DIRECT):
             return None
-        from triton.backends.nvidia.driver import make_tensordesc_arg
-
         launcher = kernel.run
         if launcher.global_scratch_size or launcher.profile_scratch_size or (
                 launcher.launch_cooperative_grid):
             return None
         inner = launcher.launch
         if not boxed:
-            return inner, make_tensordesc_arg
+            return inner, None
         raw = inner.__closure__[inner.__code__.co_freevars.index("launcher")].cell_contents
         meta = kernel.metadata.tensordesc_meta
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
-    return raw, lambda place, described: make_tensordesc_arg(described, meta[place])
+    return raw, meta
 
 
 @lru_cache(maxsize=1)
@@ -253,23 +252,3 @@ def _torch() -> Any:
     import torch
 
     return torch
-
-
-def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
-    """The same for an explicit kernel, which also knows how the box lies in shared memory."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    strides = box.layout.strides()
-    assert strides is not None
-    layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
-    return TensorDescriptor(tensor, list(box.shape), list(strides), list(extents), layout)
-
-
-def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
-    """The descriptor of a tensor seen as the box's dimensions; its address is a multiple of 16."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    strides = box.layout.strides()
-    assert strides is not None
-    return TensorDescriptor(tensor, list(box.shape), list(strides), list(extents))

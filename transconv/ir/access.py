@@ -34,7 +34,8 @@ class BoxLoad(Read):
     """The part of a tensor that a copy engine fetches in one piece.
 
     Per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` how far
-    inside it a lane is, ``extents`` how far the box reaches. What lies outside the tensor is 0.
+    inside it a lane is, ``extents`` how far the box reaches. What lies outside the tensor is 0; what
+    lies inside is fetched as the tensor says (``near``).
     """
 
     tensor: Tensor

@@ -205,7 +205,8 @@ class Evaluator:
         return self.piece(e)
 
     def _BoxLoad(self, e: ac.BoxLoad) -> Array:
-        return self.value(e.as_load())
+        fetched = self.value(e.as_load())
+        return CALLS[e.tensor.near][1](fetched) if e.tensor.near else fetched
 
     def _Neg(self, e: ex.Neg) -> Array:
         return np.asarray(np.negative(self.value(e.x)))

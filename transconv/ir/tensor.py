@@ -18,12 +18,14 @@ PLANE = "_plane"  # in the name of a dimension: which of the interleaved planes 
 @node
 class Tensor(Node):
     """A named array. ``dims`` names the dimensions, ``shape`` their logical sizes; the layout may be
-    padded beyond them (``nChw16c`` of 17 channels holds 32)."""
+    padded beyond them (``nChw16c`` of 17 channels holds 32). ``near``: a function of numbers, ``tf32``,
+    that the copy engine applies to what it fetches of it."""
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     layout: Layout
+    near: str = ""
 
     @property
     def dtype(self) -> DType:
@@ -31,7 +33,7 @@ class Tensor(Node):
 
     def __str__(self) -> str:
         sizes = " ".join(f"{d}={n}" for d, n in zip(self.dims, self.shape, strict=True))
-        return f"{self.name}: {self.layout} [{sizes}]"
+        return f"{self.name}: {self.layout} [{sizes}]" + (f" fetched as {self.near}" if self.near else "")
 
 
 @node

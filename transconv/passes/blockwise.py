@@ -50,6 +50,7 @@ from transconv.ir import (
     View,
     ViewDim,
     all_of,
+    f32,
     find,
     free_vars,
     minimum,
@@ -120,7 +121,7 @@ def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
         if word == "box" and view is not None:
             box = box_of(view, config, algorithm, stored=view is algorithm.c)
             assert isinstance(box, Box), box
-            found[view.tensor] = box
+            found[view.tensor] = _rounded(box, algorithm) if view is not algorithm.c else box
     if not found:
         return kernel
     positions = _positions(kernel)
@@ -129,6 +130,14 @@ def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
     made: Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
     return Kernel(kernel.name, params, made.body, kernel.notes)
+
+
+def _rounded(box: Box, algorithm: Algorithm) -> Box:
+    """The box of an operand. What is multiplied as tf32 is rounded to it by the copy engine, for nothing;
+    the matrix unit would cut it off, twice as far from the number."""
+    if algorithm.math != "tf32" or box.tensor.dtype is not f32:
+        return box
+    return replace(box, tensor=replace(box.tensor, near="tf32"))
 
 
 def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:

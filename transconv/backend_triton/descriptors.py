@@ -1,0 +1,52 @@
+"""Stage 11b, boxes. In: a tensor, the box's view of it, its extents. Out: the descriptor a kernel is given.
+
+The copy engine rounds float32 to tf32 on its way, to the nearest, if a descriptor says that its elements
+are tf32. Triton 3.9 has a word for that; 3.6 has not, there the type is put in where it is encoded. Where
+neither is known the matrix unit cuts the numbers off, as it does those that do not come in boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transconv.ir import Tensor
+
+ELEMENTS = {"tf32": 11}  # CUtensorMapDataType's number
+
+
+def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
+    """The descriptor for an explicit kernel, which also knows how the box lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    strides = box.layout.strides()
+    assert strides is not None
+    layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
+    made = TensorDescriptor(tensor, list(box.shape), list(strides), list(extents), layout)
+    return _rounding(made, box)
+
+
+def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
+    """The descriptor of a tensor seen as the box's dimensions; its address is a multiple of 16."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    strides = box.layout.strides()
+    assert strides is not None
+    return _rounding(TensorDescriptor(tensor, list(box.shape), list(strides), list(extents)), box)
+
+
+def _rounding(descriptor: Any, box: Tensor) -> Any:
+    """The descriptor, with the word that newer releases of Triton have for rounding."""
+    if box.near and hasattr(descriptor, "round_f32_to_tf32"):
+        descriptor.round_f32_to_tf32 = True
+    return descriptor
+
+
+def encode(descriptor: Any, meta: Mapping[str, Any], box: Tensor) -> list[Any]:
+    """What Triton 3.6 passes to a kernel in a descriptor's place; ``meta``: what it knows of the place."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    if box.near:
+        meta = {**meta, "elem_type": ELEMENTS[box.near]}
+    return make_tensordesc_arg(descriptor, meta)  # type: ignore[no-any-return]
