@@ -174,8 +174,8 @@ def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None
     assert (said in reason) if said and reason else reason is None and not said
 
 
-@pytest.mark.parametrize(("words", "math"), [(ROLE, "tf32"), ("a=box b=box", "tf32"), ("a=box b=box", "ieee"),
-                                             ("a=gather b=box", "tf32")])
+@pytest.mark.parametrize(("words", "math"), [(ROLE, "tf32"), ("a=box b=box", "tf32"),
+                                             ("a=box b=box", "ieee"), ("a=gather b=box", "tf32")])
 @pytest.mark.parametrize("fine", ["src", "wei"])
 def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, fine: str) -> None:
     """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
