@@ -56,6 +56,37 @@ def test_registers_that_are_overwritten(ptx: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
 
+PAIR = "or.b64  \t%rd22, %rd19, %rd21;\n"
+UPPER = "mov.b64 \t{_, %r49}, %rd22;\n"
+
+
+@pytest.mark.parametrize(("ptx", "wrong"), [
+    ("mul.wide.u32 \t%rd19, %r1, 2147483648;\n" + PAIR + UPPER, True),
+    ("mul.wide.u32 \t%rd21, %r1, 2147483648;\n" + PAIR + "shr.u64 \t%rd3, %rd22, 32;", True),
+    ("shl.b64 \t%rd19, %rd18, 31;\n" + PAIR + "mov.b64 \t{%r48, %r49}, %rd22;", True),
+    ("mul.wide.u32 \t%rd19, %r1, 4;\n" + PAIR, False),  # nobody takes it apart
+    ("mul.wide.u32 \t%rd9, %r1, 4;\n" + PAIR + UPPER, False),  # of something else
+    ("cvt.u64.u32 \t%rd19, %r1;\nshl.b64 \t%rd21, %rd20, 32;\n" + PAIR + UPPER, False),
+])
+def test_pairs_that_run_over(ptx: str, wrong: bool) -> None:
+    assert bool(flaw({"ptx": HEAD + ptx})) == wrong
+
+
+# Its first loads are offset by half of the thread's number: 32 of 4,096 elements were wrong on an H200.
+OVER = ConvProblem.parse("g8ic32ih8oc32oh8kh5ph6dh2 dt=f32 math=ieee")
+OVER_CONFIG = ("mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k=3 programs=1 "
+               "stages=2 warps=4")
+
+
+def test_an_offset_with_bits_of_the_thread() -> None:
+    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS["sm_90"], Config.parse(OVER_CONFIG), None, "ptx")[:1]
+    (found,) = compile_offline(jobs)
+    assert isinstance(found, Resources) and "its lower half runs over" in found.flaw
+    if (NEWEST / "ready").exists():
+        (mended,) = compile_offline(jobs, triton=NEWEST)
+        assert isinstance(mended, Resources) and not mended.flaw
+
+
 def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Legality refuses it; if something else lets it through, its machine code does not pass."""
     monkeypatch.setattr(legality_boxes, "_rank", lambda box, target: 2)

@@ -1,6 +1,6 @@
 """Stage 11b'. In: what a compiler made. Out: why it cannot be right, if it shows a mistake that is known.
 
-Some kernels are translated wrongly by the assembler that comes with a release of Triton. Where the
+Some kernels are translated wrongly by the compilers that come with a release of Triton. Where the
 mistake can be seen in the text, no result has to be waited for, nor an illegal access be risked.
 
 **Packed additions that lose a constant.** LLVM adds two 16-bit halves of a register at once where index
@@ -23,6 +23,20 @@ into the same registers:
 
 Of 24 runs of two such kernels on an H200, 16 were wrong, each time in other elements (192 to 1,367 of
 3 million; bench/results/h200_register_products.csv): a first result that is right says nothing here.
+
+**Pairs whose lower half runs over.** LLVM computes two 32-bit numbers as a vector, and says of both what
+holds for one of them: that nothing is shifted out. The other one, which nobody reads, is then put into
+the lower half of 64 bits as if it fitted:
+
+    shl nuw nsw <2 x i32> {tid, part}, {31, 6}      ->      mul.wide.u32 %rd19, %r1, 2147483648;
+                                                            or.b64       %rd22, %rd19, %rd21;
+                                                            mov.b64      {_, %r49}, %rd22;
+
+so that the upper half, an offset, gets bits of the thread's number. Triton 3.6 does this on every chip
+of NVIDIA's; with the one register mended by hand the kernel is right, and so is that of Triton 3.9, while
+every assembler makes the same wrong kernel of the text (bench/results/h200_run_over.csv). Some of its
+stores were beside the tensor. The text has to be there to see it; a legitimate pair is put together from
+halves that are widened (cvt.u64.u32) and shifted by 32.
 """
 
 from __future__ import annotations
@@ -39,6 +53,11 @@ _REGISTERS = re.compile(r"\bwgmma\.mma_async\.\S+\s+\{[^}]*\},\s*\{")
 _UNWAITED = re.compile(r"\bwgmma\.wait_group\.sync\.aligned\s+[1-9]")
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _PACKED = re.compile(r"\badd\.[su]16x2\b")
+_PAIR = re.compile(r"\bor\.b64\s+(%rd\d+),\s*(%rd\d+),\s*(%rd\d+);")
+_UPPER = re.compile(r"\bmov\.b64\s+\{(?:_|%r\d+),\s*%r\d+\},\s*(%rd\d+);"
+                    r"|\bshr\.u64\s+%rd\d+,\s*(%rd\d+),\s*32;")
+_WIDE = re.compile(r"\bm(?:ul|ad)\.wide\.[us]32\s+(%rd\d+),"
+                   r"|\bshl\.b64\s+(%rd\d+),\s*%rd\d+,\s*(?:[12]?\d|3[01]);")
 _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
 
 
@@ -49,6 +68,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     ptx = asm.get("ptx", "")
     if _UNWAITED.search(ptx) and _REGISTERS.search(ptx):
         return ("products may read registers that the next step writes "
+                "(see transconv/backend_triton/flaws.py)")
+    if _runs_over(ptx):
+        return ("the upper half of a pair takes what its lower half runs over by "
                 "(see transconv/backend_triton/flaws.py)")
     version = _VERSION.search(ptx)
     packed = _PACKED.search(ptx) if ptx else "cubin" in asm
@@ -62,6 +84,14 @@ def flaw(asm: Mapping[str, Any]) -> str:
         return ("ptxas lost the constant of a packed 16-bit addition "
                 "(see transconv/backend_triton/flaws.py)")
     return ""
+
+
+def _runs_over(ptx: str) -> bool:
+    """Whether half of a pair is read above a number that may be wider than the other half."""
+    halved = {a or b for a, b in _UPPER.findall(ptx)}
+    pairs = [ends for pair, *ends in _PAIR.findall(ptx) if pair in halved]
+    wide = {a or b for a, b in _WIDE.findall(ptx)} if pairs else set()
+    return any(wide.intersection(ends) for ends in pairs)
 
 
 class Miscompiled(Unsupported):
