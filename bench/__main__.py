@@ -16,7 +16,7 @@ from transconv.epilogue import Epilogue
 from transconv.errors import TransconvError
 from transconv.layers import DIRECTIONS
 
-BASELINES = ("cl", "nchw", "fused", "inductor")
+BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the one asked for is loaded.
 DROP_IN = {"ablation": "switch every pass and every word of the config, and tell what it earns",
@@ -85,7 +85,8 @@ def parser() -> argparse.ArgumentParser:
     timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32")
     timing.add_argument("--layouts", "--layout", default="nhwc")
     timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
-                        help=f"of {', '.join(BASELINES)}")
+                        help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many "
+                             "rows, columns and terms")
     timing.add_argument("--inductor-limit", type=seconds, default=60,
                         help="seconds for one layer through torch.compile")
     timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")

@@ -26,7 +26,7 @@ from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
-           "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us",
+           "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",
            "onednn_cl_us", "onednn_nchw_us", "roofline_us", "ratio", "against", "spread", "tflops",
            "verdict", "reason", "max_err", "config", "why", "kernels", "rejected", "method",
            "host_us", "cudnn_host_us", "compile_s", "device", "torch", "triton", "commit")
@@ -125,7 +125,7 @@ def finish(row: Row, found: Row) -> Row:
     library = "onednn" if row["device"] == "cpu" else "cudnn"
     for name, column in (("ours", "ours_us"), ("cl", f"{library}_cl_us"),
                          ("nchw", f"{library}_nchw_us"), ("fused", "cudnn_fused_us"),
-                         ("inductor", "inductor_us")):
+                         ("inductor", "inductor_us"), ("gemm", "gemm_us")):
         if name in found:
             row[column] = found[name].us
     against = "nchw" if row["layout"] == "nchw" or "cl" not in found else "cl"

@@ -7,10 +7,13 @@ asked for, so that only short calls, which rotate through many sets, have more t
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 
 from bench import reference
+from transconv.ir.layout import Layout
+from transconv.problem import Prop
 from transconv.proving.case import Case, epilogue_tensors
 from transconv.tuning.measure import random_tensor
 from transconv.tuning.timing import Call, Make
@@ -18,7 +21,8 @@ from transconv.tuning.timing import Call, Make
 
 def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
     """torch's side per name: ``cl`` and ``nchw`` (layouts), ``fused`` (convolution + bias + ReLU in
-    one call), ``inductor`` (torch.compile). What torch cannot do is left out."""
+    one call), ``inductor`` (torch.compile), ``gemm`` (a matrix product with as many rows, columns
+    and terms). What torch cannot do is left out."""
     p = case.problem
     reference.settings(tf32=p.math == "tf32")
     found: dict[str, Make] = {}
@@ -28,7 +32,9 @@ def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
             continue  # torch has no channels-last for one spatial axis
         if name == "fused" and (case.epilogue != "bias+relu" or case.prop.value != "fwd"):
             continue
-        make = _baseline(case, name, layout)
+        if name == "gemm" and p.g > 1:
+            continue
+        make = _product(case) if name == "gemm" else _baseline(case, name, layout)
         try:
             make(0)()
         except (RuntimeError, NotImplementedError) as error:
@@ -58,4 +64,23 @@ def _baseline(case: Case, name: str, layout: str) -> Make:
             run = reference.call(p, case.prop, a, b, case.epilogue, extra.get("bia"),
                                  extra.get("res"))
         return run
+    return make
+
+
+def _product(case: Case) -> Make:
+    """The matrix product that a convolution amounts to, if somebody had laid its input out: what it
+    reads is larger by the taps. Rows and columns lie as those of channels-last tensors do."""
+    p = case.problem
+    pixels = {Prop.FWD: p.mb * prod(p.o), Prop.BWD_D: p.mb * prod(p.i), Prop.BWD_W: p.oc}[case.prop]
+    columns = {Prop.FWD: p.oc, Prop.BWD_D: p.ic, Prop.BWD_W: p.ic * prod(p.k)}[case.prop]
+    terms = round(p.flops(valid=False) / 2 / pixels / columns)
+
+    def make(index: int) -> Call:
+        a, b = (random_tensor(shape, Layout.dense(p.src.dtype, shape), case.where)
+                for shape in ((pixels, terms), (terms, columns)))
+        if case.prop is Prop.BWD_W:
+            a = a.t().contiguous().t()
+        elif case.prop is Prop.FWD:
+            b = b.t().contiguous().t()
+        return lambda: a @ b
     return make

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench import reference
+from bench.sides import baseline_calls
 from tests.proving.shapes import PROBLEMS, operands
 from tests.reference import convolve
-from transconv.problem import Prop
+from transconv.problem import ConvProblem, Prop
+from transconv.proving.case import Case
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -67,3 +70,20 @@ def test_torch_compile_traces_once_for_all_sets_of_tensors(
         want = torch.relu(torch.from_numpy(convolve(p, prop, a.numpy(), b.numpy())))
         torch.testing.assert_close(run(a, b, None, None), want)
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize(("prop", "rows", "columns", "terms"), [
+    (Prop.FWD, 2 * 4 * 5, 24, 16 * 9), (Prop.BWD_D, 2 * 8 * 10, 16, 24 * 9 // 4),
+    (Prop.BWD_W, 24, 16 * 9, 2 * 4 * 5)])
+def test_the_product_that_a_convolution_amounts_to(prop: Prop, rows: int, columns: int,
+                                                   terms: int) -> None:
+    p = ConvProblem.parse("mb2ic16ih8iw10oc24oh4ow5kh3kw3sh2sw2ph1pw1 dt=f32 tag=nhwc")
+    case = Case(p, prop)
+    counted = FlopCounterMode(display=False)
+    with counted:
+        made = baseline_calls(case, ["gemm"])["gemm"](0)()
+    assert isinstance(made, torch.Tensor) and made.shape == (rows, columns)
+    # The call that shows whether torch can do it counts, too.
+    assert counted.get_total_flops() == 2 * 2 * rows * columns * terms
+    grouped = Case(ConvProblem.parse("g2mb2ic16ih8oc24oh8kh3ph1 dt=f32"), prop)
+    assert not baseline_calls(grouped, ["gemm"])

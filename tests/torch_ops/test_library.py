@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import fused_autograd, library, operators
+from transconv.torch_ops import fused, fused_autograd, library, operators
 from transconv.torch_ops.arguments import Params
 
 OP = library.convolution
@@ -159,6 +162,36 @@ def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
             y = torch.compile(plain, backend="aot_eager", fullgraph=True)(x)
     assert y.dtype == dtype
     torch.testing.assert_close(y, inside(x))
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -> None:
+    """A float32 bias under autocast: the kernel adds it to its sums, its gradient is float32."""
+    x, w, b = (t.detach() for t in operands())
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    texts: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        texts.append(graph.code)
+        return make_boxed_func(graph)
+
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if activation:
+            return fused.fused_conv2d(x, w, b, groups=2, activation=activation)
+        return transconv.conv2d(x, w, b, groups=2)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.compile(layer, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep),
+                          fullgraph=True)(*leaves)
+        wanted = layer(x, w, b)
+    torch.testing.assert_close(y, wanted)
+    (call,) = re.findall(r"torch.ops.transconv.fwd.default\((.*?)\)", texts[0])
+    given = call.split(", ")
+    assert given[2].startswith("primals") and not any(g.startswith("primals") for g in given[:2])
+    found = torch.autograd.grad(y, leaves, torch.ones_like(y))
+    assert [g.dtype for g in found] == [torch.float32] * 3
+    with pytest.raises(RuntimeError, match="bias type .* should be the same"):
+        transconv.conv2d(x.bfloat16(), w.bfloat16(), b, groups=2)  # nobody asked for casts
 
 
 def test_transforms_inside_compiled_code() -> None:

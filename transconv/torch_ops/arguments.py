@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 Ints = tuple[int, ...]
+SHORT = (torch.float16, torch.bfloat16)
 
 
 class Params(NamedTuple):
@@ -137,11 +138,18 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
     return params
 
 
-def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def is_wide(bias: torch.Tensor | None, input: torch.Tensor) -> bool:
+    """Whether a bias is float32 beside 16-bit tensors: the kernel adds it as it is."""
+    return bias is not None and bias.dtype is torch.float32 and input.dtype in SHORT
+
+
+def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                  wide: bool = False) -> None:
     """Element types and devices must agree; torch lets some mixes with meta tensors through and
-    returns uninitialised memory, we do not."""
+    returns uninitialised memory, we do not. A ``wide`` bias may be float32."""
     for role, other in (("weight", weight), ("bias", bias)):
-        if other is None or (other.dtype == input.dtype and other.device == input.device):
+        if other is None or (other.device == input.device and (
+                other.dtype == input.dtype or (wide and role == "bias" and is_wide(bias, input)))):
             continue
         text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "
                 "should be the same")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from transconv.torch_ops.arguments import is_wide
+
 Tensor = torch.Tensor
 
 
@@ -24,6 +26,14 @@ def autocast(input: Tensor, weight: Tensor,
         return input, weight, bias
     return (_cast(input, device, dtype), _cast(weight, device, dtype),
             None if bias is None else _cast(bias, device, dtype))
+
+
+def traced_autocast(input: Tensor, weight: Tensor,
+                    bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same for a graph, but a float32 bias stays as it is where 16-bit tensors are multiplied: the
+    kernel adds it to its float32 sums, and a graph need not launch a kernel that casts it."""
+    input, weight, cast = autocast(input, weight, bias)
+    return input, weight, bias if is_wide(bias, input) and autocast_dtype(input) else cast
 
 
 def cast_dtype(input: Tensor) -> torch.dtype:

@@ -31,8 +31,9 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
     shapes_of = [own if t is None else like(t) for t in (near, weight, far)]
     problem = execute.describe(some.dtype, shapes_of[0], shapes_of[1], shapes_of[2], route.params,
                                flags.math)
+    bias = extra.get("bia")
     compiled = execute.planned(problem, route.direction, device, epilogue, aligned,
-                               flags.deterministic)
+                               flags.deterministic, None if bias is None else bias.dtype)
     src, dst = (far, near) if route.params.transposed else (near, far)
     operands = {name: t for name, t in (("src", src), ("wei", weight), ("dst", dst))
                 if t is not None}

@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.autocast import autocast, autocast_dtype
+from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
 from transconv.torch_ops.requests import Request, request
 
 Tensor = torch.Tensor
@@ -192,7 +192,8 @@ def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation:
 
 
 def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> None:
-    if not f.transposed and not isinstance(padding, str):
+    kept = arguments.is_wide(bias, input) and autocast_dtype(input) is not None
+    if not f.transposed and not isinstance(padding, str) and not kept:
         arguments.check_bias_dtype(input, bias)
 
 
@@ -228,5 +229,4 @@ def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Te
     if torch._C._are_functorch_transforms_active() or not all(
             isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, input, weight, bias, *rest)
-    input, weight, bias = autocast(input, weight, bias)
-    return _operator(f, input, weight, bias, *rest)
+    return _operator(f, *traced_autocast(input, weight, bias), *rest)

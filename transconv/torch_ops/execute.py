@@ -20,7 +20,7 @@ from transconv.ir import dtype as dtypes
 from transconv.ir.dtype import DType
 from transconv.ir.layout import Layout
 from transconv.problem import ConvProblem, Prop, TensorSpec
-from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.arguments import Params, is_wide
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
@@ -145,15 +145,20 @@ def target_of(device: torch.device) -> Target:
 
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-            deterministic: bool) -> Compiled:
-    """The kernel for one direction. Unsupported, with a reason, if there is none."""
+            deterministic: bool, bias: torch.dtype | None = None) -> Compiled:
+    """The kernel for one direction; ``bias`` is the type of what the epilogue adds, if it is not the
+    result's. Unsupported, with a reason, if there is none."""
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
     def plan() -> Compiled:
         from transconv import compiler
+        from transconv.epilogue import Epilogue
 
-        return compiler.plan(problem, prop, target_of(device), epilogue=epilogue, aligned=aligned,
+        bia = None if bias is None else DTYPES[bias]
+        result = getattr(problem, prop.result).dtype
+        added = Epilogue.parse(epilogue, None if bia is result else bia)
+        return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
                              deterministic=deterministic)
 
     return _or_unsupported(plan, problem, prop)
@@ -239,6 +244,7 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  p: Params) -> torch.Tensor:
     """torch's convolution; never one that `enable` replaced."""
     padding: Sequence[int] = p.padding
+    b = b.to(x.dtype) if is_wide(b, x) else b
     if not p.symmetric:
         x, padding = _one_sided(x, p)
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)

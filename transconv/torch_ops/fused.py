@@ -28,7 +28,13 @@ from transconv.torch_ops import (
     shapes,
     warm,
 )
-from transconv.torch_ops.autocast import autocast, autocast_dtype, cast_dtype, cast_like
+from transconv.torch_ops.autocast import (
+    autocast,
+    autocast_dtype,
+    cast_dtype,
+    cast_like,
+    traced_autocast,
+)
 from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused_autograd import GRAD_FROM_RESULT
@@ -68,7 +74,8 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     if parsed is None or not _one_operator(present, f.activation):
         return _composed(f, *given, stride, padding, dilation, groups, as_result=True)
     cast = autocast_dtype(input)
-    input, weight, bias = autocast(input, weight, bias)
+    casting = traced_autocast if torch.compiler.is_compiling() else autocast
+    input, weight, bias = casting(input, weight, bias)
     if residual is not None:
         residual = cast_like(residual, input)
     dispatch.check_bias(f, input, bias, padding)

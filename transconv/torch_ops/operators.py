@@ -159,9 +159,10 @@ def _fake_gradient(like: Tensor, grad: Tensor, input: Tensor, weight: Tensor,
 
 
 def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequence[Any]) -> Params:
-    """Check the tensors of a batched call against its numbers. RuntimeError as torch's."""
+    """Check the tensors of a batched call against its numbers. RuntimeError as torch's, but a bias
+    may be float32 where the other tensors have 16 bits."""
     stride, padding, dilation, transposed, output_padding, groups = numbers
-    arguments.check_tensors(input, weight, bias)
+    arguments.check_tensors(input, weight, bias, wide=True)
     return arguments.resolve(
         input.shape, weight.shape, None if bias is None else bias.shape, tuple(stride),
         tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, two_sided=True)

@@ -45,7 +45,7 @@ class Request:
             x.shape, w.shape, None if b is None else b.shape, self.stride, self.padding,
             self.dilation, self.transposed, self.output_padding, self.groups,
             two_sided=not self.name)
-        arguments.check_tensors(x, w, b)
+        arguments.check_tensors(x, w, b, wide=not self.name)
         return p
 
 
