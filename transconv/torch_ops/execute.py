@@ -244,7 +244,8 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  p: Params) -> torch.Tensor:
     """torch's convolution; never one that `enable` replaced."""
     padding: Sequence[int] = p.padding
-    b = b.to(x.dtype) if is_wide(b, x) else b
+    if b is not None and is_wide(b, x):
+        b = b.to(x.dtype)
     if not p.symmetric:
         x, padding = _one_sided(x, p)
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
