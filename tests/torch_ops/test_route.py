@@ -62,7 +62,7 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, det:
+    monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, *__:
                         Plan(problem, direction, aligned, epilogue))
     monkeypatch.setattr(execute, "proven", lambda plan, *a, **k: plan)
     monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(

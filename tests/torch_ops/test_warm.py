@@ -330,15 +330,25 @@ def test_double_backward_hooks_and_checkpoints_of_warm_calls() -> None:
         y.sum().backward()
 
 
-def test_a_dual_gradient_of_a_warm_call_keeps_its_tangent() -> None:
-    x, w, _ = operands(requires_grad=True)
-    heat(lambda: transconv.conv2d(x, w, **KWARGS).sum().backward())
-    y = transconv.conv2d(x, w, **KWARGS)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(torch.ones_like(y), torch.full_like(y, 2.0))
-        (dx,) = torch.autograd.grad(y, x, dual)
-        primal, tangent = forward_ad.unpack_dual(dx)
-    torch.testing.assert_close(tangent, 2 * primal)
+@pytest.mark.parametrize("enabled", ["never", "before", "now"])
+def test_a_dual_gradient_of_a_warm_call_keeps_its_tangent(enabled: str) -> None:
+    """Also where `enable` keeps the kernels that torch had, which know nothing of tangents."""
+    if enabled != "never":
+        transconv.enable(("cpu",))
+    try:
+        if enabled == "before":
+            transconv.disable()
+        x, w, _ = operands(requires_grad=True)
+        heat(lambda: transconv.conv2d(x, w, **KWARGS).sum().backward())
+        y = transconv.conv2d(x, w, **KWARGS)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.ones_like(y), torch.full_like(y, 2.0))
+            (dx,) = torch.autograd.grad(y, x, dual)
+            primal, tangent = forward_ad.unpack_dual(dx)
+        torch.testing.assert_close(tangent, 2 * primal)
+    finally:
+        if enabled == "now":
+            transconv.disable()
 
 
 def test_the_node_has_its_name() -> None:

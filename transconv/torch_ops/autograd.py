@@ -65,7 +65,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")
-        return execute.aten_backward(grad, input, weight, params, mask)
+        return execute.aten_backward(grad, input, weight, params, mask, dual=True)
     made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask)
     warm.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)

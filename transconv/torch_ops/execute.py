@@ -257,8 +257,9 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
 
 
 def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
-                  mask: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
-    """torch's gradients of input, weight and bias; None where ``mask`` is False."""
+                  mask: Sequence[bool], dual: bool = False) -> tuple[torch.Tensor | None, ...]:
+    """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
+    the operator: the kernel that `enable` keeps knows nothing of tangents."""
     padding: Sequence[int] = p.padding
     sizes = x.shape
     if not p.symmetric:
@@ -267,7 +268,7 @@ def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Param
     args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
             p.transposed, p.output_padding, p.groups, list(mask))
     original = ORIGINALS.get(x.device.type)
-    if original is not None:
+    if original is not None and not dual:
         keys, _, backward = original
         dx, dw, db = backward.call_boxed(keys, *args)
     else:
