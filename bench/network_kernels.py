@@ -14,7 +14,8 @@ from bench.network_setting import Row, Setting, gpu, prepare, release
 
 
 def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
-    """The kernels that one training step and one inference would ask for."""
+    """The kernels that one training step and one inference would ask for, eager and compiled: a graph
+    leaves a bias under autocast in float32."""
     from transconv.errors import Unsupported
     from transconv.torch_ops import execute, routes
 
@@ -24,8 +25,9 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
     planned = execute.planned
 
     def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
-             deterministic: bool) -> Any:
-        asked[problem, prop, epilogue, aligned, deterministic] = None
+             deterministic: bool, bias: torch.dtype | None) -> Any:
+        for added in dict.fromkeys((bias, bias and torch.float32)):
+            asked[problem, prop, epilogue, aligned, deterministic, added] = None
         raise Unsupported("bench:collecting")
 
     execute.planned = note
@@ -50,10 +52,9 @@ def compile_one(kernel: tuple[Any, ...]) -> Row:
     from transconv.proving.case import warm
     from transconv.torch_ops import execute
 
-    problem, prop, epilogue, aligned, deterministic = kernel
+    problem, prop, epilogue, aligned, *how = kernel
     start = time.perf_counter()
-    compiled = execute.planned(problem, prop, torch.device("cuda"), epilogue, aligned,
-                               deterministic)
+    compiled = execute.planned(problem, prop, torch.device("cuda"), epilogue, aligned, *how)
     if aligned:  # others are compiled where they are launched
         warm(compiled)
     return {"seconds": time.perf_counter() - start}
@@ -64,9 +65,9 @@ def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
     from transconv.errors import Unsupported
     from transconv.torch_ops import execute
 
-    for problem, prop, epilogue, aligned, deterministic in kernels:
+    for problem, prop, *how in kernels:
         try:
             execute.planned(problem, prop, torch.device(device, 0) if device == "cuda"
-                            else torch.device(device), epilogue, aligned, deterministic)
+                            else torch.device(device), *how)
         except Unsupported:
             pass

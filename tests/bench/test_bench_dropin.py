@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import dropin, models, networks
+import transconv
+from bench import dropin, models, network_kernels, networks
 from bench.__main__ import main
 from bench.network_measures import covered
+from transconv.torch_ops import execute
 
 # Millions of parameters, as published.
 PUBLISHED = {"resnet50": 25.557, "mobilenetv3": 5.483, "convnext_t": 28.589, "unet2d": 31.0}
@@ -63,6 +65,23 @@ def test_networks(tmp_path: Path) -> None:
     # On a CPU both sides are torch's kernels, so they must agree.
     assert all(float(r["ratio"]) == pytest.approx(1.0) for r in errors)
     assert "device:cpu=" in found[0]["fallback"]
+
+
+def test_kernels_are_collected_before_anything_waits_for_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a training step and an inference, and what a graph asks for instead."""
+    monkeypatch.setattr(transconv.config, "cpu", "interpret")
+    transconv.config.fallback = "silent"
+    found = network_kernels.collect("convnext_t", "bf16", "nhwc", "cpu", True,
+                                    str(tmp_path / "lock"))["kernels"]
+    assert {prop.value for _, prop, *_ in found} == {"fwd", "bwd_d", "bwd_w"}
+    assert {(epilogue, bias) for _, prop, epilogue, _, _, bias in found if prop.value == "fwd"} == {
+        ("bias", torch.bfloat16), ("bias", torch.float32), ("", None)}
+    made = []
+    monkeypatch.setattr(execute, "planned", lambda *how: made.append(how))
+    network_kernels.plan_all(found, "cpu")
+    wanted = [(problem, prop, torch.device("cpu"), *how) for problem, prop, *how in found]
+    assert made == wanted
 
 
 def test_no_row_is_left_out_when_there_is_no_time(tmp_path: Path) -> None:
