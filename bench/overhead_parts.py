@@ -7,6 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -62,7 +63,35 @@ def parts(device: str) -> dict[str, Call]:
         "an autograd function and its launch": lambda: apply(x, leaf),
         "a whole call with gradients": lambda: transconv.conv2d(x, leaf, padding=1),
     }
-    return made
+    return made | floors(x, leaf)
+
+
+class Nothing(torch.autograd.Function):
+    """The least that a function with derivatives in Python does: two tensors kept, two made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(w)
+
+
+def floors(x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
+    """What a call and its gradients cost before anybody computes: in Python, and in torch's C++."""
+    leaf, ones = x.clone().requires_grad_(), torch.ones_like(x)
+    apply: Any = Nothing.apply
+
+    def python() -> object:
+        return torch.autograd.grad(apply(leaf, w), (leaf, w), ones)
+
+    def native() -> object:
+        return torch.autograd.grad(leaf * leaf, leaf, ones)
+
+    return {"an empty autograd function and back": python, "x * x and back, by torch": native}
 
 
 def _nothing() -> None:
