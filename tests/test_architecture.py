@@ -40,7 +40,7 @@ RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below the torch border that may import torch or triton, inside of functions.
 LATE = ("target.py", "plans.py", "allocator.py", "sampling.py", "spotcheck.py", "trust.py", "tune.py",
-        "backend_triton/module.py", "backend_triton/launch.py",
+        "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py")
 # Files above the compiler that are about tensors from their first line on.
 TENSORS = ("proving/data.py", "proving/oracle.py", "proving/case.py",

@@ -71,6 +71,8 @@ def test_kernels_are_collected_before_anything_waits_for_them(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a training step and an inference, and what a graph asks for instead."""
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
+    monkeypatch.setattr(network_kernels, "prepare", lambda: None)  # switches of the whole process
+    monkeypatch.setattr(network_kernels.Setting, "arrange", lambda self: None)
     transconv.config.fallback = "silent"
     found = network_kernels.collect("convnext_t", "bf16", "nhwc", "cpu", True,
                                     str(tmp_path / "lock"))["kernels"]

@@ -75,8 +75,9 @@ def test_torch_compile_traces_once_for_all_sets_of_tensors(
 @pytest.mark.parametrize(("prop", "rows", "columns", "terms"), [
     (Prop.FWD, 2 * 4 * 5, 24, 16 * 9), (Prop.BWD_D, 2 * 8 * 10, 16, 24 * 9 // 4),
     (Prop.BWD_W, 24, 16 * 9, 2 * 4 * 5)])
-def test_the_product_that_a_convolution_amounts_to(prop: Prop, rows: int, columns: int,
-                                                   terms: int) -> None:
+def test_the_product_that_a_convolution_amounts_to(prop: Prop, rows: int, columns: int, terms: int,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "settings", lambda **_: None)  # of the whole process
     p = ConvProblem.parse("mb2ic16ih8iw10oc24oh4ow5kh3kw3sh2sw2ph1pw1 dt=f32 tag=nhwc")
     case = Case(p, prop)
     counted = FlopCounterMode(display=False)
