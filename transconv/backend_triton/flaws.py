@@ -32,11 +32,11 @@ the lower half of 64 bits as if it fitted:
                                                             or.b64       %rd22, %rd19, %rd21;
                                                             mov.b64      {_, %r49}, %rd22;
 
-so that the upper half, an offset, gets bits of the thread's number. Triton 3.6 does this on every chip
-of NVIDIA's; with the one register mended by hand the kernel is right, and so is that of Triton 3.9, while
-every assembler makes the same wrong kernel of the text (bench/results/h200_run_over.csv). Some of its
-stores were beside the tensor. The text has to be there to see it; a legitimate pair is put together from
-halves that are widened (cvt.u64.u32) and shifted by 32.
+so that the upper half, an offset, gets bits of the thread's number; an offset of a store, too. Triton 3.6
+does this for sm_80, 90 and 100 alike. With the one register mended by hand the kernel is right on an H200,
+and so is that of Triton 3.9, while the assemblers of both make the same wrong kernel of the text
+(bench/results/h200_run_over.csv). The text has to be there to see it; a legitimate pair is put together
+from halves that are widened (cvt.u64.u32) and shifted by 32.
 """
 
 from __future__ import annotations
