@@ -198,6 +198,27 @@ def test_float32_obeys_the_precision_switch() -> None:
     assert c.violations(results["tf32"], "conv2d", (x, w), kwargs, g), "tf32 was never used"
 
 
+@on_gpu
+def test_boxes_bring_the_nearest_numbers_of_tf32() -> None:
+    """Not those below; what is no number stays none, whatever its bits."""
+    c.set_precision("tf32")
+    x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
+    odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,
+                       device=x.device).view(torch.float32)
+    x[0, 0, 0, :5] = odd
+    one = torch.eye(64, device=x.device).view(64, 64, 1, 1).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y = transconv.conv2d(x, one)
+        assert "a=box b=box" in str(transconv.explain(x, one))
+    # Of a pixel with a NaN or an infinity every sum is a NaN: 0 times either.
+    strange = ~x.isfinite().all(1, keepdim=True).expand_as(x)
+    assert torch.equal(y.isnan(), strange)
+    got, given = y[~strange], x[~strange]
+    assert not (got.view(torch.int32) & 0x1FFF).any()
+    assert ((got - given).abs() <= given.abs() * 2.0**-11).all()
+    native(1)
+
+
 @pytest.mark.parametrize("activation", [None, *filter(None, fused.ACTIVATIONS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fused(activation: str | None, dtype: torch.dtype) -> None:
