@@ -31,6 +31,23 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 Tensors = dict[str, torch.Tensor]
 
 
+@pytest.mark.parametrize(("text", "prop", "config", "obeyed"), [
+    ("mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, {"precision"}),
+    ("mb2ic32ih8oc32oh8kh3ph1 dt=f32 math=ieee", BWD_W, None, {"precision"}),
+    ("mb2ic32ih8oc32oh8kh3ph1 dt=bf16", FWD, None, set()),
+    ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, set()),
+    ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", BWD_W, None, set()),
+    ("mb4ic16ih16oc16oh16kh3ph1 dt=bf16:f32:bf16", BWD_W,
+     "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic", {"deterministic"}),
+    ("mb4ic16ih16oc16oh16kh3ph1 dt=f32", BWD_W, "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic",
+     {"deterministic", "precision"}),
+])
+def test_which_of_torchs_switches_matter(text: str, prop: Prop, config: str | None,
+                                         obeyed: set[str]) -> None:
+    made = compiler.plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], config)
+    assert made.obeys == obeyed
+
+
 def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
     """Contiguous operands of small whole numbers, and a result of NaN."""
     generator = torch.Generator().manual_seed(seed)

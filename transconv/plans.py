@@ -99,6 +99,15 @@ class Compiled:
         return run
 
     @property
+    def obeys(self) -> frozenset[str]:
+        """Which of torch's numeric switches matter to these launches: ``deterministic`` if the order of
+        an addition is open, ``precision`` if the matrix unit multiplies float32."""
+        found = {"deterministic" for s in self.steps if s.config.reduce == "atomic"}
+        if self.problem.src.dtype.name == "f32":
+            found |= {"precision" for s in self.steps if s.config.unit == "mma"}
+        return frozenset(found)
+
+    @property
     def source(self) -> str:
         return "\n\n".join(s.source for s in self.steps)
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import execute, route, warm
+from transconv.torch_ops import entries, execute, route, routes, warm
 from transconv.torch_ops.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -23,6 +23,7 @@ class Plan:
     """What the compiler would give; names tell what is what."""
 
     started: list[str] = []  # directions, of bound starts
+    obeys = frozenset(("deterministic", "precision"))
 
     def __init__(self, problem: Any, direction: Any, aligned: bool, epilogue: str) -> None:
         self.problem, self.direction, self.aligned = problem, direction, aligned
@@ -189,6 +190,31 @@ def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
         got = torch.autograd.grad(transconv.conv2d(*leaves, **KWARGS), leaves, given[key])
         wanted = torch.autograd.grad(theirs, leaves, given[key], retain_graph=True)
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("obeyed", [(), ("deterministic",), ("precision",),
+                                    ("deterministic", "precision")], ids=str)
+def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased: bool,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """By calls that come back; a kernel whose numbers hang on one is not started when it has changed."""
+    asked: set[str] = set()
+    precision = entries.read_precision
+    monkeypatch.setattr(Plan, "obeys", frozenset(obeyed))
+    monkeypatch.setattr(entries, "_deterministic", lambda: bool(asked.add("deterministic")))
+    monkeypatch.setattr(entries, "read_precision", lambda *which: (
+        asked.add("precision"), precision(*which))[1])
+    x, w, b = operands()
+    given = (x, w, b if biased else None)
+    leaves = [t for t in given if t is not None]
+    for _ in range(WARM):
+        asked.clear()
+        right = run(transconv.conv2d, given, leaves)
+    assert asked == set(obeyed)
+    monkeypatch.setattr(entries, "_deterministic", lambda: True)
+    before = set(routes._routes)
+    torch.testing.assert_close(run(transconv.conv2d, given, leaves), right)
+    assert set(routes._routes) == before  # the general way asks torch itself, and finds the same
 
 
 def test_what_no_kernel_may_see() -> None:

@@ -33,11 +33,17 @@ _autocast_dtype = torch.get_autocast_dtype
 
 
 class Switches:
-    """torch's numeric switches as they stood; float32 alone has a precision."""
+    """torch's numeric switches as they stood; None instead of those that change nothing for the kernels
+    of ``routes``, which then are not asked for at every call. Where torch computes, all are."""
 
-    def __init__(self, flags: Flags, dtype: torch.dtype) -> None:
-        self.deterministic, self.tf32 = flags.deterministic, flags.math == "tf32"
-        self.precision = read_precision if dtype is torch.float32 else None
+    def __init__(self, flags: Flags, dtype: torch.dtype, *routes: Route) -> None:
+        plans = [r.compiled for r in routes]
+        obeyed = frozenset[str]().union(*(p.obeys for p in plans if p is not None))
+        torchs = None in plans
+        self.deterministic = (flags.deterministic if torchs or "deterministic" in obeyed else None)
+        self.tf32 = flags.math == "tf32"
+        self.precision = (read_precision if dtype is torch.float32
+                          and (torchs or "precision" in obeyed) else None)
 
 
 def _only_on(*routes: Route | None) -> int | None:
@@ -59,7 +65,8 @@ def unbiased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
         if (p is padding and s is stride and g is groups and d is dilation and f is function
                 and o is output_padding and b is None and check(x, w) and not _modes()
                 and not _function_modes() and forward_ad._current_level < 0
-                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (deterministic is None
+                     or (_deterministic() or _cudnn_deterministic()) is deterministic)
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and (not (x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
                 and (device is None or device == current_device())):
@@ -84,7 +91,8 @@ def biased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..
         if (p is padding and s is stride and g is groups and d is dilation and f is function
                 and o is output_padding and check(x, w, b) and not _modes()
                 and not _function_modes() and forward_ad._current_level < 0
-                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (deterministic is None
+                     or (_deterministic() or _cudnn_deterministic()) is deterministic)
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and b is not None
                 and (not (x.data_ptr() | w.data_ptr() | b.data_ptr()) & ALIGNMENT) is aligned
@@ -115,7 +123,8 @@ def adding(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..
                 and o is output_padding and (b is not None) is biased and (r is x) is adds_input
                 and check(*given[:distinct]) and not _modes()
                 and not _function_modes() and forward_ad._current_level < 0
-                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (deterministic is None
+                     or (_deterministic() or _cudnn_deterministic()) is deterministic)
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and r is not None
                 and (not (x.data_ptr() | w.data_ptr() | (0 if b is None else b.data_ptr())
@@ -130,12 +139,13 @@ def adding(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..
 
 
 def autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..., bool],
-             function: Any, numbers: tuple[Any, ...], route: Route, deterministic: bool,
+             function: Any, numbers: tuple[Any, ...], route: Route, switches: Switches,
              aligned: bool, cast: torch.dtype, kind: str, biased: bool,
              casts: tuple[bool, ...]) -> Call:
     """For functions without residual, with and without bias; ``casts`` says what is cast. That
     autocast is on, the guard sees; a cast tensor is an aligned one."""
     stride, padding, output_padding, dilation, groups = numbers
+    deterministic = switches.deterministic
     device, forward = _only_on(route), route.forward
     casts_x, casts_w, casts_b = casts
 
@@ -146,7 +156,8 @@ def autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
                 and (check(x, w) if b is None else check(x, w, b))
                 and not _modes() and not _function_modes() and forward_ad._current_level < 0
                 and _autocast_dtype(kind) is cast
-                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (deterministic is None
+                     or (_deterministic() or _cudnn_deterministic()) is deterministic)
                 and (not ((0 if casts_x else x.data_ptr()) | (0 if casts_w else w.data_ptr())
                           | (0 if casts_b or b is None else b.data_ptr())) & ALIGNMENT) is aligned
                 and (device is None or device == current_device())):
@@ -170,7 +181,8 @@ def gradients(check: Callable[..., bool], routes: BackwardRoutes, switches: Swit
     def call(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...] | None:
         if (check(grad, x, w) and not _grad_enabled() and not _modes()
                 and forward_ad._current_level < 0
-                and (_deterministic() or _cudnn_deterministic()) is deterministic
+                and (deterministic is None
+                     or (_deterministic() or _cudnn_deterministic()) is deterministic)
                 and (precision is None or (precision("cuda", "conv") == "tf32") is tf32)
                 and (not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
                 and (device is None or device == current_device())):

@@ -116,12 +116,12 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
     apply = (autograd(route, biased, cast if casts[1] or casts[2] else None)
              if any(t.requires_grad for t in tensors) else None)
     others = _forward.get(id(weight), _onward) if place > 1 else _onward
+    switches = entries.Switches(flags, x.dtype, route)
     kind = (others, apply, check, function, numbers, route)
     if cast is not None:
         _forward[id(weight)] = entries.autocast(
-            *kind, flags.deterministic, aligned, cast, x.device.type, biased, casts)
+            *kind, switches, aligned, cast, x.device.type, biased, casts)
         return
-    switches = entries.Switches(flags, x.dtype)
     if residual is not None:
         made = entries.adding(*kind, switches, aligned, biased, adds_input)
     else:
@@ -138,4 +138,4 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
     if check is not None:
         _backward.add(route)
         route.gradients[wanted] = entries.gradients(
-            check, routes, entries.Switches(flags, x.dtype), aligned)
+            check, routes, entries.Switches(flags, x.dtype, *routes.routes()), aligned)
