@@ -36,6 +36,7 @@ Tensors = dict[str, torch.Tensor]
     ("mb2ic32ih8oc32oh8kh3ph1 dt=f32 math=ieee", BWD_W, None, {"precision"}),
     ("mb2ic32ih8oc32oh8kh3ph1 dt=bf16", FWD, None, set()),
     ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, set()),
+    ("g32mb8ic64ih28oc64oh28kh3ph1 dt=f32", BWD_D, "fma", {"precision"}),
     ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", BWD_W, None, set()),
     ("mb4ic16ih16oc16oh16kh3ph1 dt=bf16:f32:bf16", BWD_W,
      "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic", {"deterministic"}),
@@ -46,6 +47,10 @@ def test_which_of_torchs_switches_matter(text: str, prop: Prop, config: str | No
                                          obeyed: set[str]) -> None:
     made = compiler.plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], config)
     assert made.obeys == obeyed
+    if "precision" not in obeyed and "f32" in text:  # the other switch has no other kernel to offer
+        other = replace(made.problem, math="ieee")
+        again = compiler.plan(other, prop, TARGETS["sm_90"], config)
+        assert [s.config for s in again.steps] == [s.config for s in made.steps]
 
 
 def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
@@ -117,6 +122,21 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     back = torch.full((2, 64, 8, 8), -1.0)
     named["unpack_dst"].launcher([y, back])
     assert torch.equal(back, y.permute(0, 3, 1, 2))  # a result keeps its bits
+
+
+@pytest.mark.parametrize(("unit", "rounded"), [("mma", True), ("fma", False)])
+def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> None:
+    """A product element by element takes all of a number, so torch's switch changes nothing for it."""
+    p = ConvProblem.parse("g16mb8ic32ih8oc32oh8kh3ph1 dt=f32")
+    made = compiler.plan(p, FWD, TARGETS["sm_90"], f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
+    assert [s.algorithm.name for s in made.steps] == ["pack_src", "pack_wei", "fwd", "unpack_dst"]
+    assert [" = tl.where(" in s.source and "-8192" in s.source for s in made.steps] == [
+        rounded, rounded, False, False]
+    other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
+                          f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
+    same = [a.launcher.function == b.launcher.function for a, b in zip(made.steps, other.steps,
+                                                                       strict=True)]
+    assert same[0] == same[1] == (not rounded)  # two kernels have two names
 
 
 @interpreted

@@ -133,11 +133,14 @@ def over_copies(algorithm: Algorithm, pack: str) -> Algorithm:
     return algorithm
 
 
-def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorithm]:
+def copies(algorithm: Algorithm, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Algorithm]:
     """The kernels that ``pack`` asks for beside the main one, those before it first.
 
     The parts of a split sum lie as the copy of C would; their sum goes to C itself, no kernel more.
+    What the matrix ``unit`` multiplies as tf32 is rounded to it in its copy, for the unit would cut off
+    what it does not take, twice as far from the number. Products element by element take all of it.
     """
+    math = algorithm.math if unit == "mma" else "ieee"
     for letter in letters(pack):
         if letter == "c" and split > 1:
             continue
@@ -145,13 +148,14 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1) -> Iterator[Algorith
         assert view is not None
         tensor, copied = view.tensor, _workspace(algorithm, letter)
         if letter == "c":
-            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, innermost(algorithm, letter), algorithm)
+            yield _copy(f"{UNPACK}{tensor.name}", copied, tensor, innermost(algorithm, letter), algorithm,
+                        "ieee")
         elif diagonal(view, algorithm) > 1:
             yield _copy(f"{PACK}blocks{algorithm.merge}_{tensor.name}", tensor, copied,
-                        innermost(algorithm, letter), algorithm, _in_blocks(view, algorithm))
+                        innermost(algorithm, letter), algorithm, math, _in_blocks(view, algorithm))
         else:
             inner = innermost(algorithm, letter)
-            yield _copy(f"{PACK}{tensor.name}", tensor, copied, inner, algorithm)
+            yield _copy(f"{PACK}{tensor.name}", tensor, copied, inner, algorithm, math)
 
 
 def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
@@ -163,7 +167,7 @@ def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
     return ViewDim(ic % each, eq(ic // each, oc // rows % algorithm.merge))
 
 
-def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
+def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm, math: str,
           channel: ViewDim | None = None) -> Algorithm:
     """``c = a`` for all elements; the innermost dimension of the copy counts fastest, the other
     channels next where the original has them innermost. Neighbouring dimensions that are one run of
@@ -180,15 +184,7 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
     dims = tuple(ViewDim(Var(name)) for name in c.dims)
     seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
     return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc,
-                     math=_rounded(name, algorithm))
-
-
-def _rounded(name: str, algorithm: Algorithm) -> str:
-    """``tf32`` for a copy of what the matrix unit multiplies as tf32: it cuts off what it does not take,
-    which is twice as far from the number as the nearest that it takes. Not for results, nor for
-    depthwise filters, whose products are made element by element."""
-    depthwise = all(x.size == 1 for x in algorithm.axes if x.role == "channel")
-    return "ieee" if depthwise or name.startswith(UNPACK) else algorithm.math
+                     math=math)
 
 
 def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
@@ -225,6 +221,11 @@ def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
 def is_copy(algorithm: Algorithm) -> bool:
     """Whether an algorithm only moves elements."""
     return algorithm.b is None and not algorithm.axes_of("K") and not algorithm.epilogue
+
+
+def rounds(copy: Algorithm) -> bool:
+    """Whether a copy rounds its elements to tf32."""
+    return copy.math == "tf32" and copy.a.tensor.dtype.name == "f32"
 
 
 def why_not_copied(algorithm: Algorithm, letter: str) -> str | None:

@@ -101,10 +101,13 @@ class Compiled:
     @property
     def obeys(self) -> frozenset[str]:
         """Which of torch's numeric switches matter to these launches: ``deterministic`` if the order of
-        an addition is open, ``precision`` if the matrix unit multiplies float32."""
+        an addition is open, ``precision`` if the matrix unit multiplies float32, or would if the
+        switch stood otherwise: only depthwise problems never have work for it."""
+        p = self.problem
         found = {"deterministic" for s in self.steps if s.config.reduce == "atomic"}
-        if self.problem.src.dtype.name == "f32":
-            found |= {"precision" for s in self.steps if s.config.unit == "mma"}
+        if any(getattr(p, n).dtype.name == "f32" for n in self.prop.operands) and (
+                not p.g == p.ic == p.oc or any(s.config.unit == "mma" for s in self.steps)):
+            found.add("precision")
         return frozenset(found)
 
     @property

@@ -22,7 +22,16 @@ from transconv.ir import Kernel
 from transconv.ir.dtype import DTYPES
 from transconv.legality import why_not
 from transconv.merging import merged
-from transconv.packing import PACK, UNPACK, copies, is_copy, over_copies, with_letter, without
+from transconv.packing import (
+    PACK,
+    UNPACK,
+    copies,
+    is_copy,
+    over_copies,
+    rounds,
+    with_letter,
+    without,
+)
 from transconv.passes import blockwise
 from transconv.pipeline import lower
 from transconv.plans import Step
@@ -53,8 +62,8 @@ def plan_steps(problem: ConvProblem, prop: Prop, target: Target, config: Config 
     for algorithm, chosen in _agreed(_same_copies(mains, target), target):
         if config is not None and (reason := why_not(chosen, algorithm, target)):
             raise ConfigError(f"{chosen}: {reason}")
-        beside = copies(merged(algorithm, chosen.merge), chosen.pack, chosen.split_k)
-        around |= {c.name: c for c in beside}
+        beside = copies(merged(algorithm, chosen.merge), chosen.pack, chosen.split_k, chosen.unit)
+        around |= {c.name: c for c in beside if c.name not in around or not rounds(c)}
         made.append((algorithm, chosen))
         if blockwise.meeting(chosen, main_of(algorithm, chosen)):
             second = _second(algorithm, chosen)
@@ -122,7 +131,9 @@ def kernel_name(problem: ConvProblem, algorithm: Algorithm, config: Config, targ
 
 def _subject(problem: ConvProblem, algorithm: Algorithm) -> str:
     """What a kernel is about. Problems share the copies of tensors that they share."""
-    return f"{algorithm.a.tensor}" if is_copy(algorithm) else f"{problem}"
+    if not is_copy(algorithm):
+        return f"{problem}"
+    return f"{algorithm.a.tensor}" + " rounded to tf32" * rounds(algorithm)
 
 
 def header(problem: ConvProblem, algorithm: Algorithm, config: Config, target: Target) -> tuple[str, ...]:

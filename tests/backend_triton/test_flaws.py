@@ -78,8 +78,9 @@ OVER_CONFIG = ("mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k
                "stages=2 warps=4")
 
 
-def test_an_offset_with_bits_of_the_thread() -> None:
-    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS["sm_90"], Config.parse(OVER_CONFIG), None, "ptx")[:1]
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100"])
+def test_an_offset_with_bits_of_the_thread(chip: str) -> None:
+    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Config.parse(OVER_CONFIG), None, "ptx")[:1]
     (found,) = compile_offline(jobs)
     assert isinstance(found, Resources) and "its lower half runs over" in found.flaw
     if (NEWEST / "ready").exists():

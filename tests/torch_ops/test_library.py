@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -194,6 +195,24 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
         transconv.conv2d(x.bfloat16(), w.bfloat16(), b, groups=2)  # nobody asked for casts
 
 
+@pytest.mark.parametrize("call", [
+    lambda x, w, b: transconv.conv2d(x, w, b, padding="same"),
+    lambda x, w, b: transconv.conv2d(x, w, b),
+    lambda x, w, b: transconv.conv_transpose2d(x, w, b),
+    lambda x, w, b: fused.fused_conv2d(x, w, b, padding="same", activation="relu"),
+])
+def test_a_wide_bias_that_no_autocast_has_left(call: Any) -> None:
+    """Refused as in eager calls, by whichever way it comes to the operators."""
+    x, w, b = torch.randn(1, 4, 5, 5).bfloat16(), torch.randn(4, 4, 3, 3).bfloat16(), torch.randn(4)
+    for f in (call, torch.compile(call, backend="eager", fullgraph=True)):
+        with pytest.raises(Exception, match="bias type .*should be the same"):
+            f(x, w, b)
+    with FakeTensorMode() as mode, pytest.raises(Exception, match="should be the same"):
+        call(*map(mode.from_tensor, (x, w, b)))
+    with pytest.raises(Exception, match="should be the same"):
+        torch.jit.trace(call, (x, w, b))
+
+
 def test_transforms_inside_compiled_code() -> None:
     x, w, _ = (t.detach() for t in operands())
 
@@ -343,9 +362,6 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_traced_graphs_hold_operators_without_derivatives() -> None:
     """Python's derivatives would cost a compiled graph more than a launch per call."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
     x, w, b = operands(form=s.channels_last)
     seen: list[str] = []
 

@@ -34,7 +34,7 @@ from transconv.ir import (
     store,
     substitute,
 )
-from transconv.packing import is_copy
+from transconv.packing import is_copy, rounds
 
 
 def naive(algorithm: Algorithm, name: str) -> Kernel:
@@ -75,14 +75,14 @@ def naive(algorithm: Algorithm, name: str) -> Kernel:
 
 
 def _copy(algorithm: Algorithm, taken: set[str]) -> Stmt:
-    """Every element is loaded and stored; no accumulator, so that its bits stay what they are. What the
-    matrix unit will cut to tf32 is rounded to it on the way."""
+    """Every element is loaded and stored; no accumulator, so that its bits stay what they are. What
+    would be cut to tf32 later is rounded to it on the way."""
     a_lets, a = _name_coordinates(algorithm.a, taken)
     c_lets, c = _name_coordinates(algorithm.c, taken)
     value = Var("a", a.tensor.dtype)
     lets = [*a_lets, *(x for x in c_lets if x not in a_lets),
             Let(value, Load(a.tensor, a.offset(), a.mask()))]
-    if algorithm.math == "tf32" and value.type is f32:
+    if rounds(algorithm):
         lets.append(Let(Var("near", f32), Call("tf32", (value,))))
         value = Var("near", f32)
     whole: Stmt = seq(*lets, store(c.tensor, c.offset(), value, c.mask()))

@@ -197,6 +197,11 @@ def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) ->
         arguments.check_bias_dtype(input, bias)
 
 
+def check_types(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """What the operators would let pass: a float32 bias that no autocast has left as it is."""
+    arguments.check_tensors(input, weight, bias, wide=autocast_dtype(input) is not None)
+
+
 # -- the ways that end in the registered operators -------------------------------------------------
 
 
@@ -212,6 +217,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
         if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
             return _hand_over(f, input, weight, bias, *rest)
         numbers = (stride, (0,) if padding == "valid" else padding, dilation, f.transposed)
+        check_types(input, weight, bias)
         return library.call(input, weight, bias, *numbers, output_padding, groups)
     check_bias(f, input, bias, padding)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
@@ -219,6 +225,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
     p: Params = arguments.resolve(
         x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
         f.transposed, output_padding, groups)
+    check_types(x, weight, bias)
     y = library.call(x, weight, bias, *p)
     return y if is_batched else y.squeeze(0)
 

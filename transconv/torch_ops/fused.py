@@ -97,6 +97,7 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
         return found.route.forward(*tensors)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
+    dispatch.check_types(input, weight, bias)
     return fused_autograd.call(input, weight, bias, residual, f.activation, *p)
 
 
