@@ -54,7 +54,7 @@ class Constants:
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
     baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
-    across_ns: float = 0.15  # more for one across the sum, where f32 must lie along it: 4 bytes each
+    through_ns: float = 0.15  # more for one of f32 that is turned or rounded, and so goes through registers
     shared_gbs: float = 190.0  # of a multiprocessor's shared memory, GB/s; bounds what turns operands
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
@@ -161,7 +161,7 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     fetch /= c.fetch_gbs
     fetch += accesses * (c.access_ns + (c.unpack_ns if w.pixels_summed else 0.0))
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
-    fetch += sum(f.accesses for f in w.fetched if f.across) * c.across_ns
+    fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
     in_flight = max(1, w.steps if config.unroll else config.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight

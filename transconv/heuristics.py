@@ -106,6 +106,7 @@ def _products(alg: Algorithm, target: Target) -> Iterator[Config]:
               and rows and columns and summed and _worth_the_matrix_unit(alg))
     if matrix:
         yield from _matrix(alg, target)
+        yield from _rounded(alg, target)
         if "box" in target.features and (
                 alg.a.tensor.dtype.bits == 16
                 or alg.a.tensor.dtype.name == "f32" and alg.math == "tf32"):
@@ -137,6 +138,14 @@ def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
             m_block, n_block = Block(m_axes, m), Block(n_axes, n)
             for k_blocks in _summed(alg, k_axes, k, target):
                 yield from _gathered((m_block, n_block, *k_blocks), m * n, alg, target)
+
+
+def _rounded(alg: Algorithm, target: Target) -> Iterator[Config]:
+    """The same over copies that are rounded to tf32: a unit that reads shared memory then gets operands
+    past the registers, which they would go through to be rounded one by one."""
+    if alg.math == "tf32" and alg.a.tensor.dtype.name == "f32" and "wgmma" in target.features:
+        for config in _matrix(over_copies(alg, "a.b"), target):
+            yield replace(config, pack="a.b")
 
 
 def _summed(alg: Algorithm, axes: tuple[str, ...], extent: int,

@@ -49,7 +49,8 @@ def _packs(c: Config, alg: Algorithm) -> str | None:
         view = view_of(alg, letter)
         if view is None:
             return f"pack={letter}, but {alg.name} has no second operand"
-        if reason := why_not_copied(alg, letter):
+        gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
+        if reason := why_not_copied(alg, letter, gathered):
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if c.split_k > 1 and c.reduce == "atomic":

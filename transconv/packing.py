@@ -13,8 +13,9 @@ weights, or over images, is then copied with those innermost:
     pack=a.b    src[mb, ih, iw, ic]   -- pack_src -->  src_packed[ic, ih, iw, mb]  -- main -->  wei
 
 A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
-through the same pipeline. What will be multiplied as tf32 is rounded to it on the way. Rows of a copy
-begin at multiples of 16 bytes whatever the number of channels; what lies between them is never read,
+through the same pipeline. What will be multiplied as tf32 is rounded to it on the way, which may be reason
+enough for a copy: else each element is rounded in registers whenever it is gathered. Rows of a copy
+begin at multiples of 16 bytes, if they are not shorter; what lies between them is never read,
 because a box knows how long a row is.
 
 The filter of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
@@ -63,12 +64,14 @@ def innermost(algorithm: Algorithm, letter: str) -> int:
 
 def copy_of(tensor: Tensor, inner: int | None = None, merge: int = 1) -> Tensor:
     """The workspace for a tensor: dimension ``inner`` innermost (default: ``row_of`` it), the others
-    in their order (the outer one of the first two outermost), rows padded to 16 bytes. Same
-    dimensions, shape and dtype; but a filter of merged groups has the channels of all of them."""
+    in their order (the outer one of the first two outermost), rows of 16 bytes and more padded to
+    multiples of that. Same dimensions, shape and dtype; but a filter of merged groups has the channels of
+    all of them."""
     inner = row_of(tensor) if inner is None else inner
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
-    row = max(1, ROW_ALIGN // tensor.dtype.bytes)
+    row = ROW_ALIGN // tensor.dtype.bytes
+    row = row if 0 < row <= shape[inner] else 1
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, shape[dim], step))
@@ -228,8 +231,15 @@ def rounds(copy: Algorithm) -> bool:
     return copy.math == "tf32" and copy.a.tensor.dtype.name == "f32"
 
 
-def why_not_copied(algorithm: Algorithm, letter: str) -> str | None:
-    """None if a copy of an operand would lie in another way than it does, else the reason."""
+def wants_rounding(view: View, algorithm: Algorithm) -> bool:
+    """Whether an operand for the matrix unit has to be rounded to tf32, and no copy has done it."""
+    return (algorithm.math == "tf32" and view.tensor.dtype.name == "f32"
+            and not operand_of(view.tensor.name))
+
+
+def why_not_copied(algorithm: Algorithm, letter: str, gathered: bool = False) -> str | None:
+    """None if a copy of an operand would lie in another way than it does, else the reason. A copy that
+    the matrix unit's operand is ``gathered`` from may lie in the same way, if it is rounded."""
     view = view_of(algorithm, letter)
     assert view is not None
     name = view.tensor.name
@@ -239,23 +249,24 @@ def why_not_copied(algorithm: Algorithm, letter: str) -> str | None:
         stored = letter == "c"
         return f"only the blocks of {name} are stored, one element at a time" if stored else None
     inner = innermost(algorithm, letter)
-    if rows_of_channels(view.tensor, inner):
+    if rows_of_channels(view.tensor, inner) and not (gathered and wants_rounding(view, algorithm)):
         which = "channels" if inner == CHANNELS else f"summed {view.tensor.dims[inner]}"
         return (f"{name} already has its {which} innermost and rows that begin at multiples of "
-                "16 bytes")
+                "16 bytes or are shorter")
     return None
 
 
 def rows_of_channels(tensor: Tensor, inner: int | None = None) -> bool:
     """Whether a tensor already lies as a copy would: channels next to one another, everything else
-    at multiples of 16 bytes."""
+    at multiples of 16 bytes if rows are not shorter."""
     strides = tensor.layout.strides()
     if strides is None:
         return False
     inner = row_of(tensor) if inner is None else inner
     others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
-    return (strides[inner] == 1 or tensor.shape[inner] == 1) and all(
-        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
+    short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
+    return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
+        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
 
 
 def share(algorithm: Algorithm) -> float:

@@ -13,7 +13,7 @@ from transconv.counts import k_steps, main_of, programs, shared_bytes, tile, tur
 from transconv.ir import View
 from transconv.issue import ACCESS, SECTOR
 from transconv.merging import inner_channel
-from transconv.packing import diagonal
+from transconv.packing import diagonal, wants_rounding
 from transconv.strides import axis_strides, touched
 from transconv.target import Target
 
@@ -29,7 +29,7 @@ class Fetch:
     row: float  # bytes that follow one another in memory
     ahead: bool = True  # whether it can be under way while earlier ones are multiplied
     alone: bool = False  # whether every element has gaps on both sides
-    across: bool = False  # whether it is written across its rows, for a unit that reads along K only
+    through: bool = False  # whether it goes through registers, to be turned or rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,15 @@ def _fetch(view: View, config: Config, alg: Algorithm, word: str, only_along: bo
     size = view.tensor.dtype.bytes
     found = _row_of(view, config, alg)
     if only_along and not along_sum(view, alg):
-        return Fetch(elements * max(size, found.each), elements, found.bytes, across=True)
+        return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (config.warps * 32)))
     vector = _vector(strides, found, alg, widest)
     there = elements / diagonal(view, alg)  # off the diagonal nothing is moved
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
-                 vector * size >= ASYNC, found.run == 1 and elements > 1)
+                 vector * size >= ASYNC, found.run == 1 and elements > 1,
+                 only_along and wants_rounding(view, alg))
 
 
 def _row_of(view: View, config: Config, alg: Algorithm) -> _Row:

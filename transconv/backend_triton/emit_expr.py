@@ -189,9 +189,9 @@ class ExprSpeller:
         if e.name == "tf32":
             (x,) = e.args
             own, space = self.fit(x, self.lanes(e), POSTFIX), self.space
-            near = (f"(({own}.to({space}.int32, bitcast=True) + 4096) & -8192)"
-                    f".to({space}.float32, bitcast=True)")
-            return f"{space}.where({own} == {own}, {near}, {own})", POSTFIX
+            bits, back = f".to({space}.int32, bitcast=True)", f".to({space}.float32, bitcast=True)"
+            place = f"({own}{bits} & -8388608){back}"  # sign and exponent; what a NaN is added to is one
+            return f"(({own} + {place} * 2**-11){bits} & -8192){back}", POSTFIX
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:

@@ -23,10 +23,13 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _tf32(x: Array) -> Array:
-    """The nearest of the numbers with 10 bits behind the point, halves away from zero; NaN stays."""
+    """The nearest of the numbers with 10 bits behind the point, halves away from zero: half of the last
+    place is added, and the rest cut off. NaN stays; of numbers below 2^-126 the rest is cut off alone."""
     wide = np.ascontiguousarray(x, np.float32)
-    near = ((wide.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isnan(wide), wide, near)
+    place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    with np.errstate(over="ignore"):
+        near = np.ascontiguousarray(wide + place * np.float32(2.0**-11))
+    return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 # Pure functions by name: how many arguments, and what they compute.

@@ -9,6 +9,12 @@
             store(.., acc)
 
 The accumulator is split off on the way: made before the loop, updated in it, written back after it.
+What the matrix unit multiplies as tf32 is rounded to it before, unless its copy was: the unit would cut
+it off, twice as far from the number. (Boxes are rounded by the copy engine, see blockwise.py.)
+
+    a_near = tf32(a)
+    dot(acc, a_near, b)
+
 With ``late=1`` it keeps the lanes of K as well, which are added once, behind the loop: adding and
 accumulating commute.
 
@@ -26,6 +32,7 @@ from transconv.config import Config
 from transconv.ir import (
     Add,
     Alloc,
+    Call,
     Cast,
     Expr,
     For,
@@ -33,6 +40,7 @@ from transconv.ir import (
     Kernel,
     Lane,
     Let,
+    Load,
     Mul,
     Mutator,
     Node,
@@ -43,12 +51,14 @@ from transconv.ir import (
     Update,
     Var,
     dot,
+    f32,
     find,
     lanes_of,
     seq,
     substitute,
     walk,
 )
+from transconv.packing import operand_of
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
 AXIS = {"g": 0, "m": 1, "k": 2, "n": 3}
@@ -70,6 +80,7 @@ class _Vectorise(Mutator):
         self.lanes, self.config, self.precision = lanes, config, precision
         self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
         self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.whole: set[Var] = set()  # f32 that nothing has rounded
         self.late = tuple(x for x in lanes.values() if config.late and x.axis == AXIS["k"])
 
     def mutate(self, at: Node) -> Node | None:
@@ -88,6 +99,8 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
+        if isinstance(value, Load) and value.dtype is f32 and not operand_of(value.tensor.name):
+            self.whole.add(let.var)
         return Let(let.var, value)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
@@ -119,9 +132,12 @@ class _Vectorise(Mutator):
                 # What an operand does not vary along (an expanded tensor) may vanish from its address.
                 # An axis that only the result has belongs to the operand that lacks a side.
                 alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
-                left, right = sorted((Spread(v, self.side(v, own, alone)) for v in (a, b)),
+                near = {v: Var(f"{v.name}_near", f32) for v in (a, b)
+                        if self.precision == "tf32" and v in self.whole}
+                left, right = sorted((Spread(near.get(v, v), self.side(v, own, alone)) for v in (a, b)),
                                      key=lambda s: s.lanes[0].axis)
-                return FuncCall(dot(self.precision), (at.var, left, right))
+                return seq(*(Let(n, Call("tf32", (v,))) for v, n in near.items()),
+                           FuncCall(dot(self.precision), (at.var, left, right)))
             case Add(old, product) if old is at.var:
                 for lane in summed:
                     product = Reduce("sum", product, lane)
