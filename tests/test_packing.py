@@ -171,8 +171,10 @@ def test_rows_of_a_copy_begin_at_16_bytes() -> None:
     assert copy_of(tensor((2, 16, 5, 7))).layout.strides() == (560, 1, 112, 16)
     odd = copy_of(tensor((2, 19, 5, 7)))
     assert odd.layout.strides() == (24 * 35, 1, 24 * 7, 24) and odd.shape == (2, 19, 5, 7)
-    wide = Tensor("src", ("mb", "ic", "iw"), (2, 3, 4), Layout.dense(f32, (2, 3, 4)))
-    assert copy_of(wide).layout.strides() == (16, 1, 4)
+    wide = Tensor("src", ("mb", "ic", "iw"), (2, 7, 4), Layout.dense(f32, (2, 7, 4)))
+    assert copy_of(wide).layout.strides() == (32, 1, 8)
+    short = Tensor("src", ("mb", "ic", "iw"), (2, 3, 4), Layout.dense(f32, (2, 3, 4)))
+    assert copy_of(short).layout.strides() == (12, 1, 3)
     assert all(rows_of_channels(t) for t in (copy_of(tensor((2, 16, 5, 7))), odd, copy_of(wide)))
 
 

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 
 from tests.stages import shapes
 from transconv import allocator, compiler, knobs, steps, trust, verdicts
+from transconv.algorithm import algorithms
 from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.ir.evaluate import CALLS
+from transconv.legality import why_not
 from transconv.plans import Compiled
 from transconv.problem import ConvProblem, Prop
 from transconv.target import TARGETS
@@ -64,12 +66,15 @@ def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
 
 
 def answer(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
+    return exact(p, prop, t).to(torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16)
+
+
+def exact(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
     t = {n: torch.zeros_like(x).double() if n == prop.result else x.double() for n, x in t.items()}
     if prop is not FWD:
         t[prop.result].requires_grad_()
     y = CONVOLVE[p.ndims - 1](t["src"], t["wei"], None, p.stride, p.pad_lo, p.dilation, p.g)
-    made = y if prop is FWD else torch.autograd.grad(y, t[prop.result], t["dst"])[0]
-    return made.to(torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16)
+    return y if prop is FWD else torch.autograd.grad(y, t[prop.result], t["dst"])[0]
 
 
 def plan(text: str, prop: Prop, config: str, epilogue: str = "") -> Compiled:
@@ -124,14 +129,83 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     assert torch.equal(back, y.permute(0, 3, 1, 2))  # a result keeps its bits
 
 
+GATHERED = [
+    ("mb2ic3ih9oc16oh5kh3sh2ph1", FWD, "mb.oh.ow:16 oc:16 kw.ic:16 | mma"),
+    ("mb2ic3ih9oc16oh5kh3sh2ph1", FWD, "mb.oh.ow:16 oc:16 kw.ic:16 | mma | pack=a.b"),
+    ("mb2ic16ih9oc16oh5kh3sh2ph1", BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | swap=1"),
+    ("mb2ic16ih9oc16oh5kh3sh2ph1", BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | pack=b"),
+    ("mb2ic3ih9oc16oh5kh3sh2ph1", BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | split_k=2"),
+    ("g2mb2ic32ih6oc32oh6kh3ph1", FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | pack=a"),
+]
+
+
+@interpreted
+@pytest.mark.parametrize("math", ["tf32", "ieee"])
+@pytest.mark.parametrize("fine", [0, 1])
+@pytest.mark.parametrize(("text", "prop", "config"), GATHERED,
+                         ids=[f"{i}-{c[1]}" for i, c in enumerate(GATHERED)])
+def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Prop, config: str,
+                                                             fine: int, math: str) -> None:
+    """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
+    p = ConvProblem.parse(f"{text} tag=axb math={math}")
+    if math == "ieee":
+        config = config.partition(" | pack")[0]
+    chip = replace(CHIP, upcast16=False, precisions=TARGETS["sm_90"].precisions)
+    made = compiler.build(p, prop, chip, Config.parse(config), Epilogue())
+    t = {n: x.float().to(memory_format=torch.channels_last)
+         for n, x in tensors_of(made.problem, prop).items()}
+    name = prop.operands[fine]
+    whole = t[name]
+    t[name] = whole * (1 + 3 * 2.0**-12)
+    made.launch(**t)
+    near = {n: x.double() for n, x in t.items()}
+    near[name] = whole.double() * (1 + 2.0**-10 if math == "tf32" else 1 + 3 * 2.0**-12)
+    assert torch.equal(t[prop.result].double(), exact(p, prop, near))
+
+
+def test_where_operands_are_rounded() -> None:
+    """In registers, or over copies: where the unit would else get them past the registers, and a copy is
+    cheap for what it is read."""
+    first = "mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"
+
+    def chosen(text: str, chip: str = "sm_90") -> Compiled:
+        return compiler.plan(ConvProblem.parse(text), FWD, TARGETS[chip])
+
+    over = chosen(first)
+    assert over.config.pack == "a.b" and "nearest_tf32" not in over.steps[-1].source
+    assert [s.algorithm.axes[0].name for s in over.steps[:2]] == ["mb_ih_iw_ic", "oc_kh_kw_ic"]
+    beside = chosen("mb64ic672ih1oc168oh1kh1 tag=axb")
+    assert beside.config.a == "gather" and not beside.config.pack
+    assert "a_near = nearest_tf32(a)" in beside.steps[0].source
+    for text, chip in ((f"{first} math=ieee", "sm_90"), (f"{first} dt=bf16", "sm_90"),
+                       (first, "gfx90a")):
+        made = chosen(text, chip)
+        assert not made.config.pack and "nearest_tf32" not in made.source, (text, chip)
+    assert not chosen(first, "sm_80").config.pack  # its unit reads registers anyway
+    assert "nearest_tf32" in chosen(first, "sm_80").source
+
+
+@pytest.mark.parametrize(("words", "math", "said"), [
+    ("mma | pack=a.b", "tf32", ""),
+    ("mma | pack=a.b", "ieee", "already has its channels innermost"),
+    ("fma | pack=a.b", "tf32", "already has its channels innermost"),
+    (f"{BOXED} pack=b", "tf32", "already has its channels innermost"),
+    ("mma | pack=c", "tf32", "already has its channels innermost"),
+])
+def test_a_copy_that_lies_as_the_original_is_for_rounding(words: str, math: str, said: str) -> None:
+    p = ConvProblem.parse(f"mb2ic32ih8oc64oh8kh3ph1 tag=axb math={math}")
+    config = Config.parse(f"mb:2 oh:4 ow:8 oc:64 ic:16 | {words}")
+    reason = why_not(config, algorithms(p, FWD)[0], TARGETS["sm_90"])
+    assert (said in str(reason)) if said else reason is None
+
+
 @pytest.mark.parametrize(("unit", "rounded"), [("mma", True), ("fma", False)])
 def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> None:
     """A product element by element takes all of a number, so torch's switch changes nothing for it."""
     p = ConvProblem.parse("g16mb8ic32ih8oc32oh8kh3ph1 dt=f32")
     made = compiler.plan(p, FWD, TARGETS["sm_90"], f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
     assert [s.algorithm.name for s in made.steps] == ["pack_src", "pack_wei", "fwd", "unpack_dst"]
-    assert [" = tl.where(" in s.source and "-8192" in s.source for s in made.steps] == [
-        rounded, rounded, False, False]
+    assert [" = nearest_tf32(" in s.source for s in made.steps] == [rounded, rounded, False, False]
     other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
                           f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
     same = [a.launcher.function == b.launcher.function for a, b in zip(made.steps, other.steps,

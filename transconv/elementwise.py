@@ -56,14 +56,18 @@ def elementwise(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 
 def copy_tiles(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """Square tiles of pixels and channels: rows of 128 bytes on either side."""
+    """Square tiles of pixels and channels: rows of 128 bytes on either side. Few channels are rows of
+    their own, and what is one run of memory is cut into pieces of it."""
     pixels = tuple(x.name for x in alg.axes if x.role == "pixel")
-    channels = next(x.name for x in alg.axes if x.role == "channel")
+    channels = next(x for x in alg.axes if x.role == "channel")
     big = target.backend == "interpreter"
-    for m, n in itertools.product((128, 256) if big else (32, 64, 128), repeat=2):
+    sides = (128, 256) if big else (32, 64, 128)
+    few = 1 << (channels.size - 1).bit_length() if 0 < channels.size < sides[0] else 0
+    tiles = itertools.product(sides, (few,) if few else sides)
+    for m, n in tiles if pixels else ((1, size) for size in (1024, 2048, 4096)):
         for axes in dict.fromkeys((pixels, pixels[-1:])):
-            blocks = (Block(axes, m), Block((channels,), n))
-            yield Config(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
+            blocks = (Block(axes, m), Block((channels.name,), n))
+            yield Config(blocks if axes else blocks[1:], "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 
 
 def turned_tiles(alg: Algorithm, target: Target) -> Iterator[Config]:

@@ -175,7 +175,13 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm, mat
     """``c = a`` for all elements; the innermost dimension of the copy counts fastest, the other
     channels next where the original has them innermost. Neighbouring dimensions that are one run of
     memory in both tensors are one axis: an image's rows are. ``channel``: which channel of A goes to
-    one of C, if not the same one."""
+    one of C, if not the same one. A copy that lies as the original does is one run from end to end."""
+    if channel is None and (run := _whole(a, c)):
+        a, c = (_merged(t, [run]) for t in (a, c))
+        (size,), (dim,) = c.shape, c.dims
+        seen = (ViewDim(Var(dim)),)
+        return Algorithm(name, (Axis(dim, size, "channel"),), View(a, seen), None, View(c, seen),
+                         algorithm.acc, math=math)
     runs = _runs(a, c, inner)
     a, c = _merged(a, runs), _merged(c, runs)
     fastest, channels = runs.index((inner,)), runs.index((CHANNELS,))
@@ -188,6 +194,20 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm, mat
     seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
     return Algorithm(name, axes, View(a, seen), None, View(c, dims), algorithm.acc,
                      math=math)
+
+
+def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
+    """All dimensions, outermost first, if both tensors are the same run of memory without gaps."""
+    strides = c.layout.strides()
+    if strides is None or strides != a.layout.strides():
+        return ()
+    order = sorted(range(len(strides)), key=lambda d: (-strides[d], c.shape[d]))
+    step = 1
+    for dim in reversed(order):
+        if c.shape[dim] != 1 and strides[dim] != step:
+            return ()
+        step *= c.shape[dim]
+    return tuple(order)
 
 
 def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:

@@ -7,6 +7,14 @@ import triton.language as tl
 
 
 @triton.jit
+def nearest_tf32(x):
+    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
+    place = (x.to(tl.int32, bitcast=True) & -8388608).to(tl.float32, bitcast=True)  # 1.0 * 2**exponent
+    near = x + place * 2**-11
+    return (near.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def volume_dilated(src, wei, dst):
     # src: 2a16b8c8d8e [mb=2 ic=16 id=8 ih=8 iw=8]
     # wei: 32a8b3c3d3e [oc=32 ic=8 kd=3 kh=3 kw=3]
@@ -47,7 +55,9 @@ def volume_dilated(src, wei, dst):
                     mask=src_in_k[:, None] & ((0 <= id) & (id < 8) & (0 <= ih) & (ih < 8) & (0 <= iw) & (iw < 8))[None, :], other=0.0)
         b = tl.load(wei + (kd * 9 + kh * 3 + kw + wei_base + wei_n)[:, None] + wei_k[None, :],
                     mask=src_in_k[None, :], other=0.0)
-        acc = tl.dot(b, a, acc, input_precision="tf32")
+        a_near = nearest_tf32(a)
+        b_near = nearest_tf32(b)
+        acc = tl.dot(b_near, a_near, acc, input_precision="tf32")
 
     tl.store(dst + (g * 8192 + n * 512)[:, None] + (mb * 16384 + od * 64 + oh * 8 + ow)[None, :],
              acc.to(tl.float32))

@@ -199,19 +199,27 @@ def test_float32_obeys_the_precision_switch() -> None:
 
 
 @on_gpu
-def test_boxes_bring_the_nearest_numbers_of_tf32() -> None:
+@pytest.mark.parametrize(("channels", "size", "kernel", "words"), [
+    (64, 32, 1, "a=box b=box"), (16, 8, 1, "a=gather b=gather"),
+    (3, 224, 7, "a=gather b=gather | pack=a.b"),
+])
+def test_the_nearest_numbers_of_tf32_are_multiplied(channels: int, size: int, kernel: int,
+                                                    words: str) -> None:
     """Not those below; what is no number stays none, whatever its bits."""
     c.set_precision("tf32")
-    x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
+    x = randn(32, channels, size, size).to(memory_format=torch.channels_last)
     odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,
                        device=x.device).view(torch.float32)
     x[0, 0, 0, :5] = odd
-    one = torch.eye(64, device=x.device).view(64, 64, 1, 1).to(memory_format=torch.channels_last)
+    one = torch.zeros(max(16, channels), channels, kernel, kernel, device=x.device)
+    one[:channels, :, kernel // 2, kernel // 2] = torch.eye(channels, device=x.device)
+    one = one.to(memory_format=torch.channels_last)
     with torch.no_grad():
-        y = transconv.conv2d(x, one)
-        assert "a=box b=box" in str(transconv.explain(x, one))
-    # Of a pixel with a NaN or an infinity every sum is a NaN: 0 times either.
-    strange = ~x.isfinite().all(1, keepdim=True).expand_as(x)
+        y = transconv.conv2d(x, one, padding=kernel // 2)[:, :channels]
+        assert words in str(transconv.explain(x, one, padding=kernel // 2))
+    # Where a NaN or an infinity is seen every sum is a NaN: 0 times either.
+    strange = (~x.isfinite()).any(1, keepdim=True).float()
+    strange = torch.nn.functional.max_pool2d(strange, kernel, 1, kernel // 2).bool().expand_as(x)
     assert torch.equal(y.isnan(), strange)
     got, given = y[~strange], x[~strange]
     assert not (got.view(torch.int32) & 0x1FFF).any()

@@ -186,12 +186,8 @@ class ExprSpeller:
         return self.function("where", (e.cond, e.yes, e.no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
-        if e.name == "tf32":
-            (x,) = e.args
-            own, space = self.fit(x, self.lanes(e), POSTFIX), self.space
-            bits, back = f".to({space}.int32, bitcast=True)", f".to({space}.float32, bitcast=True)"
-            place = f"({own}{bits} & -8388608){back}"  # sign and exponent; what a NaN is added to is one
-            return f"(({own} + {place} * 2**-11){bits} & -8192){back}", POSTFIX
+        if e.name == "tf32":  # a function of the module's own, see emit_tl.py
+            return self.function("nearest_tf32", e.args, e)[0].removeprefix(f"{self.space}."), POSTFIX
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:

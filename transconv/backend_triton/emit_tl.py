@@ -16,6 +16,7 @@ from transconv.ir import (
     Alloc,
     BoxLoad,
     BoxStore,
+    Call,
     Comment,
     Expr,
     Fetch,
@@ -43,6 +44,14 @@ from transconv.ir import (
 
 WIDTH = 100
 SHORT = 24  # brackets with less in them stay on one line
+NEAREST_TF32 = '''
+@triton.jit
+def nearest_tf32(x):
+    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
+    place = (x.to(tl.int32, bitcast=True) & -8388608).to(tl.float32, bitcast=True)  # 1.0 * 2**exponent
+    near = x + place * 2**-11
+    return (near.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+'''.splitlines()
 
 
 class TlEmitter(ExprSpeller):
@@ -136,9 +145,10 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
-    lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "", "",
-             "@triton.jit", f"def {kernel.name}({params}):", *tensors, "", *begun(first),
-             *folded(body)]
+    rounds = any(c.name == "tf32" for c in find(kernel, Call))
+    lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
+             *(["", *NEAREST_TF32[1:], ""] if rounds else []), "", "@triton.jit",
+             f"def {kernel.name}({params}):", *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

@@ -184,8 +184,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 # Half the distance between the smallest numbers of a type: what rounding adds near zero.
 TINY = {"f16": 2.0**-25, "bf16": 0.0, "f32": 0.0, "tf32": 0.0, "f64": 0.0}
-# The matrix unit cuts the lowest bits of both f32 operands off: 2^-10 of each.
-TF32 = 2.0**-9
+# Both operands of a product are rounded to tf32, which may take 2^-11 of each.
+TF32 = 2.0**-10
 RMS_LIMIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2e-6, "tf32": TF32, "f64": 1e-14}
 
 
@@ -233,7 +233,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     found = Judgement()
     result = getattr(p, prop.result).dtype.name
     is_tf32 = result == "f32" and p.math == "tf32" and p.src.dtype.name == "f32"
-    acc = TF32 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
+    acc = (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52) + is_tf32 * TF32
     out = 2.0 ** (1 - DIGITS[result])
     approximate = approximates(epilogue) * 32 * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     cuts = result == "bf16" and (not got.is_cuda if cut is None else cut)
