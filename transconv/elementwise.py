@@ -63,8 +63,12 @@ def copy_tiles(alg: Algorithm, target: Target) -> Iterator[Config]:
     big = target.backend == "interpreter"
     sides = (128, 256) if big else (32, 64, 128)
     few = 1 << (channels.size - 1).bit_length() if 0 < channels.size < sides[0] else 0
-    tiles = itertools.product(sides, (few,) if few else sides)
-    for m, n in tiles if pixels else ((1, size) for size in (1024, 2048, 4096)):
+    tiles = itertools.product(sides, sides)
+    if few:
+        tiles = itertools.product((128, 256, 512), (few,))
+    elif not pixels:
+        tiles = itertools.product((1,), (1024, 2048, 4096))
+    for m, n in tiles:
         for axes in dict.fromkeys((pixels, pixels[-1:])):
             blocks = (Block(axes, m), Block((channels.name,), n))
             yield Config(blocks if axes else blocks[1:], "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
