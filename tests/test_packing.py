@@ -19,6 +19,7 @@ from transconv.config import Config
 from transconv.epilogue import Epilogue
 from transconv.errors import ConfigError
 from transconv.ir import Layout, Tensor, f16, f32
+from transconv.ir.evaluate import CALLS
 from transconv.ir.interp import run
 from transconv.ir.memory import Memory
 from transconv.legality import why_not
@@ -34,6 +35,7 @@ from transconv.packing import (
     workspaces,
 )
 from transconv.problem import ConvProblem, Prop
+from transconv.work import count
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
@@ -206,6 +208,44 @@ def test_pixels_without_gaps_are_one_axis() -> None:
     padded = Layout.from_strides(f16, (2, 16, 5, 7), (640, 40, 8, 1))
     assert axes(plain, padded) == ["mb:2", "ih:5", "iw:7", "ic:16"]
     assert axes("mb2ic16id3ih1iw4oc16od3oh1ow4kd1kh1kw1") == ["mb:2", "id_ih_iw:12", "ic:16"]
+
+
+@pytest.mark.parametrize(("tag", "axes"), [
+    ("axb", ["mb_ih_iw_ic"]),  # the copy lies as the original does
+    ("abx", ["mb", "ih_iw", "ic"]),
+])
+def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None:
+    algorithm = algorithms(ConvProblem.parse(f"mb2ic3ih9oc16oh5kh3sh2ph1 tag={tag}"), FWD)[0]
+    (copy, _) = copies(algorithm, "a.b")
+    assert [x.name for x in copy.axes] == axes
+    src = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
+    a, c = algorithm.a.tensor, over_copies(algorithm, "a.b").a.tensor
+    for config in heuristics.candidates(copy, SM90)[:3]:
+        memory = Memory({"src": pack(src, a.layout),
+                         c.name: np.full(c.layout.span, np.nan, np.float32)})
+        memory.new_launch()
+        run(compiler.lower(copy, config, SM90, "copy", "tf32")[-1][1], memory)
+        made = unpack(memory.buffers[c.name], c.layout, src.shape)
+        assert np.array_equal(made, CALLS["tf32"][1](src)) and not np.array_equal(made, src)
+
+
+def test_gaps_and_other_orders_are_no_run() -> None:
+    """Rows of 5 channels get gaps in a copy; weights of one channel a group have others innermost."""
+    for text in ("mb2ic5ih4oc16oh4kh1 tag=axb", "g32mb2ic32ih8oc32oh8kh3ph1 tag=axb"):
+        algorithm = algorithms(ConvProblem.parse(text), FWD)[0]
+        letter = "a" if "g32" not in text else "b"
+        (copy,) = copies(algorithm, letter)
+        assert len(copy.axes) > 1, text
+
+
+def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
+    algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
+    config = Config.parse("mb.oh.ow:128 oc:64 kw.ic:16 | mma")
+    over = replace(config, pack="a.b")
+    assert [f.through for f in count(config, algorithm, SM90).fetched] == [True, True]
+    assert [f.through for f in count(over, algorithm, SM90).fetched] == [False, False]
+    whole = replace(algorithm, math="ieee")
+    assert not any(f.through for f in count(config, whole, SM90).fetched)
 
 
 # -- the config -----------------------------------------------------------------------------------

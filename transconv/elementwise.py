@@ -62,16 +62,16 @@ def copy_tiles(alg: Algorithm, target: Target) -> Iterator[Config]:
     channels = next(x for x in alg.axes if x.role == "channel")
     big = target.backend == "interpreter"
     sides = (128, 256) if big else (32, 64, 128)
-    few = 1 << (channels.size - 1).bit_length() if 0 < channels.size < sides[0] else 0
-    tiles = itertools.product(sides, sides)
-    if few:
-        tiles = itertools.product((128, 256, 512), (few,))
-    elif not pixels:
-        tiles = itertools.product((1,), (1024, 2048, 4096))
+    if not pixels:
+        yield from (Config((Block((channels.name,), n),), "fma", stages=1) for n in (1024, 2048, 4096))
+        return
+    tiles = itertools.product(sides, repeat=2)
+    if 0 < channels.size < sides[0]:
+        tiles = itertools.product((128, 256, 512), (1 << (channels.size - 1).bit_length(),))
     for m, n in tiles:
         for axes in dict.fromkeys((pixels, pixels[-1:])):
             blocks = (Block(axes, m), Block((channels.name,), n))
-            yield Config(blocks if axes else blocks[1:], "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
+            yield Config(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 
 
 def turned_tiles(alg: Algorithm, target: Target) -> Iterator[Config]:

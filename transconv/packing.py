@@ -176,19 +176,14 @@ def _copy(name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm, mat
     channels next where the original has them innermost. Neighbouring dimensions that are one run of
     memory in both tensors are one axis: an image's rows are. ``channel``: which channel of A goes to
     one of C, if not the same one. A copy that lies as the original does is one run from end to end."""
-    if channel is None and (run := _whole(a, c)):
-        a, c = (_merged(t, [run]) for t in (a, c))
-        (size,), (dim,) = c.shape, c.dims
-        seen = (ViewDim(Var(dim)),)
-        return Algorithm(name, (Axis(dim, size, "channel"),), View(a, seen), None, View(c, seen),
-                         algorithm.acc, math=math)
-    runs = _runs(a, c, inner)
-    a, c = _merged(a, runs), _merged(c, runs)
-    fastest, channels = runs.index((inner,)), runs.index((CHANNELS,))
+    whole = () if channel else _whole(a, c)
+    runs = [whole] if whole else _runs(a, c, inner)
+    fastest, channels = (0, 0) if whole else (runs.index((inner,)), runs.index((CHANNELS,)))
     order = [d for d in range(len(runs)) if d != fastest]
-    if inner != CHANNELS and a.shape[CHANNELS] > 1 and rows_of_channels(a, CHANNELS):
+    if inner != CHANNELS and a.shape[CHANNELS] > 1 and rows_of_channels(a, CHANNELS) and not whole:
         order.append(order.pop(order.index(channels)))
     order.append(fastest)
+    a, c = _merged(a, runs), _merged(c, runs)
     axes = tuple(Axis(c.dims[d], c.shape[d], "channel" if d == fastest else "pixel") for d in order)
     dims = tuple(ViewDim(Var(name)) for name in c.dims)
     seen = tuple(channel or x if d == channels else x for d, x in enumerate(dims))
