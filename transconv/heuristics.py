@@ -141,9 +141,10 @@ def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 
 def _rounded(alg: Algorithm, target: Target) -> Iterator[Config]:
-    """The same over copies that are rounded to tf32: a unit that reads shared memory then gets operands
-    past the registers, which they would go through to be rounded one by one."""
-    if alg.math == "tf32" and alg.a.tensor.dtype.name == "f32" and "wgmma" in target.features:
+    """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
+    registers, which they would go through to be rounded one by one."""
+    asynchronous = {"wgmma", "tcgen05"} & target.features
+    if asynchronous and alg.math == "tf32" and alg.a.tensor.dtype.name == "f32":
         for config in _matrix(over_copies(alg, "a.b"), target):
             yield replace(config, pack="a.b")
 

@@ -71,7 +71,7 @@ def copy_of(tensor: Tensor, inner: int | None = None, merge: int = 1) -> Tensor:
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = ROW_ALIGN // tensor.dtype.bytes
-    row = row if 0 < row <= shape[inner] else 1
+    row = row if shape[inner] >= row else 1
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, shape[dim], step))

@@ -187,7 +187,7 @@ class ExprSpeller:
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         if e.name == "tf32":  # a function of the module's own, see emit_tl.py
-            return self.function("nearest_tf32", e.args, e)[0].removeprefix(f"{self.space}."), POSTFIX
+            return f"nearest_tf32({self.fit(e.args[0], self.lanes(e))})", POSTFIX
         return self.function(CALLS[e.name], e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:

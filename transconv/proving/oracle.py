@@ -233,7 +233,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     found = Judgement()
     result = getattr(p, prop.result).dtype.name
     is_tf32 = result == "f32" and p.math == "tf32" and p.src.dtype.name == "f32"
-    acc = (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52) + is_tf32 * TF32
+    acc = TF32 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     out = 2.0 ** (1 - DIGITS[result])
     approximate = approximates(epilogue) * 32 * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     cuts = result == "bf16" and (not got.is_cuda if cut is None else cut)
