@@ -35,6 +35,7 @@ from transconv.packing import (
     workspaces,
 )
 from transconv.problem import ConvProblem, Prop
+from transconv.target import TARGETS, Target
 from transconv.work import count
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
@@ -246,6 +247,29 @@ def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
     assert [f.through for f in count(over, algorithm, SM90).fetched] == [False, False]
     whole = replace(algorithm, math="ieee")
     assert not any(f.through for f in count(config, whole, SM90).fetched)
+
+
+@pytest.mark.parametrize(("config", "small"), [
+    ("mb.oh.ow:128 oc:64 kw.ic:16 | mma", False), ("mb.oh.ow:128 oc:64 kw.ic:16 | mma | warps=2", True),
+    ("mb.oh.ow:32 oc:64 kw.ic:16 | mma", True), ("mb.oh.ow:32 oc:64 kw.ic:16 | mma | swap=1", False),
+])
+def test_products_too_small_for_the_asynchronous_unit(config: str, small: bool) -> None:
+    """Operands of the older unit are in registers in any case, so turning and rounding cost nothing."""
+    algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
+    work = count(Config.parse(config), algorithm, SM90)
+    assert work.small == small and [f.through for f in work.fetched] == [not small] * 2
+    assert not count(Config.parse(config), replace(algorithm, math="ieee"), SM90).small
+
+
+@pytest.mark.parametrize(("text", "chip", "few"), [
+    ("dt=f32", SM90, True), ("dt=f32 math=ieee", SM90, False), ("dt=bf16", SM90, False),
+    ("dt=f32", TARGETS["sm_80"], False),
+])
+def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Target, few: bool) -> None:
+    p = ConvProblem.parse(f"mb2ic64id48oc128od24kd3sd2pd1 tag=axb {text}")
+    found = heuristics.candidates(algorithms(p, BWD_W)[0], chip)
+    assert (2 in {c.warps for c in found}) == few
+    assert (found[0].warps == 2) == few  # measured: 108 us, with 4 warps 292
 
 
 # -- the config -----------------------------------------------------------------------------------

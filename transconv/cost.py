@@ -55,6 +55,7 @@ class Constants:
     baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
     through_ns: float = 0.15  # more for one of f32 that goes through registers, turned or rounded
+    older: float = 1.6  # how much slower the older matrix unit is, which takes operands from registers
     shared_gbs: float = 190.0  # of a multiprocessor's shared memory, GB/s; bounds what turns operands
     fma_share: float = 0.35  # of the multiply-adds of the cores
 
@@ -153,7 +154,7 @@ def _step_ns(w: Work, config: Config, target: Target, c: Constants, together: fl
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     if config.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
-        multiply *= max(1.0, 64 / w.left)
+        multiply *= c.older if w.small else max(1.0, 64 / w.left)
     else:
         multiply = macs / (CORES_PER_NS * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)

@@ -27,7 +27,7 @@ from transconv.packing import diagonal, is_copy, over_copies, why_not_copied
 from transconv.sliding import sliding
 from transconv.target import Target
 from transconv.tiling import extents, fusable, rows_of_pixels, run_of, splits, summed_rows, tilings
-from transconv.work import along_sum
+from transconv.work import ASYNCHRONOUS, along_sum, is_small
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
@@ -142,11 +142,11 @@ def _matrix(alg: Algorithm, target: Target) -> Iterator[Config]:
 
 def _rounded(alg: Algorithm, target: Target) -> Iterator[Config]:
     """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
-    registers, which they would go through to be rounded one by one."""
-    asynchronous = {"wgmma", "tcgen05"} & target.features
-    if asynchronous and alg.math == "tf32" and alg.a.tensor.dtype.name == "f32":
-        for config in _matrix(over_copies(alg, "a.b"), target):
-            yield replace(config, pack="a.b")
+    registers, which they would go through to be rounded one by one. (Sums over pixels do so anyway.)"""
+    if (ASYNCHRONOUS & target.features and alg.math == "tf32" and not alg.sums_pixels
+            and alg.a.tensor.dtype.name == "f32"):
+        over = over_copies(alg, "a.b")
+        yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
 
 
 def _summed(alg: Algorithm, axes: tuple[str, ...], extent: int,
@@ -168,6 +168,8 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
     ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
     if results < 128 * 128:
         ways = {(4, 4): True, (4, 3): results >= 64 * 64}
+    if alg.a.tensor.dtype.name == "f32" and alg.math != "ieee" and ASYNCHRONOUS & target.features:
+        ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
     if "async_copy" not in target.features:  # a stage more is registers more
         ways = {(warps, 2): True for warps, _ in ways}
     for (warps, stages), wanted in ways.items():

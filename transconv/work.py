@@ -18,6 +18,8 @@ from transconv.strides import axis_strides, touched
 from transconv.target import Target
 
 ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
+ASYNCHRONOUS = {"wgmma", "tcgen05"}  # matrix units that read shared memory
+WARP_GROUP, ROWS = 4, 64  # what one of their products takes at least: warps, rows of its left side
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Work:
     bits: int  # of an operand's element
     turned: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
     kept: float = 0.0  # bytes that a program fetches before its first tile, for all of them
+    small: bool = False  # whether f32 is multiplied by the older unit, for want of warps or rows
 
 
 def count(config: Config, alg: Algorithm, target: Target) -> Work:
@@ -63,7 +66,9 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
     views = [v for v in (alg.a, alg.b) if v is not None]
     words = (config.a, config.b)
     along = _only_along(config, alg, target)
-    fetched = tuple(_fetch(v, config, alg, word, along) for v, word in zip(views, words, strict=False))
+    small = along and is_small(config, alg)
+    fetched = tuple(_fetch(v, config, alg, word, along and not small)
+                    for v, word in zip(views, words, strict=False))
     kept = 0.0
     if config.keep:
         at = "ab".index(config.keep)
@@ -82,14 +87,21 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
         traffic=sum(touched(v, alg) for v in (*views, alg.c)),
         partial=2 * alg.acc.bytes * _partials(config, alg, results, m * n * group),
         bits=alg.a.tensor.dtype.bits, turned=turned_bytes(config, alg),
-        kept=kept)
+        kept=kept, small=small)
 
 
 def _only_along(config: Config, alg: Algorithm, target: Target) -> bool:
     """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
     can see to that. Asynchronous units do so with operands of more than 16 bits."""
     return (config.unit == "mma" and config.via == "tl" and alg.a.tensor.dtype.name == "f32"
-            and alg.math != "ieee" and bool({"wgmma", "tcgen05"} & target.features))
+            and alg.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+
+
+def is_small(config: Config, alg: Algorithm) -> bool:
+    """Whether there are too few warps or rows for an asynchronous product: Triton then takes the older
+    one, whose operands are in registers in any case."""
+    left = tile(config, alg, "N" if config.swap else "M")
+    return config.warps < WARP_GROUP or left < ROWS
 
 
 def _partials(config: Config, alg: Algorithm, results: int, tile_of_c: int) -> int:
