@@ -263,7 +263,7 @@ def test_products_too_small_for_the_asynchronous_unit(config: str, small: bool) 
 
 @pytest.mark.parametrize(("text", "chip", "few"), [
     ("dt=f32", SM90, True), ("dt=f32 math=ieee", SM90, False), ("dt=bf16", SM90, False),
-    ("dt=f32", TARGETS["sm_80"], False),
+    ("dt=f32", TARGETS["sm_80"], False), ("dt=f32", SM100, False),
 ])
 def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Target, few: bool) -> None:
     p = ConvProblem.parse(f"mb2ic64id48oc128od24kd3sd2pd1 tag=axb {text}")

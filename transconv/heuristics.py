@@ -168,7 +168,7 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
     ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
     if results < 128 * 128:
         ways = {(4, 4): True, (4, 3): results >= 64 * 64}
-    if alg.a.tensor.dtype.name == "f32" and alg.math != "ieee" and ASYNCHRONOUS & target.features:
+    if alg.a.tensor.dtype.name == "f32" and alg.math != "ieee" and "wgmma" in target.features:
         ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
     if "async_copy" not in target.features:  # a stage more is registers more
         ways = {(warps, 2): True for warps, _ in ways}

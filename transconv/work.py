@@ -66,7 +66,7 @@ def count(config: Config, alg: Algorithm, target: Target) -> Work:
     views = [v for v in (alg.a, alg.b) if v is not None]
     words = (config.a, config.b)
     along = _only_along(config, alg, target)
-    small = along and is_small(config, alg)
+    small = along and "wgmma" in target.features and is_small(config, alg)
     fetched = tuple(_fetch(v, config, alg, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     kept = 0.0
@@ -99,7 +99,8 @@ def _only_along(config: Config, alg: Algorithm, target: Target) -> bool:
 
 def is_small(config: Config, alg: Algorithm) -> bool:
     """Whether there are too few warps or rows for an asynchronous product: Triton then takes the older
-    one, whose operands are in registers in any case."""
+    one, whose operands are in registers in any case. (It is not much slower on Hopper; beside tcgen05
+    nobody has measured it.)"""
     left = tile(config, alg, "N" if config.swap else "M")
     return config.warps < WARP_GROUP or left < ROWS
 
