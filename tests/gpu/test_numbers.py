@@ -13,6 +13,9 @@ import transconv
 from tests.gpu import cases as c
 from tests.gpu.operands import close, grads, integers, native, on_gpu, operands, randn
 from tests.torch_ops import samples as s
+from transconv import compiler
+from transconv.problem import ConvProblem, Prop
+from transconv.target import detect
 from transconv.torch_ops import fused
 
 pytestmark = pytest.mark.gpu
@@ -199,32 +202,30 @@ def test_float32_obeys_the_precision_switch() -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize(("channels", "size", "kernel", "words"), [
-    (64, 32, 1, "a=box b=box"), (16, 8, 1, "a=gather b=gather"),
-    (3, 224, 7, "a=gather b=gather | pack=a.b"),
+@pytest.mark.parametrize("words", [
+    "a=box b=box | c=box swap=1 stages=3 warps=4",  # rounded by the copy engine
+    "a=gather b=gather | stages=3 warps=4",  # in registers
+    "a=gather b=gather | stages=3 warps=2",  # for the older matrix unit
+    "a=gather b=gather | pack=a.b stages=3 warps=4",  # in copies
 ])
-def test_the_nearest_numbers_of_tf32_are_multiplied(channels: int, size: int, kernel: int,
-                                                    words: str) -> None:
-    """Not those below; what is no number stays none, whatever its bits."""
-    c.set_precision("tf32")
-    x = randn(32, channels, size, size).to(memory_format=torch.channels_last)
+def test_the_nearest_numbers_of_tf32_are_multiplied(words: str) -> None:
+    """Not those below; what is no number stays none, whatever its bits. Configs are given: which one
+    is chosen is no matter of this test."""
+    x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
     odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,
                        device=x.device).view(torch.float32)
     x[0, 0, 0, :5] = odd
-    one = torch.zeros(max(16, channels), channels, kernel, kernel, device=x.device)
-    one[:channels, :, kernel // 2, kernel // 2] = torch.eye(channels, device=x.device)
-    one = one.to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        y = transconv.conv2d(x, one, padding=kernel // 2)[:, :channels]
-        assert words in str(transconv.explain(x, one, padding=kernel // 2))
-    # Where a NaN or an infinity is seen no sum is a number: 0 times either is a NaN.
-    strange = (~x.isfinite()).any(1, keepdim=True).float()
-    strange = torch.nn.functional.max_pool2d(strange, kernel, 1, kernel // 2).bool().expand_as(x)
+    one = torch.eye(64, device=x.device).view(64, 64, 1, 1).to(memory_format=torch.channels_last)
+    y = torch.empty_like(x)
+    problem = ConvProblem.parse("mb32ic64ih32oc64oh32kh1 tag=axb math=tf32")
+    plan = compiler.plan(problem, Prop.FWD, detect(x.device), f"mb.oh.ow:128 oc:64 ic:16 | mma | {words}")
+    plan.launch(x, one, y)
+    # Of a pixel with a NaN or an infinity no sum is a number: 0 times either is a NaN.
+    strange = (~x.isfinite()).any(1, keepdim=True).expand_as(x)
     assert torch.equal(~y.isfinite(), strange) and y.isnan().any()
     got, given = y[~strange], x[~strange]
     assert not (got.view(torch.int32) & 0x1FFF).any()
     assert ((got - given).abs() <= given.abs() * 2.0**-11).all()
-    native(1)
 
 
 @pytest.mark.parametrize("activation", [None, *filter(None, fused.ACTIVATIONS)])

@@ -15,7 +15,7 @@ from transconv.config import Config
 from transconv.ir import View
 from transconv.strides import axis_strides
 from transconv.target import Target
-from transconv.work import count
+from transconv.work import ASYNCHRONOUS, count
 
 WIDEST = 16  # bytes that one lane moves at most
 
@@ -77,7 +77,7 @@ def facts(config: Config, algorithm: Algorithm, target: Target, precision: str) 
     work = count(config, algorithm, target)
     # Asynchronous matrix units take f32 from shared memory along K only; other rows are turned
     # on the way, element by element.
-    along_k = work.bits == 32 and bool({"wgmma", "tcgen05"} & target.features)
+    along_k = work.bits == 32 and bool(ASYNCHRONOUS & target.features)
     gathered = [_at_once(view, config, algorithm, target.warp_size, along_k)
                 for view, word in ((algorithm.a, config.a), (algorithm.b, config.b))
                 if view is not None and word == "gather"]
