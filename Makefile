@@ -77,7 +77,7 @@ check-all: check matrix
 	    --batch=bench/problems/edge_cases.txt
 
 SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
-FAMILIES := -m transconv fuzz --file tests/proving/families.txt --n 0 --no-corpus --jobs 4
+FAMILIES := -m transconv fuzz --file tests/verify/families.txt --n 0 --no-corpus --jobs 4
 sanitize:
 	$(SANITIZER) --tool memcheck $(PYTHON) $(FAMILIES)
 	$(SANITIZER) --tool racecheck $(PYTHON) $(FAMILIES)

@@ -1,5 +1,5 @@
 """``python -m bench``: time problem lists against cuDNN (on a CPU: oneDNN); ``check`` them; make the
-``report``; ``ablation`` and ``trials`` tell what passes, config words and the ranking are worth;
+``report``; ``ablation`` and ``trials`` tell what passes, schedule words and the ranking are worth;
 ``networks``, ``overhead`` and ``dropin`` measure and test what PyTorch users call."""
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from transconv.cli.options import at_least, seconds, some_of
-from transconv.epilogue import Epilogue
+from transconv.conv import DIRECTIONS, Epilogue
 from transconv.errors import TransconvError
-from transconv.layers import DIRECTIONS
 
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the one asked for is loaded.
-DROP_IN = {"ablation": "switch every pass and every word of the config, and tell what it earns",
+DROP_IN = {"ablation": "switch every pass and every word of the schedule, and tell what it earns",
            "trials": "how good the first trials of the ranking are, and what compiling takes",
            "networks": "train and time whole models, before and after conversion",
            "overhead": "what one warm call costs the host, beside the framework",
+           "computations": "check the computations of bench/computes, and time them beside torch",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
 

@@ -1,6 +1,6 @@
-"""``python -m bench ablation``: every pass and every word of the config on and off, and what it earns.
+"""``python -m bench ablation``: every pass and every word of the schedule on and off, and what it earns.
 
-For each layer and direction the config that selection chooses is the base. Each variant is checked
+For each layer and direction the schedule that selection chooses is the base. Each variant is checked
 on exact data and timed in turn with the base in one process. A pass that leaves the kernel's text as
 it is earns nothing, and is not timed. Written are ``ablation.csv`` and ``ablation.md``.
 """
@@ -20,17 +20,15 @@ from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
 from transconv.cli.options import at_least
-from transconv.config import Config
-from transconv.database import choice
-from transconv.epilogue import Epilogue
-from transconv.legality import why_not
-from transconv.pipeline import PIPELINE
-from transconv.problem import ConvProblem, Prop
-from transconv.proving.pool import Group, Pool, Task
+from transconv.conv import ConvProblem, Epilogue, Prop
+from transconv.passes import passes
+from transconv.schedule import Schedule, why_not
+from transconv.selection import choice
 from transconv.target import Target, detect
 from transconv.tuning.progress import Progress
 from transconv.tuning.session import Job
 from transconv.tuning.table import Row, Table
+from transconv.verify.pool import Group, Pool, Task
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
            "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
@@ -46,24 +44,24 @@ class Variant:
 
     what: str
     name: str
-    config: Config
+    schedule: Schedule
     passes: str = ""
     refused: str = ""
 
 
 # -- what to try -----------------------------------------------------------------------------------
 
-def variants(job: Job, base: Config, target: Target) -> list[Variant]:
+def variants(job: Job, base: Schedule, target: Target) -> list[Variant]:
     """Passes switched against their default, and words changed one at a time."""
     found = [Variant("pass", f"{'-' if p.default else '+'}{p.name}", base,
-                     f"{'-' if p.default else '+'}{p.name}") for p in PIPELINE if p.optional]
+                     f"{'-' if p.default else '+'}{p.name}") for p in passes() if p.optional]
     phases = job.phases()
-    ranked = [c.config for c in choice.ranked(phases[0], target)]
+    ranked = [c.schedule for c in choice.ranked(phases[0], target)]
     for name, wanted in _changes(base, target):
-        config = replace(base, **wanted)
-        if config == base:
+        schedule = replace(base, **wanted)
+        if schedule == base:
             continue
-        reason = next((r for a in phases if (r := why_not(choice.fitted(config, a), a, target))),
+        reason = next((r for a in phases if (r := why_not(choice.fitted(schedule, a), a, target))),
                       "")
         if "a" in wanted or (reason and any(w in wanted for w in STRUCTURE)):
             # another tile suits the other word: the first candidate that has it
@@ -71,18 +69,18 @@ def variants(job: Job, base: Config, target: Target) -> list[Variant]:
                       and all(why_not(choice.fitted(c, a), a, target) is None for a in phases))
             other = next(others, None)
             if other is not None:
-                config, reason = other, ""
-        found.append(Variant("word", name, config, refused=reason))
+                schedule, reason = other, ""
+        found.append(Variant("word", name, schedule, refused=reason))
     return found
 
 
-def _changes(base: Config, target: Target) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(base: Schedule, target: Target) -> Iterator[tuple[str, dict[str, Any]]]:
     """Words to change: every one that is not at its default back to it, the paths of operands
     together; and those at their default that could be on."""
-    default = Config()
+    default = Schedule()
     if "box" in (base.a, base.b):
         yield "a=gather b=gather", {"a": "gather", "b": "gather", "c": "gather"}
-    for f in fields(Config):
+    for f in fields(Schedule):
         if f.name in ("blocks", "unit", "a", "b", "stages", "warps", "group_m"):
             continue
         usual = getattr(default, f.name)
@@ -106,13 +104,13 @@ def _changes(base: Config, target: Target) -> Iterator[tuple[str, dict[str, Any]
 
 # -- in the workers --------------------------------------------------------------------------------
 
-def _build(job: Job, config: str, passes: str) -> Any:
-    from transconv import compiler
+def _build(job: Job, schedule: str, passes: str) -> Any:
+    from transconv.conv import compiler
 
     before = ",".join(f"{'+' if on else '-'}{name}" for name, on in knobs.passes())
     knobs.adopt({knobs.passes.name: passes})
     try:
-        return compiler.build(job.problem, job.prop, detect(), Config.parse(config), job.epilogue)
+        return compiler.build(job.problem, job.prop, detect(), Schedule.parse(schedule), job.epilogue)
     finally:
         knobs.adopt({knobs.passes.name: before})
 
@@ -121,13 +119,13 @@ def _job(problem: str, prop: str) -> Job:
     return Job(ConvProblem.parse(problem), Prop(prop), Epilogue())
 
 
-def prepare(problem: str, prop: str, base: str, config: str, passes: str,
+def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Compile a variant; ``same`` if its text is the base's."""
-    from transconv.proving.case import device, warm
+    from transconv.verify.case import device, warm
 
     job = _job(problem, prop)
-    made = _build(job, config, passes)
+    made = _build(job, schedule, passes)
     plain = _build(job, base, "")
     if [s.digest for s in made.steps] == [s.digest for s in plain.steps]:
         return {"same": True}
@@ -137,18 +135,18 @@ def prepare(problem: str, prop: str, base: str, config: str, passes: str,
     return {}
 
 
-def measure(problem: str, prop: str, base: str, config: str, passes: str,
+def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
-    from transconv.errors import ConfigError, Unsupported
+    from transconv.errors import ScheduleError, Unsupported
     from transconv.tuning.measure import case_of, our_calls
     from transconv.tuning.timing import Clock
 
     case = case_of(problem, prop, "")
     job = _job(problem, prop)
     try:
-        plain, made = _build(job, base, ""), _build(job, config, passes)
-    except (ConfigError, Unsupported) as refusal:
+        plain, made = _build(job, base, ""), _build(job, schedule, passes)
+    except (ScheduleError, Unsupported) as refusal:
         return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     judged = case.same(made)
     if not judged.right:
@@ -173,12 +171,12 @@ def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]
             job = Job(p, prop, Epilogue())
             if not job.phases():
                 continue
-            base = choice.default(job.phases()[0], target, p, prop)
+            base = choice.default(job.phases()[0], target, job.workload)
             about = {"layer": layer.name, "kind": layer.kind, "problem": str(p), "base": str(base),
                      "direction": direction, "prop": prop.value, "dtype": options.dtype,
                      "layout": options.layout}
             for v in variants(job, base, target):
-                yield about | {"what": v.what, "variant": v.name, "config": str(v.config)}, v
+                yield about | {"what": v.what, "variant": v.name, "config": str(v.schedule)}, v
 
 
 def arguments(made: argparse.ArgumentParser) -> None:
@@ -228,7 +226,7 @@ def run(table: Table, options: Namespace, versions: Row) -> None:
             table.add(row | {"verdict": "refused", "reason": variant.refused})
             continue
         payload = {"problem": row["problem"], "prop": row["prop"], "base": row["base"],
-                   "config": row["config"], "passes": variant.passes,
+                   "schedule": row["config"], "passes": variant.passes,
                    "budget_ms": options.budget_ms}
         # What follows is queued here: a variant with the base's text is not measured.
         task = Task("compile", payload, options.limit)

@@ -1,7 +1,7 @@
 """``python -m bench check``: every problem of the lists, run and compared with the f64 answer.
 
 A front of ``python -m transconv check`` for lists of layers: what is run, and what is right, is
-said in transconv/proving. Here tasks are made of lists (one direction of one problem in one dtype
+said in transconv/verify. Here tasks are made of lists (one direction of one problem in one dtype
 and layout, on exact and on random data), and rows of a CSV that an interrupted run goes on with.
 Several workers share the GPU: right or wrong does not depend on time.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, layers
-from transconv.problem import ConvProblem
-from transconv.proving.pool import Group, Pool, Task
+from transconv.conv import ConvProblem
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
+from transconv.verify.pool import Group, Pool, Task
 
 COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
            "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
@@ -53,7 +53,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
 
 def main(options: Namespace) -> int:
     """Returns 1 if anything was wrong, timed out or crashed."""
-    from transconv.proving.case import weight
+    from transconv.verify.case import weight
 
     out = Path(options.out)
     table = Table(out / "check.csv", COLUMNS, KEY)
@@ -62,7 +62,7 @@ def main(options: Namespace) -> int:
     rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} tasks, {len(rows) - len(todo)} done before", flush=True)
-    group = Group("transconv.proving.driver_run:work", options.workers,
+    group = Group("transconv.verify.driver_run:work", options.workers,
                   environment.worker_environment(options.cache))
     tasks = []
     for row in todo:
@@ -133,7 +133,7 @@ def describe(found: dict[str, Any]) -> list[str]:
               for k, v in found["by dtype, layout, prop"].items()]
     lines += [f"refused {n} times: {reason}" for reason, n in found["refusals"].items()]
     lines += [f"worst {k}: {value:.3g} ({where})" for k, (value, where) in found["worst"].items()]
-    lines.append(f"{found['rejected']} better configs were passed over, their kernels being wrong")
+    lines.append(f"{found['rejected']} better schedules were passed over, their kernels being wrong")
     lines.append(f"{found['under 30% nonzero']} answers have under 30% nonzero elements")
     lines += found["not right"][:40]
     return lines

@@ -3,9 +3,9 @@
     python -m bench.fit sweep.csv more.csv          table of first/best, and the leave-one-out check
     python -m bench.fit --fit sweep.csv more.csv    search for better constants first
 
-A sweep has the columns problem, prop, config, us; ``cudnn`` as config is the reference, an empty
-``us`` means refused. The last file that has a config counts. Numbers are ratios of times, the best
-measured config over the one that the estimate puts first among the measured ones.
+A sweep has the columns problem, prop, schedule, us; ``cudnn`` as schedule is the reference, an empty
+``us`` means refused. The last file that has a schedule counts. Numbers are ratios of times, the best
+measured schedule over the one that the estimate puts first among the measured ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from dataclasses import dataclass, fields, replace
 from math import exp, log
 from pathlib import Path
 
-from transconv import cost
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.cost import Constants
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
-from transconv.work import Work, count
+from transconv.conv import ConvProblem, Prop, algorithms
+from transconv.cost import Work, count
+from transconv.cost import model as cost
+from transconv.schedule import Schedule, why_not
+from transconv.target import TARGETS, Constants, Target
 
 REFERENCE = "cudnn"
 NOT_FITTED = ("fma_share", "latency_ns", "meeting_us", "baton_ns")
@@ -33,15 +30,15 @@ H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
 
 # Where the leave-one-out check begins: rough guesses, so that the full fit does not leak into it.
 ROUGH = Constants(narrow=16, fetch_gbs=100, short_rows=0.5, access_ns=0.02, unpack_ns=0.05,
-                  gather_step_ns=100, fill_ns=1000, store_gbs=25, box_store=0.5, flat_pixels=1.5,
+                  gather_step_ns=100, fill_ns=1000, store_gbs=25, box_store=0.5, flat_positions=1.5,
                   persistent=0.5, memory_share=0.75, exposed=0.2, launch_us=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured config: the counts of each of its kernels (several where there are phases)."""
+    """A measured schedule: the counts of each of its kernels (several where there are phases)."""
 
-    config: Config
+    schedule: Schedule
     works: tuple[Work, ...]
     us: float
 
@@ -61,7 +58,7 @@ class Group:
 
 
 def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> list[Group]:
-    """The groups of the sweeps; configs that are legal no more are left out, and of the files
+    """The groups of the sweeps; schedules that are legal no more are left out, and of the files
     ``whole`` those that split the sum."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     whole = set(whole)
@@ -81,20 +78,20 @@ def _group(problem: str, prop: str, found: dict[str, float], target: Target) -> 
     for text, us in found.items():
         if text == REFERENCE:
             continue
-        config = Config.parse(text)
-        if all(why_not(config, a, target) is None for a in parts):
-            works = tuple(count(config, a, target) for a in parts)
-            samples.append(Sample(config, works, us))
+        schedule = Schedule.parse(text)
+        if all(why_not(schedule, a, target) is None for a in parts):
+            works = tuple(count(schedule, a, target) for a in parts)
+            samples.append(Sample(schedule, works, us))
     return Group(problem, prop, found.get(REFERENCE, 0.0), tuple(samples))
 
 
 def predicted(sample: Sample, target: Target, constants: Constants) -> float:
-    return sum(cost.microseconds(w, sample.config, target, constants) for w in sample.works)
+    return sum(cost.microseconds(w, sample.schedule, target, constants) for w in sample.works)
 
 
 def first(group: Group, target: Target, constants: Constants) -> Sample:
-    """The measured config that the estimate ranks first."""
-    return min(group.samples, key=lambda s: (predicted(s, target, constants), str(s.config)))
+    """The measured schedule that the estimate ranks first."""
+    return min(group.samples, key=lambda s: (predicted(s, target, constants), str(s.schedule)))
 
 
 def ratio(group: Group, target: Target, constants: Constants) -> float:
@@ -102,7 +99,7 @@ def ratio(group: Group, target: Target, constants: Constants) -> float:
 
 
 def loss(groups: Sequence[Group], target: Target, constants: Constants) -> float:
-    """How wrong the times are, configs near the best counting most, and what ranking by them costs.
+    """How wrong the times are, schedules near the best counting most, and what ranking by them costs.
 
     Only relative times matter within a group, so half of a common error is forgiven.
     """
@@ -115,7 +112,7 @@ def loss(groups: Sequence[Group], target: Target, constants: Constants) -> float
         mean = sum(e * w for e, w in zip(errors, weights, strict=True)) / sum(weights)
         total += sum(w * (e - 0.7 * mean) ** 2
                      for e, w in zip(errors, weights, strict=True)) / sum(weights)
-        # A soft choice: configs guessed within some 2% of the first share the vote.
+        # A soft choice: schedules guessed within some 2% of the first share the vote.
         least = min(guesses)
         votes = [exp(-log(guess / least) / 0.02) for guess in guesses]
         lost = sum(v * log(s.us / best) for v, s in zip(votes, g.samples, strict=True)) / sum(votes)
@@ -157,8 +154,8 @@ def table(groups: Sequence[Group], target: Target, constants: Constants) -> str:
         times = [g.reference, g.best.us, top.us, g.best.us / top.us,
                  predicted(top, target, constants)]
         numbers = [f"{t:.3f}" if at == 3 else f"{t:.1f}" for at, t in enumerate(times)]
-        best = "" if top is g.best else str(g.best.config)
-        rows.append([g.problem.split()[0], g.prop, *numbers, str(top.config), best])
+        best = "" if top is g.best else str(g.best.schedule)
+        rows.append([g.problem.split()[0], g.prop, *numbers, str(top.schedule), best])
     return columns(rows)
 
 
@@ -195,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-check", action="store_true", help="skip the leave-one-out check")
     given = parser.parse_args(arguments)
     groups = read(given.sweeps, H200, given.whole)
-    constants = cost.SM90
+    constants = H200.rates.triton
     if given.fit:
         constants = search(lambda c: loss(groups, H200, c), constants)
         print("\n".join(f"{f.name} = {getattr(constants, f.name):.4g}" for f in fields(constants)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transconv import layers
-from transconv.layers import DIRECTIONS, SCHEMA, Layer, from_json, from_problems, select
+from transconv.conv import DIRECTIONS, SCHEMA, Layer, from_json, from_problems, layers, select
 
 __all__ = ["DIRECTIONS", "OWN", "SCHEMA", "Layer", "from_json", "from_problems", "read", "select"]
 

@@ -49,8 +49,8 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
 
 def compile_one(kernel: tuple[Any, ...]) -> Row:
     """Plan and compile into the shared cache. What fails here will fail, and be counted, there."""
-    from transconv.proving.case import warm
     from transconv.torch_ops import execute
+    from transconv.verify.case import warm
 
     problem, prop, epilogue, aligned, *how = kernel
     start = time.perf_counter()

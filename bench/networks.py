@@ -22,9 +22,9 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.network_measures import STEPS
 from bench.network_setting import LAYOUTS, PRECISIONS, Row
 from transconv.cli.options import at_least, some_of
-from transconv.proving.pool import Group, Pool, Task
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
+from transconv.verify.pool import Group, Pool, Task
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
 COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",

@@ -6,24 +6,32 @@ and the weight gradient, and a crop after the data gradient: what a user would w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from transconv.problem import ConvProblem, Prop
+from transconv.compute import Op, table
+from transconv.conv import ConvProblem, Prop
 
 CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu_, "relu6": lambda x: functional.relu6(x, inplace=True),
-    "silu": lambda x: functional.silu(x, inplace=True), "sigmoid": torch.sigmoid_,
-    "tanh": torch.tanh_, "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "hardswish": lambda x: functional.hardswish(x, inplace=True),
-}
+
+
+def in_place(op: Op) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation as a user would write it to save memory: in place where torch has that."""
+    function: Any = getattr(torch, f"{op.name}_", None) or op.function()
+    if inspect.isfunction(function) and "inplace" in inspect.signature(function).parameters:
+        return partial(function, inplace=True)
+    return function  # type: ignore[no-any-return]
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = table(
+    lambda op: in_place(op) if op.activation else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.roofline import ceiling_of, intensity
-from transconv.layers import DIRECTIONS, KINDS
-from transconv.problem import ConvProblem
+from transconv.conv import DIRECTIONS, KINDS, ConvProblem
 from transconv.tuning.table import Row, number, read
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transconv.problem import ConvProblem
+from transconv.conv import ConvProblem
 
 
 @dataclass(frozen=True, slots=True)

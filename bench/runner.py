@@ -20,10 +20,10 @@ from bench import environment, layers
 from bench.check import verdict
 from bench.report import cpu_table, summary_table
 from bench.roofline import ceiling_of, floor_us
-from transconv.problem import ConvProblem, Prop
-from transconv.proving.pool import Group, Pool, Task
+from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
+from transconv.verify.pool import Group, Pool, Task
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",
@@ -37,12 +37,12 @@ KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
     """Plan, and compile where there is a GPU."""
-    from transconv.proving.case import Case, device, warm
+    from transconv.verify.case import Case, device, warm
 
     start = time.perf_counter()
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
     compiled = case.plan()
-    row: Row = {"config": str(compiled.config)}
+    row: Row = {"config": str(compiled.schedule)}
     if device() == "cuda":
         try:
             warm(compiled)
@@ -57,8 +57,8 @@ def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
 def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, what the machine reaches."""
     from bench import ceilings
-    from transconv.proving.case import device
     from transconv.tuning.timing import Clock
+    from transconv.verify.case import device
 
     if problem:
         return measure(problem, **payload)
@@ -72,10 +72,10 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     import torch
 
     from bench.sides import baseline_calls
-    from transconv.errors import ConfigError, Unsupported
-    from transconv.proving.case import Case
+    from transconv.errors import ScheduleError, Unsupported
     from transconv.tuning.measure import our_calls
     from transconv.tuning.timing import Clock
+    from transconv.verify.case import Case
 
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
     found: Row = {}
@@ -83,12 +83,12 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     if ours:
         try:
             compiled = case.proven()
-        except (Unsupported, ConfigError) as refusal:
+        except (Unsupported, ScheduleError) as refusal:
             found = {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
         else:
             judged = case.judge(compiled, "exact")
             found = {"verdict": "right" if judged.right else "wrong", "reason": judged.reason,
-                     "max_err": judged.max_err, "config": str(compiled.config),
+                     "max_err": judged.max_err, "config": str(compiled.schedule),
                      "why": compiled.why, "kernels": len(compiled.steps),
                      "rejected": compiled.rejected}
             calls = {"ours": our_calls(case, compiled)}
@@ -161,7 +161,7 @@ def main(options: Namespace) -> int:
     print(cpu_table(table.rows) if on_cpu else summary_table(table.rows),
           flush=True)
     rejected = sum(int(number(r, "rejected") or 0) for r in table.rows)
-    print(f"{rejected} better configs were passed over, their kernels being wrong", flush=True)
+    print(f"{rejected} better schedules were passed over, their kernels being wrong", flush=True)
     bad = [r for r in table.rows if r["verdict"] not in ("right", "refused")]
     return 1 if bad else 0
 

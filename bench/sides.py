@@ -12,11 +12,11 @@ from math import prod
 import torch
 
 from bench import reference
-from transconv.ir.layout import Layout
-from transconv.problem import Prop
-from transconv.proving.case import Case, epilogue_tensors
+from transconv.conv import Prop
+from transconv.ir import Layout
 from transconv.tuning.measure import random_tensor
 from transconv.tuning.timing import Call, Make
+from transconv.verify.case import Case, epilogue_tensors
 
 
 def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:

@@ -1,6 +1,6 @@
 """``python -m bench trials``: how good the first trials of the ranking are, and what compiling takes.
 
-Reads logs of ``python -m transconv tune`` (and sweeps: problem, prop, config, us), and measures
+Reads logs of ``python -m transconv tune`` (and sweeps: problem, prop, schedule, us), and measures
 nothing. Shares are those of the best time that the log has for the row: 0.95 means 5% slower. The
 order of trials is that of the estimate now, so that a change of the estimate shows at once.
 """
@@ -15,13 +15,11 @@ from pathlib import Path
 from statistics import median
 
 from bench.report import DIRECTIONS, geometric_mean, markdown
-from transconv.config import Config
+from transconv.conv import ConvProblem, Epilogue, Prop, from_problems
 from transconv.cost import estimate
-from transconv.database import choice, nearest, rows
-from transconv.epilogue import Epilogue
 from transconv.errors import TransconvError
-from transconv.layers import from_problems
-from transconv.problem import ConvProblem, Prop
+from transconv.schedule import Schedule
+from transconv.selection import choice, nearest, rows
 from transconv.target import Target
 from transconv.tuning.session import Job
 from transconv.tuning.table import Row, number, read
@@ -32,16 +30,16 @@ REFERENCE = "cudnn"  # a sweep's row of another library
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a log has about one direction of one problem: times by config (right ones), and which
-    configs were tried before their time was known to be worth a look: ``ranked`` by the estimate,
+    """What a log has about one direction of one problem: times by schedule (right ones), and which
+    schedules were tried before their time was known to be worth a look: ``ranked`` by the estimate,
     ``explored`` after them, in the order of the log."""
 
     job: Job
     kind: str
     direction: str
-    times: dict[Config, float]
-    ranked: tuple[Config, ...]
-    explored: tuple[Config, ...]
+    times: dict[Schedule, float]
+    ranked: tuple[Schedule, ...]
+    explored: tuple[Schedule, ...]
 
     @property
     def best(self) -> float:
@@ -54,7 +52,7 @@ class Tried:
 
 
 def collect(found: Iterable[Row], target: Target) -> list[Tried]:
-    """The rows of logs, by problem and direction. Configs that cannot be read or are no longer
+    """The rows of logs, by problem and direction. Schedules that cannot be read or are no longer
     legal are left out."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in found:
@@ -73,22 +71,22 @@ def collect(found: Iterable[Row], target: Target) -> list[Tried]:
 
 def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     phases = job.phases()
-    times: dict[Config, float] = {}
-    guesses: dict[Config, float] = {}
+    times: dict[Schedule, float] = {}
+    guesses: dict[Schedule, float] = {}
     explored = []
     for row in mine:
         try:
-            config = Config.parse(row["config"])
-            fitted = [choice.fitted(config, a) for a in phases]
+            schedule = Schedule.parse(row["config"])
+            fitted = [choice.fitted(schedule, a) for a in phases]
             if not all(choice.believable(c, a, target)
                        for c, a in zip(fitted, phases, strict=True)):
                 continue
         except TransconvError:
             continue
-        times[config] = float(row["us"])
-        guesses[config] = sum(estimate(c, a, target) for c, a in zip(fitted, phases, strict=True))
+        times[schedule] = float(row["us"])
+        guesses[schedule] = sum(estimate(c, a, target) for c, a in zip(fitted, phases, strict=True))
         if row.get("origin") == "neighbour":
-            explored.append(config)
+            explored.append(schedule)
     if not times:
         return None
     ranked = sorted((c for c in times if c not in explored), key=lambda c: guesses[c])
@@ -113,7 +111,7 @@ def shares(found: Sequence[Tried]) -> str:
                 cells.append(f"{geometric_mean(values):.3f} ({min(values):.2f})" if values else "-")
             tried = sum(len(t.times) for t in mine) / len(mine)
             lines.append([kind, direction, str(len(mine)), f"{tried:.0f}", *cells])
-    return markdown(["layers", "direction", "problems", "configs each",
+    return markdown(["layers", "direction", "problems", "schedules each",
                      *(f"after {n}" for n in COUNTS)], lines)
 
 
@@ -131,36 +129,35 @@ def explored(found: Sequence[Tried]) -> str:
 
 def left_out(found: Sequence[Tried], target: Target) -> str:
     """What a database of all other problems would choose for each, among what was measured."""
-    table = [rows.make(t.job.problem, t.job.prop, t.job.epilogue, target,
+    table = [rows.make(t.job.workload, target,
                        str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
              for t in found]
-    groups = [rows.group(t.job.problem, t.job.prop.value, rows.machine(target)) for t in found]
+    groups = [t.job.workload.group(rows.machine(target)) for t in found]
     plain, near, used = [], [], 0
     for i, tried in enumerate(found):
         others = [r for j, r in enumerate(table) if j != i and groups[j] == groups[i]
                   and r.key != table[i].key]
-        config = _neighbours_choice(tried, others, target)
+        schedule = _neighbours_choice(tried, others, target)
         first = tried.times[(*tried.ranked, *tried.explored)[0]]
         plain.append(tried.best / first)
-        near.append(tried.best / (tried.times[config] if config else first))
-        used += config is not None
+        near.append(tried.best / (tried.times[schedule] if schedule else first))
+        used += schedule is not None
     return (f"The estimate alone reaches {geometric_mean(plain):.3f} (worst {min(plain):.2f}) of the "
             f"best found; with the rows of all other problems as a database, which then speak for "
             f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
 
 
-def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> Config | None:
-    """The config that neighbours put first, if any; only measured ones can be."""
+def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> Schedule | None:
+    """The schedule that neighbours put first, if any; only measured ones can be."""
     algorithm = tried.job.phases()[0]
     measured = sorted((choice.Choice(c, estimate(c, algorithm, target)) for c in tried.times),
                       key=lambda c: c.us)
-    kind = rows.epilogue_kind(tried.job.epilogue)
-    for away, row, other in nearest.nearest(tried.job.problem, kind, others):
-        made = choice.of_neighbour(Config.parse(row.config), row, away, other, measured, algorithm,
-                                   target, tried.job.prop)
-        made = [m for m in made if m.config in tried.times]
+    for away, row, other in nearest.nearest(tried.job.workload, others):
+        made = choice.of_neighbour(Schedule.parse(row.schedule), row, away, other, measured, algorithm,
+                                   target)
+        made = [m for m in made if m.schedule in tried.times]
         if made:
-            return made[0].config
+            return made[0].schedule
     return None
 
 
@@ -181,15 +178,15 @@ def seconds(found: Iterable[Row]) -> str:
 
 
 def _path(text: str) -> str:
-    """The words of a config that decide how a kernel is written."""
+    """The words of a schedule that decide how a kernel is written."""
     try:
-        config = Config.parse(text)
+        schedule = Schedule.parse(text)
     except TransconvError:
         return "other"
-    words = [config.unit, "box" if "box" in (config.a, config.b) else "gather"]
-    via = getattr(config, "via", "")
+    words = [schedule.unit, "box" if "box" in (schedule.a, schedule.b) else "gather"]
+    via = getattr(schedule, "via", "")
     return " ".join([*words, *([str(via)] if via else []),
-                     *(["split"] if config.split_k > 1 else [])])
+                     *(["split"] if schedule.split_k > 1 else [])])
 
 
 def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:

@@ -54,11 +54,12 @@ def own_switches() -> Iterator[None]:
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and no tuned row: what ships is another test's matter."""
-    from transconv import compiler, keep
-    from transconv.database import store
+    from transconv.conv import compiler
+    from transconv.disk_cache import files as keep
+    from transconv.selection import store
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")
     monkeypatch.setattr(store, "_package", list)
-    for forget in (store.forget, keep.forget, compiler._plans.clear):
+    for forget in (store.forget, keep.forget, compiler.forget):
         forget()

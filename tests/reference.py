@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import Layout
-from transconv.problem import ConvProblem, Prop
 
 
 def _taps(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 FENCED = re.compile(r"^(?:<!-- shown: (?P<rule>.*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$",
                     re.MULTILINE | re.DOTALL)
 SETTINGS = {"TRANSCONV_TUNED": "0"}  # what was tuned on some machine is not for a page
-UNSET = ("TRANSCONV_PASSES", "TRANSCONV_FEATURES", "TRANSCONV_CONFIG", "TRANSCONV_DEBUG",
+UNSET = ("TRANSCONV_PASSES", "TRANSCONV_FEATURES", "TRANSCONV_SCHEDULE", "TRANSCONV_DEBUG",
          "TRANSCONV_DUMP")
 TIMES = re.compile(r"  \(\d+ ms\)(.*?) *-*$", re.MULTILINE)
 

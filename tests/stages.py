@@ -11,17 +11,18 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv import compiler, heuristics
-from transconv.algorithm import Algorithm
-from transconv.config import Config
+from transconv.compute.compute import Compute as Algorithm
+from transconv.conv import compiler
+from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import Kernel
-from transconv.ir.interp import run
-from transconv.ir.memory import Memory
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
-from transconv.legality import why_not
-from transconv.packing import COPY, PACK, UNPACK
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
+from transconv.passes import PIPELINE
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target.records import TARGETS, Target
 
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -36,27 +37,27 @@ def shapes(p: ConvProblem) -> dict[str, tuple[int, ...]]:
     return {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
 
 
-def small_configs(algorithm: Algorithm, draw: st.DrawFn) -> Config:
-    """A legal config with small tiles, as a heuristic or a person could choose it."""
+def small_schedules(algorithm: Algorithm, draw: st.DrawFn) -> Schedule:
+    """A legal schedule with small tiles, as a heuristic or a person could choose it."""
     legal = heuristics.candidates(algorithm, SM90)
     few = [c for c in legal if all(b.extent <= 64 for b in c.blocks)] or legal
-    config = draw(st.sampled_from(few[:40]))
+    schedule = draw(st.sampled_from(few[:40]))
     words: dict[str, Any] = {
         "swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
         "unroll": draw(st.sampled_from([0, 0, 1])), "split_k": draw(st.sampled_from([1, 1, 2, 3])),
         "reduce": draw(st.sampled_from(["partials", "atomic"])),
         "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
     for name, value in words.items():
-        other = replace(config, **{name: value})
+        other = replace(schedule, **{name: value})
         if why_not(other, algorithm, SM90) is None:
-            config = other
-    return config
+            schedule = other
+    return schedule
 
 
-def launches_of(steps: Sequence[tuple[Algorithm, Config]],
+def launches_of(steps: Sequence[tuple[Algorithm, Schedule]],
                 switches: dict[str, bool] | None = None, target: Target = SM90) -> Launches:
     """Per launch of a plan: its kernel as it is first written, and after every pass."""
-    return [compiler.lower(alg, config, target, "conv", "ieee", switches) for alg, config in steps]
+    return [compiler.lower(alg, schedule, target, "conv", "ieee", switches) for alg, schedule in steps]
 
 
 def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:
@@ -67,17 +68,17 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
     values = {n: integers(rng, shapes(p)[n], 2) for n in (a, b)}
     expected = convolve(p, prop, values[a], values[b])
     layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
-    names = {t.name for launch in launches for t in launch[0][1].params}
+    tensors = {t for launch in launches for t in launch[0][1].params}
     # The sum of the parts writes the result where it belongs: without it, a copy of it stays a copy.
-    first = SPLIT if "partials" in names and any(n.startswith(c + COPY) for n in names) else 0
+    first = SPLIT if any(t.parts_of for t in tensors) and any(t.copy_of == c for t in tensors) else 0
     wrong = []
-    for stage in range(first, len(compiler.PIPELINE) + 1):
+    for stage in range(first, len(PIPELINE) + 1):
         kernels = [launch[stage][1] for launch in launches]
         if stage < SPLIT:
-            kernels = [k for k in kernels if all(t.name != "partials" for t in k.params)]
+            kernels = [k for k in kernels if not any(t.parts_of for t in k.params)]
         buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
         buffers[c] = np.zeros(layouts[c].span, layouts[c].dtype.numpy)
-        for k in sorted(kernels, key=lambda k: k.name.startswith((PACK, UNPACK))):
+        for k in sorted(kernels, key=_copies):
             # Of a copy some see planes that lack a row; who copies sees all of it.
             for t in (t for t in k.params if t.name not in layouts):
                 buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
@@ -90,3 +91,9 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
         if not np.array_equal(got, expected):
             wrong.append(launches[0][stage][0])
     return wrong
+
+
+def _copies(kernel: Kernel) -> bool:
+    """Whether a kernel sees a tensor and the copy of it."""
+    names = {t.name for t in kernel.params}
+    return any(t.copy_of in names for t in kernel.params)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from transconv.problem import ConvProblem
-from transconv.proving import draw
+from transconv.conv.problem import ConvProblem
+from transconv.verify import draw
 
 
 def problems(ndims: int | None = None, dtype: str = "f32") -> st.SearchStrategy[ConvProblem]:

@@ -7,16 +7,16 @@ import pytest
 
 from tests.reference import convolve, integers, pack, unpack
 from tests.stages import launches_of, wrong_stages
-from transconv import compiler
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.errors import ConfigError
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.errors import ScheduleError
 from transconv.ir import Load, find, i64
-from transconv.ir.interp import run
-from transconv.ir.memory import Memory
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Memory
+from transconv.passes import blockwise
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]
 
@@ -50,11 +50,25 @@ def test_phases_without_padding_are_columns() -> None:
 
 
 @pytest.mark.parametrize("words", ["split_k=2", "reduce=stream programs=132", "reduce=stream"])
-def test_a_config_of_the_other_sum_is_refused_in_words(words: str) -> None:
+def test_a_schedule_of_the_other_sum_is_refused_in_words(words: str) -> None:
     problem = ConvProblem.parse("mb2ic32ih8oc4oh8kh3ph1 dt=f16 tag=nhwc")
-    config = Config.parse(f"ic:32 oc:16 oh.ow:32 | mma | {words}")
-    with pytest.raises(ConfigError, match="there is no axis 'oh' in bwd_w_over_src; its axes are"):
-        compiler.build(problem, Prop.BWD_W, SM90, config)
+    schedule = Schedule.parse(f"ic:32 oc:16 oh.ow:32 | mma | {words}")
+    with pytest.raises(ScheduleError, match="there is no axis 'oh' in bwd_w_over_src; its axes are"):
+        compiler.build(problem, Prop.BWD_W, SM90, schedule)
+
+
+def test_a_phase_knows_which_part_of_the_result_it_makes() -> None:
+    text = "mb2ic8ih7oc8oh4kh3sh2ph1"
+    parts = [a.part for a in algorithms(ConvProblem.parse(text), Prop.BWD_D)]
+    assert parts == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(a.phase for a in algorithms(ConvProblem.parse(text), Prop.BWD_D))
+    assert not any(a.phase for prop in (Prop.FWD, Prop.BWD_W)
+                   for a in algorithms(ConvProblem.parse(text), prop))
+    steps = compiler.plan(ConvProblem.parse(text), Prop.BWD_D, SM90,
+                          "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2 reduce=partials").steps
+    assert [(s.algorithm.part, s.algorithm.does) for s in steps if s.schedule.split_k == 1][-1] == (
+        (1, 1), "add")
+    assert not any(s.algorithm.phase for s in steps if s.algorithm.does == "add")
 
 
 # How many algorithms: one where every phase has as many taps, or where there are many phases.
@@ -75,15 +89,15 @@ def test_phases_cover_the_result_once(text: str, count: int) -> None:
     buffers = {"dst": pack(dst, p.dst.layout), "wei": pack(wei, p.wei.layout),
                "src": np.full(p.src.layout.span, np.nan, np.float32)}
     steps = compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue())
-    for algorithm, config in steps:
-        if config.split_k > 1:
-            parts = compiler.blockwise.workspace(algorithm, config.split_k)
+    for algorithm, schedule in steps:
+        if schedule.split_k > 1:
+            parts = blockwise.workspace(algorithm, schedule.split_k)
             buffers["partials"] = np.full(parts.layout.span, np.nan, np.float32)
     memory = Memory(buffers)
-    for algorithm, config in steps:
+    for algorithm, schedule in steps:
         if len(steps) > count:
             memory.new_launch()
-        run(compiler.lower(algorithm, config, SM90, "conv", "ieee")[-1][1], memory)
+        run(compiler.lower(algorithm, schedule, SM90, "conv", "ieee")[-1][1], memory)
     got = unpack(buffers["src"], p.src.layout, p.shapes["src"])
     assert np.array_equal(got, convolve(p, Prop.BWD_D, dst, wei))
 
@@ -137,7 +151,7 @@ def test_every_part_of_a_wide_address_is_wide() -> None:
     assert "mb.to(tl.int64) * 2147483648" in plan.source
 
 
-def test_a_sum_over_nothing_has_a_legal_config() -> None:
+def test_a_sum_over_nothing_has_a_legal_schedule() -> None:
     p = ConvProblem.parse("mb9ic336ih9oc304oh5kh1sh2")
     assert any(x.size == 0 for a in algorithms(p, Prop.BWD_D) for x in a.axes_of("K"))
     plan = compiler.plan(p, Prop.BWD_D, SM90)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, SM100, launches_of, wrong_stages
-from transconv import compiler
-from transconv.algorithm import algorithms
-from transconv.boxes import Box, box_of
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
-from transconv.target import Target
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.schedule.boxes import Box, box_of
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 BOXED = "a=box b=box c=box swap=1"
@@ -37,11 +36,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prop", "config"), CASES,
+@pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
-def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, config: str) -> None:
+def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, schedule: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
-    steps = compiler.plan_steps(p, prop, SM100, Config.parse(config), Epilogue())
+    steps = compiler.plan_steps(p, prop, SM100, Schedule.parse(schedule), Epilogue())
     assert wrong_stages(p, prop, launches_of(steps, target=SM100)) == []
 
 
@@ -61,15 +60,15 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "reason"), ODD)
-def test_planes_that_lack_a_row(text: str, prop: Prop, config: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), ODD)
+def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
-    said = why_not(Config.parse(config), algorithms(p, prop)[0], SM90)
+    said = why_not(Schedule.parse(schedule), algorithms(p, prop)[0], SM90)
     if reason:
         assert said is not None and reason in said
         return
     assert said is None
-    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+    steps = compiler.plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
@@ -83,10 +82,10 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
                                                  target: Target) -> None:
     """Each sees one plane and knows how many rows that has: nothing is written into the next image."""
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
-    config = Config.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
+    schedule = Schedule.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
     phases = [x for x in algorithms(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]
-    assert phases and [why_not(config, x, target) for x in phases] == [None] * len(phases)
-    steps = compiler.plan_steps(p, Prop.BWD_D, target, config, Epilogue())
+    assert phases and [why_not(schedule, x, target) for x in phases] == [None] * len(phases)
+    steps = compiler.plan_steps(p, Prop.BWD_D, target, schedule, Epilogue())
     assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
 
 
@@ -111,19 +110,19 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "tag", "reason"), REFUSALS)
-def test_refusals_say_why(text: str, prop: Prop, config: str, tag: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "prop", "schedule", "tag", "reason"), REFUSALS)
+def test_refusals_say_why(text: str, prop: Prop, schedule: str, tag: str, reason: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag={tag}:axb:{tag}")
     algorithm = algorithms(p, prop)[0]
-    said = why_not(Config.parse(f"{config} | a=box b=box swap=1"), algorithm, SM90)
+    said = why_not(Schedule.parse(f"{schedule} | a=box b=box swap=1"), algorithm, SM90)
     assert said is not None and reason in said
 
 
 def test_the_target_must_have_a_copy_engine() -> None:
-    from transconv.target import TARGETS
+    from transconv.target.records import TARGETS
 
     algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb"), FWD)[0]
-    config = Config.parse(f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED}")
-    assert why_not(config, algorithm, SM90) is None
-    assert why_not(config, algorithm, TARGETS["sm_80"]) == "sm_80 has no copy engine for boxes"
-    assert isinstance(box_of(algorithm.b, config, algorithm), Box)  # type: ignore[arg-type]
+    schedule = Schedule.parse(f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED}")
+    assert why_not(schedule, algorithm, SM90) is None
+    assert why_not(schedule, algorithm, TARGETS["sm_80"]) == "sm_80 has no copy engine for boxes"
+    assert isinstance(box_of(algorithm.b, schedule, algorithm), Box)  # type: ignore[arg-type]

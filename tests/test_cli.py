@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transconv import compiler
 from transconv.__main__ import main
-from transconv.compiler import PIPELINE, STAGES
-from transconv.proving import oracle
+from transconv.conv import compiler
+from transconv.passes import passes, stages
+from transconv.verify import oracle
 
 STRIDED = "mb32ic64ih56oc128oh28kh3sh2ph1"
 Output = pytest.CaptureFixture[str]
@@ -25,7 +25,7 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     """Stride masks are proven away by the phase split, other masks with the facts named."""
     page = printed(capsys, "show", STRIDED, "--prop", "bwd_d")
     assert [f"algorithm bwd_d_{r}_{s}\n" in page for r in "01" for s in "01"] == [True] * 4
-    last = page[page.index("algorithm bwd_d_1_1"):page.index("\nconfig")]
+    last = page[page.index("algorithm bwd_d_1_1"):page.index("\nschedule")]
     assert "M  rows     mb=32  qh=28  qw=28" in last
     assert "A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]" in last
     assert re.search(r"always true: \(qh\*2 \+ 2 - th\*2\) % 2 == 0 +.*is a multiple of 2", last)
@@ -40,20 +40,20 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     assert max(map(len, last.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", stages())
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
     assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
     telling = {"problem": "GFLOP", "algorithm": "acc = sum of A * B over kh, kw, ic, in f32",
-               "config": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
+               "schedule": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
                "together": "nothing to put together: fwd"}
     assert telling.get(stage, "grid:\n") in page
-    assert stage in ("problem", "algorithm", "config", "together") or f"---- {stage}: " in page
+    assert stage in ("problem", "algorithm", "schedule", "together") or f"---- {stage}: " in page
 
 
 def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:
     page = printed(capsys, "show", STRIDED, "--diff")
-    titles = [f"---- {p.name}: {p.phrase}" for p in PIPELINE]
+    titles = [f"---- {p.name}: {p.phrase}" for p in passes()]
     assert [t for t in titles if t not in page] == []
     assert "(unchanged)" in page and "(switched off)" in page
     assert re.search(r"^-.*tile:$", page, re.MULTILINE)
@@ -61,13 +61,13 @@ def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:
     assert re.search(r"\(\d+ ms\)", page)
 
 
-def test_epilogue_config_and_target(capsys: Output) -> None:
-    config = "mb.oh.ow:64 oc:32 ic:16 | mma | stages=2 warps=4"
-    page = printed(capsys, "show", STRIDED, "--config", config, "--epilogue", "bias+relu",
+def test_epilogue_schedule_and_target(capsys: Output) -> None:
+    schedule = "mb.oh.ow:64 oc:32 ic:16 | mma | stages=2 warps=4"
+    page = printed(capsys, "show", STRIDED, "--config", schedule, "--epilogue", "bias+relu",
                    "--target", "gfx942")
     assert "# target gfx942" in page and "# epilogue bias+relu" in page
     assert "bia_value = tl.load(bia" in page
-    assert re.search(r"^config +mb\.oh\.ow:64 oc:32 ic:16 \| mma", page, re.MULTILINE)
+    assert re.search(r"^schedule +mb\.oh\.ow:64 oc:32 ic:16 \| mma", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -84,6 +84,12 @@ def test_epilogue_config_and_target(capsys: Output) -> None:
     (["bisect", STRIDED.replace("mb32", "mb0")], "no element to compute"),
     (["show", STRIDED, "--config", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
     (["show", STRIDED, "--config", "oc:32 | mma fma"], "'unit' is said twice"),
+    *[([verb, f"mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:{layout}", "--prop", "fwd", *more],
+       "elements of which share a place in the layout")
+      for layout in ("strides(0,16,4,1)", "strides(0,0,0,0)", "strides(64,16,3,1)")
+      for verb, *more in (["run"], ["show"], ["tune"], ["compile", "--target", "sm_90"])],
+    (["run", "mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:strides(128,16,4,1)-5", "--prop", "fwd"],
+     "negative stride or offset, which leads out of its memory; expected 0 or more"),
     (["run", "lists/none.txt"], "FileNotFoundError: no such file: lists/none.txt"),
     (["tune", "lists/none"], "FileNotFoundError: no such file: lists/none"),
     (["check", "--target=sm_1", STRIDED], "target 'sm_1' is unknown; expected one of sm_80"),
@@ -111,7 +117,7 @@ def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> 
     ("other.csv", b"a,b\n1,2\n", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --log",
      "other.csv is another table, with a, b among its columns"),
     ("line.csv", b"notes", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --db",
-     "line.csv holds no row of tuned configs"),
+     "line.csv holds no row of tuned schedules"),
 ])
 def test_files_that_are_something_else_are_refused_and_left_alone(
         capsys: Output, tmp_path: Path, name: str, content: bytes, verbs: str, message: str) -> None:

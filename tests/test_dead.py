@@ -6,12 +6,12 @@ import pytest
 
 from tests.stages import SM90, launches_of, wrong_stages
 from transconv import ir
-from transconv.compiler import plan_steps
-from transconv.config import Config
-from transconv.epilogue import Epilogue
+from transconv.conv import Epilogue
+from transconv.conv.compiler import plan_steps
+from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import FALSE, Var, f32
 from transconv.passes.dead import drop_dead_sums
-from transconv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
 
 # Stride phases whose taps lie beyond the filter: kw is never 0.
 DEAD = [
@@ -22,11 +22,11 @@ DEAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "config"), DEAD, ids=[text for text, _ in DEAD])
+@pytest.mark.parametrize(("text", "schedule"), DEAD, ids=[text for text, _ in DEAD])
 @pytest.mark.parametrize("off", ["", "lets tidy", "unroll"])
-def test_nothing_is_read(text: str, config: str, off: str) -> None:
+def test_nothing_is_read(text: str, schedule: str, off: str) -> None:
     p = ConvProblem.parse(text)
-    steps = plan_steps(p, Prop.BWD_D, SM90, Config.parse(config), Epilogue())
+    steps = plan_steps(p, Prop.BWD_D, SM90, Schedule.parse(schedule), Epilogue())
     launches = launches_of(steps, dict.fromkeys(off.split(), False))
     assert wrong_stages(p, Prop.BWD_D, launches) == []
     kernel = launches[0][-1][1]

@@ -8,17 +8,18 @@ import pytest
 
 from tests.reference import convolve, integers, pack, unpack
 from tests.stages import SM90, shapes
-from transconv import ir, pipeline
-from transconv.algorithm import algorithms
-from transconv.backend_triton.emit import emit
-from transconv.compiler import plan_steps
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.ir.interp import run
-from transconv.ir.memory import InterpError, Memory
+from transconv import ir
+from transconv.backend_triton.kernel_text import emit
+from transconv.conv import Epilogue
+from transconv.conv.compiler import plan_steps
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import InterpError, Memory
 from transconv.ir.verify import verify
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
+from transconv.passes import pipeline
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 ROLE = "a=box b=box via=gluon"
@@ -81,8 +82,8 @@ TURNED = [
 ]
 
 
-def kernels(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
-    steps = plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+def kernels(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
+    steps = plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
     return [pipeline.lower(alg, chosen, SM90, "conv", "ieee")[-1][1] for alg, chosen in steps]
 
 
@@ -101,28 +102,28 @@ def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
     return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
 
 
-@pytest.mark.parametrize(("text", "prop", "config"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
+@pytest.mark.parametrize(("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
                                                                   enumerate(CASES)])
-def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, config: str) -> None:
-    right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, config)
+def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule: str) -> None:
+    right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "turned"), TURNED,
+@pytest.mark.parametrize(("text", "prop", "schedule", "turned"), TURNED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)])
-def test_what_lies_across_the_sum_is_turned(text: str, prop: Prop, config: str,
+def test_what_lies_across_the_sum_is_turned(text: str, prop: Prop, schedule: str,
                                             turned: list[str]) -> None:
-    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, config)
+    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule)
     rings = [s.what.name for s in ir.find(launches[0], ir.Shared)]
     assert [r for r in rings if r.endswith("_turned")] == [f"{t}_turned" for t in turned]
     assert ("turns" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(turned)
 
 
-def right_in_any_order(p: ConvProblem, prop: Prop, config: str) -> list[ir.Kernel]:
-    """The kernels of an explicit config, whose answer is the reference's whoever goes first."""
+def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
+    """The kernels of an explicit schedule, whose answer is the reference's whoever goes first."""
     rng = np.random.default_rng(0)
     values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
     expected = convolve(p, prop, values[prop.operands[0]], values[prop.operands[1]])
-    launches = kernels(p, prop, config)
+    launches = kernels(p, prop, schedule)
     for kernel in launches:
         verify(kernel)
     assert ir.find(launches[0], ir.Roles)
@@ -150,11 +151,11 @@ class _Without(ir.Mutator):
     ("arrive", "turned", "the roles wait for one another"),
 ])
 def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said: str) -> None:
-    text, prop, config, _ = TURNED[4]
+    text, prop, schedule, _ = TURNED[4]
     p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
     rng = np.random.default_rng(0)
     values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
-    broken = [_Without(name, barrier).mutate(k) for k in kernels(p, prop, config)]
+    broken = [_Without(name, barrier).mutate(k) for k in kernels(p, prop, schedule)]
     with pytest.raises(ir.InterpError, match=said):
         for seed in range(20):
             answer(p, prop, broken, seed, values)
@@ -168,9 +169,9 @@ def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said
 ])
 def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None:
     p = ConvProblem.parse(f"mb8ic64ih8oc64oh8kh3ph1 dt=f32 tag=axb math={math}")
-    config = Config.parse(f"ic:64 oc:64 mb:{k // 16} oh:4 ow:4 | {ROLE} stages=2")
+    schedule = Schedule.parse(f"ic:64 oc:64 mb:{k // 16} oh:4 ow:4 | {ROLE} stages=2")
     (algorithm,) = algorithms(p, BWD_W)
-    reason = why_not(config, algorithm, SM90)
+    reason = why_not(schedule, algorithm, SM90)
     assert (said in reason) if said and reason else reason is None and not said
 
 
@@ -205,8 +206,8 @@ def test_who_fetches_knows_no_lanes() -> None:
     """Also where names over lanes have left the loop over the tiles of a program, unsimplified: its warp
     copies boxes, which elements of them a lane has is the others' business."""
     p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    config = Config.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
-    steps = plan_steps(p, FWD, SM90, config, Epilogue())
+    schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
+    steps = plan_steps(p, FWD, SM90, schedule, Epilogue())
     switches = {"simplify": False, "tidy": False}
     kernel = pipeline.lower(*steps[0], SM90, "conv", "ieee", switches)[-1][1]
     roles = {r.name: r for r in ir.find(kernel, ir.Role)}
@@ -218,9 +219,9 @@ def test_who_fetches_knows_no_lanes() -> None:
 def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal: bool) -> None:
     """Eight channels are 16 bytes, for which shared memory has no layout across boxes."""
     p = ConvProblem.parse(f"g4mb2ic{4 * channels}ih8oc{4 * channels}oh8kh3ph1 dt=f16 tag=axb")
-    config = Config.parse(f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} split_k=2")
+    schedule = Schedule.parse(f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} split_k=2")
     (algorithm,) = algorithms(p, BWD_W)
-    assert (why_not(config, algorithm, SM90) is None) == legal
+    assert (why_not(schedule, algorithm, SM90) is None) == legal
 
 
 def test_teams_take_turns_at_the_tiles_of_a_program() -> None:
@@ -299,17 +300,17 @@ def test_what_is_kept_is_fetched_once() -> None:
 
 def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
-    config = Config.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
+    schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
     (algorithm,) = algorithms(p, BWD_W)
     switches = {"lets": False, "tidy": True, "unroll": True, "widen": False}
-    kernel = pipeline.lower(algorithm, config, SM90, "conv", "ieee", switches)[-1][1]
+    kernel = pipeline.lower(algorithm, schedule, SM90, "conv", "ieee", switches)[-1][1]
     verify(kernel)
     values = {n: integers(np.random.default_rng(0), shapes(p)[n], 2) for n in ("src", "dst")}
     assert np.array_equal(answer(p, BWD_W, [kernel], 0, values),
                           convolve(p, BWD_W, values["src"], values["dst"]))
 
 
-@pytest.mark.parametrize(("prop", "dtype", "config", "reason"), [
+@pytest.mark.parametrize(("prop", "dtype", "schedule", "reason"), [
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=b", "only a persistent explicit kernel"),
     (FWD, "f16", "oh:8 ow:8 oc:32 ic:16 | a=box b=box programs=2 keep=b", "only a persistent explicit"),
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "parts of a sum"),
@@ -317,9 +318,9 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
     (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are turned"),
 ])
-def test_why_nothing_is_kept(prop: Prop, dtype: str, config: str, reason: str) -> None:
+def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str) -> None:
     (algorithm,) = algorithms(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
-    told = why_not(Config.parse(config), algorithm, SM90)
+    told = why_not(Schedule.parse(schedule), algorithm, SM90)
     assert told is not None and reason in told
 
 
@@ -335,5 +336,5 @@ def test_why_nothing_is_kept(prop: Prop, dtype: str, config: str, reason: str) -
 def test_why_teams_cannot_take_turns(words: str, reason: str) -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     (algorithm,) = algorithms(p, FWD)
-    told = why_not(Config.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), algorithm, SM90)
+    told = why_not(Schedule.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), algorithm, SM90)
     assert told is not None and reason in told

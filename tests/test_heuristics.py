@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from hypothesis import strategies as st
 
 from bench import fit
 from tests.strategies import problems
-from transconv import compiler, cost, heuristics
-from transconv import strides as lying
-from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Block, Config
-from transconv.counts import k_steps, turned_bytes
-from transconv.epilogue import Epilogue
-from transconv.legality import why_not
-from transconv.packing import over_copies
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.compute import strides as lying
+from transconv.compute.compute import Compute as Algorithm
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.cost import model as cost
+from transconv.schedule.counts import k_steps, turned_bytes
+from transconv.schedule.legality import why_not
+from transconv.schedule.packing import over_copies
+from transconv.schedule.schedule import Block, Schedule
+from transconv.selection import heuristics
+from transconv.target import TARGETS, Constants
 
 GPUS = ("sm_90", "sm_80", "gfx942")
 SM90 = TARGETS["sm_90"]
@@ -33,12 +36,12 @@ def algorithm(text: str, prop: Prop = Prop.FWD) -> Algorithm:
     return algorithms(ConvProblem.parse(text), prop)[0]
 
 
-def first(text: str, prop: Prop = Prop.FWD, target: str = "sm_90") -> Config:
+def first(text: str, prop: Prop = Prop.FWD, target: str = "sm_90") -> Schedule:
     return heuristics.default(algorithm(text, prop), TARGETS[target])
 
 
-def extent(config: Config, axis: str) -> int:
-    block = config.block_of(axis)
+def extent(schedule: Schedule, axis: str) -> int:
+    block = schedule.block_of(axis)
     return block.extent if block is not None else 1
 
 
@@ -52,18 +55,18 @@ def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
         assert found and len(set(found)) == len(found)
         assert name == "interpreter" or len(found) <= heuristics.MOST
         assert heuristics.default(alg, target) == found[0]
-        for config in found:
-            assert why_not(config, alg, target) is None, str(config)
-            assert cost.estimate(config, alg, target) > 0
+        for schedule in found:
+            assert why_not(schedule, alg, target) is None, str(schedule)
+            assert cost.estimate(schedule, alg, target) > 0
         times = [cost.estimate(c, alg, target) for c in found]
         assert times == sorted(times) or any(x.size == 0 for x in alg.axes_of("K"))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(dtype="f32"), st.sampled_from(list(Prop)), st.sampled_from(GPUS))
-def test_plans_have_a_legal_config_per_kernel(p: ConvProblem, prop: Prop, name: str) -> None:
-    for alg, config in compiler.plan_steps(p, prop, TARGETS[name], None, Epilogue()):
-        assert why_not(config, alg, TARGETS[name]) is None
+def test_plans_have_a_legal_schedule_per_kernel(p: ConvProblem, prop: Prop, name: str) -> None:
+    for alg, schedule in compiler.plan_steps(p, prop, TARGETS[name], None, Epilogue()):
+        assert why_not(schedule, alg, TARGETS[name]) is None
 
 
 def test_interpreter_ranks_by_steps_alone() -> None:
@@ -87,21 +90,21 @@ def test_choosing_is_quick(prop: Prop, target: str) -> None:
 
 @pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
 def test_dense_channels_last_takes_boxes_where_there_are_any(prop: Prop) -> None:
-    config = first(f"{DENSE} dt=bf16 tag=nhwc", prop)
-    assert (config.a, config.b, config.c, config.unit) == ("box", "box", "box", "mma")
-    tiles = heuristics.programs(config, algorithm(f"{DENSE} dt=bf16 tag=nhwc", prop))
-    assert tiles > SM90.sms and config.programs == 131 and -(-tiles // 131) == -(-tiles // SM90.sms)
+    schedule = first(f"{DENSE} dt=bf16 tag=nhwc", prop)
+    assert (schedule.a, schedule.b, schedule.c, schedule.unit) == ("box", "box", "box", "mma")
+    tiles = heuristics.programs(schedule, algorithm(f"{DENSE} dt=bf16 tag=nhwc", prop))
+    assert tiles > SM90.sms and schedule.programs == 131 and -(-tiles // 131) == -(-tiles // SM90.sms)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_chips_without_boxes_gather(target: str) -> None:
-    config = first(f"{DENSE} dt=bf16 tag=nhwc", target=target)
-    assert (config.a, config.b, config.unit) == ("gather", "gather", "mma")
+    schedule = first(f"{DENSE} dt=bf16 tag=nhwc", target=target)
+    assert (schedule.a, schedule.b, schedule.unit) == ("gather", "gather", "mma")
 
 
 def test_channels_first_gathers_where_there_are_no_boxes() -> None:
-    config = first(f"{DENSE} dt=bf16 tag=nchw", target="sm_80")
-    assert (config.a, config.unit, config.pack) == ("gather", "mma", "")
+    schedule = first(f"{DENSE} dt=bf16 tag=nchw", target="sm_80")
+    assert (schedule.a, schedule.unit, schedule.pack) == ("gather", "mma", "")
     assert first(f"{DENSE} dt=bf16 tag=nchw").pack == "a.b"  # see test_packing.py
 
 
@@ -117,8 +120,8 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     ranked = heuristics.candidates(algorithm(f"{shape} dt=bf16 tag=nchw"), TARGETS[target])
     as_they_lie = [c for c in ranked if not c.pack][:1]
     assert as_they_lie or "a" in ranked[0].pack.split(".")  # a large filter is worth copies
-    for config in as_they_lie:
-        assert extent(config, "ow") >= 64 > extent(config, "g"), str(config)
+    for schedule in as_they_lie:
+        assert extent(schedule, "ow") >= 64 > extent(schedule, "g"), str(schedule)
     channels_last = first(f"{shape} dt=bf16 tag=nhwc", target=target)
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
@@ -144,11 +147,11 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack
 
 def test_gathering_across_the_sum_costs_more() -> None:
     """f32 weights of the data gradient go to shared memory element by element, 16-bit ones do not."""
-    config = Config.parse("mb.ih.iw:128 ic:128 oc:32 | mma | a=gather b=gather | stages=3 warps=8")
+    schedule = Schedule.parse("mb.ih.iw:128 ic:128 oc:32 | mma | a=gather b=gather | stages=3 warps=8")
 
     def cost_of(words: str, target: str = "sm_90", prop: Prop = Prop.BWD_D) -> float:
         alg = algorithm(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
-        return cost.estimate(config, alg, TARGETS[target])
+        return cost.estimate(schedule, alg, TARGETS[target])
     assert cost_of("dt=f32") > 1.3 * cost_of("dt=f32 math=ieee")
     assert cost_of("dt=f32", "sm_80") == cost_of("dt=f32 math=ieee", "sm_80")
     assert cost_of("dt=bf16") == cost_of("dt=bf16 math=ieee")
@@ -157,8 +160,8 @@ def test_gathering_across_the_sum_costs_more() -> None:
 def test_long_sums_are_split_to_fill_the_chip() -> None:
     """64x64 results of 9 taps are 9 tiles of a sum over 401408 pixels."""
     alg = algorithm("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
-    config = heuristics.default(alg, SM90)
-    waves = heuristics.programs(config, alg) / SM90.sms
+    schedule = heuristics.default(alg, SM90)
+    waves = heuristics.programs(schedule, alg) / SM90.sms
     assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
 
 
@@ -172,8 +175,8 @@ def test_teams_take_turns_where_storing_takes_long_beside_the_sum() -> None:
     assert first("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=nhwc").teams == 1
 
 
-def tile_of(config: Config) -> int:
-    return extent(config, "mb") * extent(config, "oh") * extent(config, "ow") * extent(config, "oc")
+def tile_of(schedule: Schedule) -> int:
+    return prod(extent(schedule, axis) for axis in ("mb", "oh", "ow", "oc"))
 
 
 def test_summed_pixels_are_also_tiled_without_divisions() -> None:
@@ -217,7 +220,7 @@ def test_strides_see_through_a_stride_phase() -> None:
 @pytest.mark.parametrize("tag, pixels, channels", [("nchw", 1, 16), ("nhwc", 16, 1)])
 def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int) -> None:
     alg = algorithm(f"g64mb2ic64ih32oc64oh32kh3ph1 dt=bf16 tag={tag}")
-    along = {"pixels": Config.parse("mb.oh.ow:64 | fma"), "channels": Config.parse("g:64 | fma")}
+    along = {"pixels": Schedule.parse("mb.oh.ow:64 | fma"), "channels": Schedule.parse("g:64 | fma")}
     stored = {n: cost.count(c, alg, SM90).stored.bytes for n, c in along.items()}
     assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
 
@@ -228,8 +231,8 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
     (66, 1 + 3 / 8)])
 def test_rows_that_begin_anywhere_straddle_sectors(size: int, sectors: float) -> None:
     alg = algorithm(f"mb2ic64ih{size}oc64oh{size}kh3ph1 dt=bf16")
-    config = Config.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=gather b=gather")
-    assert cost.count(config, alg, SM90).stored.bytes == 128 * 64 * 4 * sectors
+    schedule = Schedule.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=gather b=gather")
+    assert cost.count(schedule, alg, SM90).stored.bytes == 128 * 64 * 4 * sectors
 
 
 def test_channels_are_not_scattered_pixel_by_pixel() -> None:
@@ -245,24 +248,24 @@ def test_a_last_wave_costs_a_whole_one() -> None:
     """133 tiles on 132 multiprocessors take two rounds, 132 take one."""
     base = algorithm("mb132ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
     more = algorithm("mb134ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
-    config = Config.parse("mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 "
+    schedule = Schedule.parse("mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 "
                           "programs=132 stages=4 warps=4")
-    one, two = (cost.estimate(config, alg, SM90) for alg in (base, more))
-    launch = cost.SM90.launch_us
+    one, two = (cost.estimate(schedule, alg, SM90) for alg in (base, more))
+    launch = SM90.rates.triton.launch_us
     assert (two - launch) / (one - launch) > 1.5
 
 
 def test_splitting_pays_for_its_second_kernel() -> None:
     alg = algorithm(f"{DENSE} dt=bf16 tag=nhwc")
-    config = Config.parse("mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8")
-    assert cost.estimate(replace(config, split_k=2), alg, SM90) > cost.estimate(config, alg, SM90)
+    schedule = Schedule.parse("mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8")
+    assert cost.estimate(replace(schedule, split_k=2), alg, SM90) > cost.estimate(schedule, alg, SM90)
 
 
 # -- the fit --------------------------------------------------------------------------------------
 
 def sweep(path: Path, times: dict[str, str]) -> Path:
     lines = ["problem,prop,config,us,err,tflops"]
-    lines += [f"{DENSE} dt=bf16 tag=nhwc,fwd,{config},{us},0," for config, us in times.items()]
+    lines += [f"{DENSE} dt=bf16 tag=nhwc,fwd,{schedule},{us},0," for schedule, us in times.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -275,16 +278,16 @@ def test_fit_reads_sweeps(tmp_path: Path) -> None:
     new = sweep(tmp_path / "new.csv", {"cudnn": "154", wide: "185.5", "oc:3 | mma": ""})
     group, = fit.read([new], fit.H200, [old])
     assert group.reference == 154 and group.best.us == 185.5
-    assert {str(s.config): s.us for s in group.samples} == {wide: 185.5, thin: 900.0}
-    assert fit.ratio(group, fit.H200, cost.SM90) == 1.0
+    assert {str(s.schedule): s.us for s in group.samples} == {wide: 185.5, thin: 900.0}
+    assert fit.ratio(group, fit.H200, SM90.rates.triton) == 1.0
     swapped, = fit.read([sweep(tmp_path / "odd.csv", {wide: "900", thin: "90"})], fit.H200)
-    assert fit.ratio(swapped, fit.H200, cost.SM90) == pytest.approx(0.1)
+    assert fit.ratio(swapped, fit.H200, SM90.rates.triton) == pytest.approx(0.1)
 
 
 def test_search_walks_to_the_minimum() -> None:
-    def score(c: cost.Constants) -> float:
+    def score(c: Constants) -> float:
         return abs(c.narrow - 40) + abs(c.persistent - 0.3) * 100
 
-    found = fit.search(score, cost.SM90)
+    found = fit.search(score, SM90.rates.triton)
     assert found.narrow == pytest.approx(40, rel=0.05)
     assert found.persistent == pytest.approx(0.3, rel=0.05)

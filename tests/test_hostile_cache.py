@@ -21,11 +21,15 @@ import pytest
 import torch
 
 import transconv
-from transconv import compiler, drawer, keep, knobs, verdicts
+from transconv import knobs, runtime
 from transconv.backend_triton import module
-from transconv.drawer import Drawer
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.disk_cache import files as keep
+from transconv.disk_cache import records as drawer
+from transconv.disk_cache.records import Drawer
+from transconv.runtime import verdicts
+from transconv.target.records import TARGETS
 from transconv.torch_ops import routes
 
 ROOT = Path(__file__).parent.parent
@@ -49,8 +53,8 @@ def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A process that has the drawer at hand."""
     start = """
         import os, resource, signal, sys, threading, time
-        from transconv import keep
-        from transconv.drawer import Drawer
+        from transconv.disk_cache import files as keep
+        from transconv.disk_cache import Drawer
         DRAWER = Drawer("sums", 1)
     """
     text = textwrap.dedent(start) + textwrap.dedent(code)
@@ -102,8 +106,8 @@ def test_many_writers_lose_nothing() -> None:
 def test_many_processes_compile_into_one_cache(cache: Path) -> None:
     """Each leaves a whole file, and the same one."""
     code = """
-        from transconv import compiler
-        from transconv.problem import ConvProblem, Prop
+        from transconv.conv import compiler
+        from transconv.conv import ConvProblem, Prop
         from transconv.target import TARGETS
         for sizes in ("mb1ic4ih6oc4oh6kh3ph1", "mb2ic4iw9oc8ow9kw3pw1"):
             made = compiler.build(ConvProblem.parse(sizes), Prop.FWD, TARGETS["sm_90"])
@@ -424,7 +428,7 @@ def test_file_systems_without_locks(error: int, monkeypatch: pytest.MonkeyPatch,
 def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.MonkeyPatch,
                                   caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
-    monkeypatch.setattr(compiler, "_plans", {})
+    monkeypatch.setattr(runtime.compiler, "_plans", {})
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
     transconv.stats(reset=True)
     cache.mkdir(mode=0o700)
@@ -445,7 +449,8 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
 
 
 def test_the_page_names_every_drawer() -> None:
-    from transconv.database import shortlist, store
+    from transconv.selection import listing as shortlist
+    from transconv.selection import store
 
     page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")
     for kept in (verdicts.DRAWER, store.DRAWER, shortlist.DRAWER):

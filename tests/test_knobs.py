@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transconv import knobs
+from transconv.passes import PIPELINE
 
 PACKAGE = Path(knobs.__file__).parent
 
@@ -23,7 +24,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert knobs.dump() is None
     assert knobs.cache() == Path("/somewhere/transconv")
     assert knobs.verify() is False
-    assert knobs.config() == ""
+    assert knobs.schedule() == ""
     assert knobs.fallback() == "warn"
     assert knobs.passes() == ()
     assert knobs.interpret() is False
@@ -36,7 +37,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     (knobs.dump, "/tmp/not-there", Path("/tmp/not-there")),
     (knobs.cache, "~/kernels", Path.home() / "kernels"),
     (knobs.verify, " 1 ", True),
-    (knobs.config, "oh:8 oc:128 | mma", "oh:8 oc:128 | mma"),
+    (knobs.schedule, "oh:8 oc:128 | mma", "oh:8 oc:128 | mma"),
     (knobs.fallback, "error", "error"),
     (knobs.passes, "-cse,+hoist, -narrow", (("cse", False), ("hoist", True), ("narrow", False))),
     (knobs.interpret, "1", True),
@@ -76,15 +77,15 @@ def test_nobody_else_reads_the_environment() -> None:
 
 def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                          caplog: pytest.LogCaptureFixture) -> None:
-    from transconv import compiler
-    from transconv.problem import ConvProblem, Prop
-    from transconv.target import TARGETS
+    from transconv.conv import compiler
+    from transconv.conv.problem import ConvProblem, Prop
+    from transconv.target.records import TARGETS
 
     monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path / "stages"))
     monkeypatch.setenv("TRANSCONV_DEBUG", "4")
     compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
     files = sorted((tmp_path / "stages").iterdir())
-    assert len(files) == len(compiler.PIPELINE) + 1
+    assert len(files) == len(PIPELINE) + 1
     assert "for mb in 0..1 parallel:" in files[0].read_text()
     assert "after gridwise" in caplog.text and "(unchanged)" in caplog.text
     assert "tl.dot" in caplog.text

@@ -11,32 +11,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import integers, pack, unpack
-from tests.stages import PHASES, SM90, SM100, launches_of, small_configs, wrong_stages
+from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
-from transconv import compiler, cost, heuristics
-from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.errors import ConfigError
-from transconv.ir import Layout, Tensor, f16, f32
-from transconv.ir.evaluate import CALLS
-from transconv.ir.interp import run
-from transconv.ir.memory import Memory
-from transconv.legality import why_not
-from transconv.packing import (
+from transconv.compute.compute import Compute as Algorithm
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.cost import model as cost
+from transconv.cost.work import count
+from transconv.errors import ScheduleError
+from transconv.ir import CALLS, Layout, Tensor, f16, f32
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Memory
+from transconv.passes import PIPELINE
+from transconv.schedule.legality import why_not
+from transconv.schedule.packing import (
     copies,
     copy_of,
     innermost,
     is_copy,
     over_copies,
-    rows_of_channels,
+    rows_of_features,
     why_not_copied,
     with_letter,
     workspaces,
 )
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS, Target
-from transconv.work import count
+from transconv.schedule.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target.records import TARGETS, Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
@@ -65,11 +67,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prop", "config"), CASES,
+@pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
-def test_boxes_over_copies(text: str, prop: Prop, config: str) -> None:
+def test_boxes_over_copies(text: str, prop: Prop, schedule: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
-    steps = compiler.plan_steps(p, prop, SM100, Config.parse(config), Epilogue())
+    steps = compiler.plan_steps(p, prop, SM100, Schedule.parse(schedule), Epilogue())
     assert wrong_stages(p, prop, launches_of(steps, target=SM100)) == []
 
 
@@ -87,13 +89,13 @@ SUMMED = [
 
 
 @pytest.mark.parametrize("tag", ["abx", "axb"])
-@pytest.mark.parametrize(("text", "prop", "config", "inner"), SUMMED,
+@pytest.mark.parametrize(("text", "prop", "schedule", "inner"), SUMMED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)])
-def test_what_is_summed_lies_innermost(text: str, prop: Prop, config: str, inner: dict[str, int],
+def test_what_is_summed_lies_innermost(text: str, prop: Prop, schedule: str, inner: dict[str, int],
                                        tag: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f32 tag={tag}")
-    chosen = Config.parse(config)
-    if tag == "abx" and prop is BWD_D and "box" in config:
+    chosen = Schedule.parse(schedule)
+    if tag == "abx" and prop is BWD_D and "box" in schedule:
         chosen = replace(chosen, pack="a.b")
     steps = compiler.plan_steps(p, prop, SM90, chosen, Epilogue())
     assert wrong_stages(p, prop, launches_of(steps)) == []
@@ -118,7 +120,7 @@ def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: in
     (tensor,) = workspaces(algorithm, letter, 1)
     strides = tensor.layout.strides()
     assert strides is not None and strides[inner] == 1
-    assert "already has its" in str(why_not_copied(over_copies(algorithm, letter), letter))
+    assert "already has" in str(why_not_copied(over_copies(algorithm, letter), letter))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
@@ -130,31 +132,31 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
     first = algorithms(p, prop)[0]
     if not all(x.size for x in first.axes):
         return
-    config = small_configs(first, data.draw)
+    schedule = small_schedules(first, data.draw)
     for letter in data.draw(st.sampled_from(["a.b.c", "a.b", "a", "b", "c", "a.c"])).split("."):
-        more = replace(config, pack=with_letter(config.pack, letter))
-        config = more if why_not(more, first, SM90) is None else config
-    switches = {s.name: data.draw(st.booleans()) for s in compiler.PIPELINE if s.optional}
-    steps = compiler.plan_steps(p, prop, SM90, config, Epilogue())
+        more = replace(schedule, pack=with_letter(schedule.pack, letter))
+        schedule = more if why_not(more, first, SM90) is None else schedule
+    switches = {s.name: data.draw(st.booleans()) for s in PIPELINE if s.optional}
+    steps = compiler.plan_steps(p, prop, SM90, schedule, Epilogue())
     assert wrong_stages(p, prop, launches_of(steps, switches), seed) == []
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.data(), problems(), st.sampled_from("abc"))
 def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: str) -> None:
-    """Any config of a copy, there and back, after every pass."""
+    """Any schedule of a copy, there and back, after every pass."""
     tensor = {"a": FWD, "b": FWD, "c": FWD}
     algorithm = algorithms(p, tensor[letter])[0]
     copy, = copies(algorithm, letter)
-    config = data.draw(st.sampled_from(heuristics.candidates(copy, SM90)[:12]))
-    small = tuple(replace(b, extent=data.draw(st.sampled_from([1, 2, 4, 16]))) for b in config.blocks)
-    config = replace(config, blocks=small)
+    schedule = data.draw(st.sampled_from(heuristics.candidates(copy, SM90)[:12]))
+    small = tuple(replace(b, extent=data.draw(st.sampled_from([1, 2, 4, 16]))) for b in schedule.blocks)
+    schedule = replace(schedule, blocks=small)
     whole = {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
     assert whole is not None
     here, there = whole.tensor, copy_of(whole.tensor, innermost(algorithm, letter))
     values = integers(np.random.default_rng(1), here.shape, 2)
     source, target = (there, here) if letter == "c" else (here, there)
-    for stage, kernel in compiler.lower(copy, config, SM90, "copy"):
+    for stage, kernel in compiler.lower(copy, schedule, SM90, "copy"):
         buffers = {source.name: pack(values, source.layout),
                    target.name: np.full(target.layout.span, np.nan, np.float32)}
         run(kernel, Memory(buffers))
@@ -178,7 +180,7 @@ def test_rows_of_a_copy_begin_at_16_bytes() -> None:
     assert copy_of(wide).layout.strides() == (32, 1, 8)
     short = Tensor("src", ("mb", "ic", "iw"), (2, 3, 4), Layout.dense(f32, (2, 3, 4)))
     assert copy_of(short).layout.strides() == (12, 1, 3)
-    assert all(rows_of_channels(t) for t in (copy_of(tensor((2, 16, 5, 7))), odd, copy_of(wide)))
+    assert all(rows_of_features(t) for t in (copy_of(tensor((2, 16, 5, 7))), odd, copy_of(wide)))
 
 
 @pytest.mark.parametrize(("shape", "strides", "there"), [
@@ -189,9 +191,9 @@ def test_rows_of_a_copy_begin_at_16_bytes() -> None:
     ((4, 16, 6, 6), (700, 1, 112, 16), False),  # images 1400 bytes apart
     ((1, 16, 6, 6), (700, 1, 112, 16), True),  # one image
 ])
-def test_what_lies_in_rows_of_channels(shape: Sequence[int], strides: Sequence[int] | None,
+def test_what_lies_in_rows_of_features(shape: Sequence[int], strides: Sequence[int] | None,
                                        there: bool) -> None:
-    assert rows_of_channels(tensor(shape, strides)) == there
+    assert rows_of_features(tensor(shape, strides)) == there
 
 
 def test_pixels_without_gaps_are_one_axis() -> None:
@@ -221,13 +223,13 @@ def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None
     assert [x.name for x in copy.axes] == axes
     src = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
     a, c = algorithm.a.tensor, over_copies(algorithm, "a.b").a.tensor
-    for config in heuristics.candidates(copy, SM90)[:3]:
+    for schedule in heuristics.candidates(copy, SM90)[:3]:
         memory = Memory({"src": pack(src, a.layout),
                          c.name: np.full(c.layout.span, np.nan, np.float32)})
         memory.new_launch()
-        run(compiler.lower(copy, config, SM90, "copy", "tf32")[-1][1], memory)
+        run(compiler.lower(copy, schedule, SM90, "copy", "tf32")[-1][1], memory)
         made = unpack(memory.buffers[c.name], c.layout, src.shape)
-        assert np.array_equal(made, CALLS["tf32"][1](src)) and not np.array_equal(made, src)
+        assert np.array_equal(made, CALLS["tf32"].numpy(src)) and not np.array_equal(made, src)
 
 
 def test_gaps_and_other_orders_are_no_run() -> None:
@@ -241,24 +243,24 @@ def test_gaps_and_other_orders_are_no_run() -> None:
 
 def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
     algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
-    config = Config.parse("mb.oh.ow:128 oc:64 kw.ic:16 | mma")
-    over = replace(config, pack="a.b")
-    assert [f.through for f in count(config, algorithm, SM90).fetched] == [True, True]
+    schedule = Schedule.parse("mb.oh.ow:128 oc:64 kw.ic:16 | mma")
+    over = replace(schedule, pack="a.b")
+    assert [f.through for f in count(schedule, algorithm, SM90).fetched] == [True, True]
     assert [f.through for f in count(over, algorithm, SM90).fetched] == [False, False]
     whole = replace(algorithm, math="ieee")
-    assert not any(f.through for f in count(config, whole, SM90).fetched)
+    assert not any(f.through for f in count(schedule, whole, SM90).fetched)
 
 
-@pytest.mark.parametrize(("config", "small"), [
+@pytest.mark.parametrize(("schedule", "small"), [
     ("mb.oh.ow:128 oc:64 kw.ic:16 | mma", False), ("mb.oh.ow:128 oc:64 kw.ic:16 | mma | warps=2", True),
     ("mb.oh.ow:32 oc:64 kw.ic:16 | mma", True), ("mb.oh.ow:32 oc:64 kw.ic:16 | mma | swap=1", False),
 ])
-def test_products_too_small_for_the_asynchronous_unit(config: str, small: bool) -> None:
+def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool) -> None:
     """Operands of the older unit are in registers in any case, so turning and rounding cost nothing."""
     algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
-    work = count(Config.parse(config), algorithm, SM90)
+    work = count(Schedule.parse(schedule), algorithm, SM90)
     assert work.small == small and [f.through for f in work.fetched] == [not small] * 2
-    assert not count(Config.parse(config), replace(algorithm, math="ieee"), SM90).small
+    assert not count(Schedule.parse(schedule), replace(algorithm, math="ieee"), SM90).small
 
 
 @pytest.mark.parametrize(("text", "chip", "few"), [
@@ -272,48 +274,48 @@ def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Ta
     assert (found[0].warps == 2) == few  # measured: 108 us, with 4 warps 292
 
 
-# -- the config -----------------------------------------------------------------------------------
+# -- the schedule -----------------------------------------------------------------------------------
 
-def test_config_text_round_trip() -> None:
+def test_schedule_text_round_trip() -> None:
     text = "mb.oh.ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1 stages=3 warps=4"
-    config = Config.parse(text)
-    assert config.pack == "a.b.c" and config.unpacks
-    assert str(config) == text and Config.parse(str(config)) == config
-    assert not Config.parse(f"{text} split_k=2").unpacks
+    schedule = Schedule.parse(text)
+    assert schedule.pack == "a.b.c" and schedule.unpacks
+    assert str(schedule) == text and Schedule.parse(str(schedule)) == schedule
+    assert not Schedule.parse(f"{text} split_k=2").unpacks
     for bad in ("b.a", "a.a", "d", "ab"):
-        with pytest.raises(ConfigError, match="expected some of a.b.c, in this order"):
-            Config.parse(f"pack={bad}")
+        with pytest.raises(ScheduleError, match="expected some of a.b.c, in this order"):
+            Schedule.parse(f"pack={bad}")
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "reason"), [
+@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
     ("mb4ic16ih8oc16oh8kh3ph1 tag=axb", FWD, "pack=a",
-     "pack=a: src already has its channels innermost and rows that begin at multiples of 16 bytes"),
+     "pack=a: src already has ic innermost and rows that begin at multiples of 16 bytes"),
     ("mb4ic16ih8oc16oh8kh3ph1", FWD, "pack=a.b.c split_k=2 reduce=atomic",
      "pack=c: atomic sums meet in the result itself"),
     ("mb4ic16ih8oc16oh8kh3ph1", FWD, "a=box b=box pack=b swap=1 mb:1 oh:2 ow:8",
      "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
 ])
-def test_refusals_say_why(text: str, prop: Prop, config: str, reason: str) -> None:
+def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> None:
     algorithm = algorithms(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
-    blocks = "" if "mb:" in config else "mb.oh.ow:16"
-    said = why_not(Config.parse(f"{blocks} oc:16 ic:16 | mma | {config}"), algorithm, SM90)
+    blocks = "" if "mb:" in schedule else "mb.oh.ow:16"
+    said = why_not(Schedule.parse(f"{blocks} oc:16 ic:16 | mma | {schedule}"), algorithm, SM90)
     assert said is not None and said.startswith(reason), said
 
 
 def test_residuals_lie_as_the_result() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
-    config = Config.parse("mb.oh.ow:16 oc:16 ic:16 | mma | pack=c")
+    schedule = Schedule.parse("mb.oh.ow:16 oc:16 ic:16 | mma | pack=c")
     for epilogue, refused in (("bias+relu", False), ("bias+res", True)):
         algorithm = algorithms(p, FWD, Epilogue.parse(epilogue))[0]
-        said = why_not(config, algorithm, SM90)
+        said = why_not(schedule, algorithm, SM90)
         assert (said == "pack=c: the epilogue reads a residual that lies as the result does") == refused
-        assert why_not(replace(config, split_k=2), algorithm, SM90) is None
+        assert why_not(replace(schedule, split_k=2), algorithm, SM90) is None
 
 
 def test_a_copy_has_no_second_operand() -> None:
     algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
     copy, = copies(algorithm, "a")
-    assert why_not(Config.parse("ic:16 | fma | pack=b"), copy, SM90) == (
+    assert why_not(Schedule.parse("ic:16 | fma | pack=b"), copy, SM90) == (
         "pack=b, but pack_src has no second operand")
 
 
@@ -321,23 +323,23 @@ def test_a_copy_has_no_second_operand() -> None:
 
 def test_a_plan_copies_once_for_all_phases() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
-    config = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
-    plan = compiler.build(p, BWD_D, SM100, config)
+    schedule = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
+    plan = compiler.build(p, BWD_D, SM100, schedule)
     names = [s.algorithm.name for s in plan.steps]
     assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
                      "unpack_src"]
     assert set(plan.workspaces) == {"dst_packed", "wei_packed", "src_packed"}
-    assert plan.config == config
+    assert plan.schedule == schedule
     assert plan.workspaces["src_packed"].layout == copy_of(algorithms(p, BWD_D)[0].c.tensor).layout
 
 
 def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy back is of all elements: no phase may have written them to the result itself."""
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
-    packed = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
-    direct = Config.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma")
+    packed = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
+    direct = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma")
 
-    def choose(algorithm: Algorithm, target: object) -> Config:
+    def choose(algorithm: Algorithm, target: object) -> Schedule:
         if is_copy(algorithm):
             return heuristics.default(algorithm, SM100)
         return direct if algorithm.name.endswith("_1_1") else packed
@@ -348,14 +350,49 @@ def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong_stages(p, BWD_D, launches_of(steps, target=SM100)) == []
 
 
+def test_each_unit_reads_its_own_copy() -> None:
+    """The matrix unit multiplies what was rounded to tf32, products element by element all of f32, also
+    where phases of one plan mix both: none may be given the copy of the other."""
+    p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f32")
+    blocks = "mb.qh.qw:16 ic:16 oc:16"
+
+    def choose(algorithm: Algorithm, target: object) -> Schedule:
+        if is_copy(algorithm):
+            return heuristics.default(algorithm, SM90)
+        return Schedule.parse(f"{blocks} | {'fma' if algorithm.part == (1, 1) else 'mma'} | pack=a.b")
+
+    steps = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue(), choose)
+    assert [a.name for a, _ in steps if is_copy(a)] == [
+        "pack_dst", "pack_wei", "pack_exact_dst", "pack_exact_wei"]
+    plan = compiler.build(p, BWD_D, SM90, None, None, choose)
+    assert set(plan.workspaces) == {f"{t}_packed{e}" for t in ("dst", "wei") for e in ("", "_exact")}
+    rng = np.random.default_rng(0)
+    given = {"dst": rng.standard_normal((4, 16, 4, 4)), "wei": rng.standard_normal((16, 16, 3, 3))}
+    near = {n: v.astype(np.float32) for n, v in given.items()}
+    exact = {f"{n}_packed_exact": v for n, v in near.items()}
+    rounded = {f"{n}_packed": CALLS["tf32"].numpy(v) for n, v in near.items()}
+    buffers = {n: pack(v, getattr(p, n).layout) for n, v in near.items()}
+    buffers |= {n: np.full(t.layout.span, np.nan, np.float32) for n, t in plan.workspaces.items()}
+    memory = Memory(buffers | {"src": np.zeros(p.src.layout.span, np.float32)})
+    for step in plan.steps:
+        memory.new_launch()
+        run(step.kernel, memory)
+        read = {t.name for t in step.kernel.params if t.copy_of}
+        if step.algorithm.does == "compute":
+            assert read == set(exact if step.schedule.unit == "fma" else rounded)
+    for name, values in (exact | rounded).items():
+        made = unpack(memory.buffers[name], plan.workspaces[name].layout, values.shape)
+        assert np.array_equal(made, values), name
+
+
 def test_phases_share_the_longest_partials() -> None:
     p = ConvProblem.parse("mb1ic16ih8oc64oh4kh3sh2ph1 dt=f16")
 
-    def choose(algorithm: Algorithm, target: object) -> Config:
+    def choose(algorithm: Algorithm, target: object) -> Schedule:
         if algorithm.b is None:
             return heuristics.default(algorithm, SM90)
         split = 4 if algorithm.name.endswith("_0_0") else 2
-        return Config.parse(f"mb.qh.qw:16 ic:16 oc:16 | mma | split_k={split}")
+        return Schedule.parse(f"mb.qh.qw:16 ic:16 oc:16 | mma | split_k={split}")
 
     plan = compiler.build(p, BWD_D, SM90, None, None, choose)
     assert plan.workspaces["partials"].shape[0] == 4
@@ -363,8 +400,8 @@ def test_phases_share_the_longest_partials() -> None:
 
 def test_problems_share_the_copies_of_their_tensors() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
-    config = "mb.oh.ow:16 oc:16 ic:16 | mma | pack=a"
-    forward, weights = (compiler.build(p, prop, SM90, Config.parse(config)) for prop in (FWD, BWD_W))
+    schedule = "mb.oh.ow:16 oc:16 ic:16 | mma | pack=a"
+    forward, weights = (compiler.build(p, prop, SM90, Schedule.parse(schedule)) for prop in (FWD, BWD_W))
     assert forward.steps[0].source == weights.steps[0].source
     assert forward.steps[0].digest == weights.steps[0].digest
     assert "pack_src of src: " in forward.steps[0].source
@@ -410,18 +447,18 @@ def test_weights_alone() -> None:
 
 def test_the_estimate_adds_the_copies() -> None:
     algorithm = algorithms(ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16"), FWD)[0]
-    config = Config.parse("mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
+    schedule = Schedule.parse("mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
                           "programs=132 stages=3 warps=8")
-    main = replace(config, pack="")
-    over = over_copies(algorithm, config.pack)
-    added = cost.estimate(config, algorithm, SM90) - cost.estimate(main, over, SM90)
+    main = replace(schedule, pack="")
+    over = over_copies(algorithm, schedule.pack)
+    added = cost.estimate(schedule, algorithm, SM90) - cost.estimate(main, over, SM90)
     moved = 4 * 32 * 256 * 56 * 56 * 2 + 2 * 256 * 256 * 9 * 2
-    assert added == pytest.approx(3 * cost.SM90.copy_us + moved / (
-        SM90.bandwidth_gbs * 1e3 * cost.SM90.memory_share))
+    assert added == pytest.approx(3 * SM90.rates.triton.copy_us + moved / (
+        SM90.bandwidth_gbs * 1e3 * SM90.rates.triton.memory_share))
 
 
 @pytest.mark.parametrize("pack", ["b.b", "b.a"])
 def test_an_operand_is_copied_once(pack: str) -> None:
     algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
-    config = replace(Config.parse("mb.oh.ow:32 oc:16 ic:16 | mma"), pack=pack)
-    assert "each operand is copied once" in str(why_not(config, algorithm, SM90))
+    schedule = replace(Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma"), pack=pack)
+    assert "each operand is copied once" in str(why_not(schedule, algorithm, SM90))

@@ -15,9 +15,9 @@ import pytest
 
 from tests.stages import launches_of
 from tests.test_piles import ALL, IDS, planned
-from transconv import box_rules
+from transconv.conv.problem import Prop
 from transconv.ir import Buffer, Const, Expr, FuncCall, Kernel, Lane, Piece, Put, find
-from transconv.problem import Prop
+from transconv.schedule import box_rules
 
 Array = np.ndarray[Any, Any]
 OPERATIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,

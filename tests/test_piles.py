@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, launches_of, wrong_stages
-from transconv import compiler, heuristics
-from transconv.algorithm import algorithms
 from transconv.backend_triton.offline import CompileFailure, compile_offline
-from transconv.config import Config
-from transconv.epilogue import Epilogue
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
 from transconv.ir import Buffer, find
-from transconv.legality import why_not
-from transconv.matrix.jobs import job_of
-from transconv.problem import ConvProblem, Prop
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.verify.matrix.jobs import job_of
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 EXPLICIT = "mma | a=box b=box via=gluon warps=4 stages=2"
@@ -46,22 +46,22 @@ IDS = [f"{i}-{c[1]}-{c[4]}" for i, c in enumerate(ALL)]
 
 def planned(text: str, prop: Prop, blocks: str, words: str, dtype: str):  # type: ignore[no-untyped-def]
     p = ConvProblem.parse(f"{text} dt={dtype}")
-    config = Config.parse(f"{blocks} | {EXPLICIT} {words}")
-    return p, config, compiler.plan_steps(p, prop, SM90, config, Epilogue())
+    schedule = Schedule.parse(f"{blocks} | {EXPLICIT} {words}")
+    return p, schedule, compiler.plan_steps(p, prop, SM90, schedule, Epilogue())
 
 
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL, ids=IDS)
 def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dtype: str) -> None:
-    p, config, steps = planned(text, prop, blocks, words, dtype)
-    assert why_not(config, algorithms(p, prop)[0], SM90) is None
+    p, schedule, steps = planned(text, prop, blocks, words, dtype)
+    assert why_not(schedule, algorithms(p, prop)[0], SM90) is None
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL[::4], ids=IDS[::4])
 def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, blocks: str, words: str,
                                                      dtype: str) -> None:
-    p, config, _ = planned(text, prop, blocks, words, dtype)
-    plan = compiler.build(p, prop, SM90, config)
+    p, schedule, _ = planned(text, prop, blocks, words, dtype)
+    plan = compiler.build(p, prop, SM90, schedule)
     job = next(job_of(s, SM90) for s in plan.steps if s.algorithm.name.startswith(prop.value))
     made, = compile_offline([job])
     assert not isinstance(made, CompileFailure), made
@@ -104,13 +104,13 @@ def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, belo
     ("mb2ic64ih5iw64oc64oh5ow32kh3kw3sw2ph1pw1", FWD, "ow:32 oc:64 ic:64", "pack=b swap=1",
      "iw has stride 2"),
     ("mb1ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:128", "",
-     "taps of 256 bytes are boxes of their own, which can be read across from 32 to 128 bytes"),
+     "window elements of 256 bytes are boxes of their own, which can be read across from 32 to 128 bytes"),
     (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
 ])
 def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason: str) -> None:
     algorithm = algorithms(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
     spelled = EXPLICIT.replace("via=gluon ", "") if "via=" in words else EXPLICIT
-    said = why_not(Config.parse(f"{blocks} | {spelled} {words}"), algorithm, SM90)
+    said = why_not(Schedule.parse(f"{blocks} | {spelled} {words}"), algorithm, SM90)
     assert said is not None and reason in said, said
 
 

@@ -12,15 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from tests.stages import shapes
-from transconv import allocator, compiler, knobs, steps, trust, verdicts
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.ir.evaluate import CALLS
-from transconv.legality import why_not
-from transconv.plans import Compiled
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv import knobs, runtime
+from transconv.conv import Compiled, Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.errors import TensorError
+from transconv.ir import CALLS, bf16, f32
+from transconv.runtime import allocator, steps, trust, verdicts
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
@@ -33,7 +34,7 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "obeyed"), [
+@pytest.mark.parametrize(("text", "prop", "schedule", "obeyed"), [
     ("mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, {"precision"}),
     ("mb2ic32ih8oc32oh8kh3ph1 dt=f32 math=ieee", BWD_W, None, {"precision"}),
     ("mb2ic32ih8oc32oh8kh3ph1 dt=bf16", FWD, None, set()),
@@ -45,14 +46,14 @@ Tensors = dict[str, torch.Tensor]
     ("mb4ic16ih16oc16oh16kh3ph1 dt=f32", BWD_W, "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic",
      {"deterministic", "precision"}),
 ])
-def test_which_of_torchs_switches_matter(text: str, prop: Prop, config: str | None,
+def test_which_of_torchs_switches_matter(text: str, prop: Prop, schedule: str | None,
                                          obeyed: set[str]) -> None:
-    made = compiler.plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], config)
+    made = compiler.plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], schedule)
     assert made.obeys == obeyed
     if "precision" not in obeyed and "f32" in text:  # the other switch has no other kernel to offer
         other = replace(made.problem, math="ieee")
-        again = compiler.plan(other, prop, TARGETS["sm_90"], config)
-        assert [s.config for s in again.steps] == [s.config for s in made.steps]
+        again = compiler.plan(other, prop, TARGETS["sm_90"], schedule)
+        assert [s.schedule for s in again.steps] == [s.schedule for s in made.steps]
 
 
 def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
@@ -77,9 +78,9 @@ def exact(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
     return y if prop is FWD else torch.autograd.grad(y, t[prop.result], t["dst"])[0]
 
 
-def plan(text: str, prop: Prop, config: str, epilogue: str = "") -> Compiled:
+def plan(text: str, prop: Prop, schedule: str, epilogue: str = "") -> Compiled:
     problem = ConvProblem.parse(f"{text}{'' if 'dt=' in text else ' dt=f16'} tag=abx")
-    return compiler.build(problem, prop, CHIP, Config.parse(config), Epilogue.parse(epilogue))
+    return compiler.build(problem, prop, CHIP, Schedule.parse(schedule), Epilogue.parse(epilogue))
 
 
 BOXED = "mma | a=box b=box | swap=1"
@@ -101,10 +102,10 @@ PACKED = [
 
 
 @interpreted
-@pytest.mark.parametrize(("text", "prop", "config"), PACKED,
+@pytest.mark.parametrize(("text", "prop", "schedule"), PACKED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)])
-def test_emitted_kernels_over_copies(text: str, prop: Prop, config: str) -> None:
-    compiled = plan(text, prop, config)
+def test_emitted_kernels_over_copies(text: str, prop: Prop, schedule: str) -> None:
+    compiled = plan(text, prop, schedule)
     t = tensors_of(compiled.problem, prop)
     compiled.launch(**t)
     assert torch.equal(t[prop.result], answer(compiled.problem, prop, t))
@@ -120,7 +121,7 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
     made = torch.full((2, 8, 8, 32), -1.0)
     named["pack_src"].launcher([src, made])
-    wanted = CALLS["tf32"][1](src.permute(0, 2, 3, 1).numpy())
+    wanted = CALLS["tf32"].numpy(src.permute(0, 2, 3, 1).numpy())
     assert np.array_equal(made.numpy(), wanted, equal_nan=True)
     assert made[0, 0, 0, 0].isnan() and (made != src.permute(0, 2, 3, 1)).sum() > 4000
     y = torch.randn(2, 8, 8, 64)
@@ -142,16 +143,16 @@ GATHERED = [
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])
-@pytest.mark.parametrize(("text", "prop", "config"), GATHERED,
+@pytest.mark.parametrize(("text", "prop", "schedule"), GATHERED,
                          ids=[f"{i}-{c[1]}" for i, c in enumerate(GATHERED)])
-def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Prop, config: str,
+def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Prop, schedule: str,
                                                              fine: int, math: str) -> None:
     """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
     p = ConvProblem.parse(f"{text} tag=axb math={math}")
     if math == "ieee":
-        config = config.partition(" | pack")[0]
+        schedule = schedule.partition(" | pack")[0]
     chip = replace(CHIP, upcast16=False, precisions=TARGETS["sm_90"].precisions)
-    made = compiler.build(p, prop, chip, Config.parse(config), Epilogue())
+    made = compiler.build(p, prop, chip, Schedule.parse(schedule), Epilogue())
     t = {n: x.float().to(memory_format=torch.channels_last)
          for n, x in tensors_of(made.problem, prop).items()}
     name = prop.operands[fine]
@@ -163,6 +164,16 @@ def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Pr
     assert torch.equal(t[prop.result].double(), exact(p, prop, near))
 
 
+def test_a_bias_of_another_type_gets_another_plan() -> None:
+    p = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16")
+    biases = {None: "bf16", f32: "f32", bf16: "bf16"}
+    made = {bia: compiler.plan(p, FWD, TARGETS["sm_90"], epilogue=Epilogue.parse("bias", bia))
+            for bia in (*biases, *biases)}
+    for bia, name in biases.items():
+        seen = next(t for s in made[bia].steps for t in s.kernel.params if t.name == "bia")
+        assert seen.dtype.name == name
+
+
 def test_where_operands_are_rounded() -> None:
     """In registers, or over copies: where the unit would else get them past the registers, and a copy is
     cheap for what it is read."""
@@ -172,30 +183,30 @@ def test_where_operands_are_rounded() -> None:
         return compiler.plan(ConvProblem.parse(text), prop, TARGETS[chip])
 
     over = chosen(first, prop=BWD_D)
-    assert over.config.pack == "a.b" and "nearest_tf32" not in over.steps[-1].source
+    assert over.schedule.pack == "a.b" and "nearest_tf32" not in over.steps[-1].source
     assert [len(s.algorithm.axes) for s in over.steps[:2]] == [1, 3]  # a run of memory, turned weights
     beside = chosen("mb64ic672ih1oc168oh1kh1 tag=axb")
-    assert beside.config.a == "gather" and not beside.config.pack
+    assert beside.schedule.a == "gather" and not beside.schedule.pack
     assert "a_near = nearest_tf32(a)" in beside.steps[0].source
     for text, chip in ((f"{first} math=ieee", "sm_90"), (f"{first} dt=bf16", "sm_90"),
                        (first, "gfx90a")):
         made = chosen(text, chip)
-        assert not made.config.pack and "nearest_tf32" not in made.source, (text, chip)
-    assert not chosen(first, "sm_80").config.pack  # its unit reads registers anyway
+        assert not made.schedule.pack and "nearest_tf32" not in made.source, (text, chip)
+    assert not chosen(first, "sm_80").schedule.pack  # its unit reads registers anyway
     assert "nearest_tf32" in chosen(first, "sm_80").source
 
 
 @pytest.mark.parametrize(("words", "math", "said"), [
     ("mma | pack=a.b", "tf32", ""),
-    ("mma | pack=a.b", "ieee", "already has its channels innermost"),
-    ("fma | pack=a.b", "tf32", "already has its channels innermost"),
-    (f"{BOXED} pack=b", "tf32", "already has its channels innermost"),
-    ("mma | pack=c", "tf32", "already has its channels innermost"),
+    ("mma | pack=a.b", "ieee", "already has ic innermost"),
+    ("fma | pack=a.b", "tf32", "already has ic innermost"),
+    (f"{BOXED} pack=b", "tf32", "already has ic innermost"),
+    ("mma | pack=c", "tf32", "already has oc innermost"),
 ])
 def test_a_copy_that_lies_as_the_original_is_for_rounding(words: str, math: str, said: str) -> None:
     p = ConvProblem.parse(f"mb2ic32ih8oc64oh8kh3ph1 tag=axb math={math}")
-    config = Config.parse(f"mb:2 oh:4 ow:8 oc:64 ic:16 | {words}")
-    reason = why_not(config, algorithms(p, FWD)[0], TARGETS["sm_90"])
+    schedule = Schedule.parse(f"mb:2 oh:4 ow:8 oc:64 ic:16 | {words}")
+    reason = why_not(schedule, algorithms(p, FWD)[0], TARGETS["sm_90"])
     assert (said in str(reason)) if said else reason is None
 
 
@@ -204,7 +215,8 @@ def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> Non
     """A product element by element takes all of a number, so torch's switch changes nothing for it."""
     p = ConvProblem.parse("g16mb8ic32ih8oc32oh8kh3ph1 dt=f32")
     made = compiler.plan(p, FWD, TARGETS["sm_90"], f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
-    assert [s.algorithm.name for s in made.steps] == ["pack_src", "pack_wei", "fwd", "unpack_dst"]
+    pack = "pack" if rounded else "pack_exact"
+    assert [s.algorithm.name for s in made.steps] == [f"{pack}_src", f"{pack}_wei", "fwd", "unpack_dst"]
     assert [" = nearest_tf32(" in s.source for s in made.steps] == [rounded, rounded, False, False]
     other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
                           f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
@@ -222,6 +234,78 @@ def test_the_epilogue_stays_with_the_sum() -> None:
     compiled.launch(**t, bia=bias)
     bare = answer(compiled.problem, FWD, t).double()
     assert torch.equal(t["dst"], (bare + bias.double().view(-1, 1, 1)).relu().half())
+
+
+# -- tensors that do not fit -----------------------------------------------------------------------
+
+@interpreted
+@pytest.mark.parametrize(("name", "change", "said"), [
+    ("src", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
+    ("src", lambda t: t.bfloat16(), "torch.float16, got torch.bfloat16"),
+    ("wei", lambda t: t[:, :, :2], "shape (32, 32, 3, 3) and strides (288, 9, 3, 1), got"),
+    ("wei", lambda t: t.flatten()[:-1], "got shape (9215,)"),
+    ("dst", lambda t: t[:1].expand(t.shape), "strides (2048, 64, 8, 1), got"),
+    ("dst", lambda t: t.to("meta"), "cpu, where src is, got meta"),
+    ("bia", lambda t: t.float(), "torch.float16, got torch.float32"),
+    ("bia", lambda t: t.repeat(2)[::2], "shape (32,) and strides (1,), got"),
+    ("bia", lambda t: None, "expected a tensor, got NoneType"),
+    ("res", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
+    ("src", lambda t: torch._neg_view(t), "negated view"),
+    ("src", lambda t: t.numpy(), "expected a tensor, got ndarray"),
+])
+@pytest.mark.parametrize("config", ["mb.oh.ow:16 oc:32 ic:32 | mma",
+                                    "mb.oh.ow:16 oc:32 ic:32 | mma | pack=a"])
+def test_a_launch_refuses_tensors_that_do_not_fit(name: str, change: Any, said: str,
+                                                  config: str) -> None:
+    compiled = plan("mb2ic32ih8oc32oh8kh3ph1", FWD, config, "bias+res")
+    t = tensors_of(compiled.problem, FWD)
+    t |= {"bia": torch.zeros(32).half(), "res": torch.zeros(2, 32, 8, 8).half()}
+    with pytest.raises(TensorError) as error:
+        compiled.launch(**{**t, name: change(t[name])})
+    assert str(error.value).startswith(f"{name}: expected ") and said in str(error.value)
+    assert "\n" not in str(error.value) and t["dst"].isnan().all()
+
+
+@interpreted
+def test_what_fits_a_plan_in_other_words() -> None:
+    """Memory as long as the layout, and any stride of a single place."""
+    compiled = plan("mb1ic32ih8oc32oh8kh3ph1", FWD, "mb.oh.ow:16 oc:32 ic:32 | mma")
+    t = tensors_of(compiled.problem, FWD)
+    wanted = answer(compiled.problem, FWD, t)
+    compiled.launch(t["src"].as_strided((1, 32, 8, 8), (7, 64, 8, 1)), t["wei"].flatten(), t["dst"])
+    assert torch.equal(t["dst"], wanted)
+
+
+@interpreted
+@pytest.mark.parametrize(("tags", "prop", "pack"), [
+    ("axb:axb:nChw16c", FWD, ""), ("axb:axb:nChw16c", FWD, " | pack=c"), ("nChw16c:axb:axb", BWD_D, ""),
+    ("axb:OIhw8i16o2i:axb", BWD_W, ""), ("axb:axb:5n@5000,2c@1600,3h@400,3w@100,16c@2+7", FWD, "")])
+def test_padding_of_a_blocked_result_is_zero(tags: str, prop: Prop, pack: str) -> None:
+    p = ConvProblem.parse(f"mb5ic19ih3oc17oh3kh3ph1 dt=f16 tag={tags}")
+    made = compiler.build(p, prop, CHIP, None if not pack else Schedule.parse(
+        f"mb.oh.ow:16 oc:16 ic:16 | mma{pack}"))
+    result = getattr(p, prop.result).layout
+    memory = {n: torch.ones(spec.layout.span).half() for n, spec in p.specs.items()}
+    memory[prop.result].fill_(float("nan"))
+    made.launch(**memory)
+    blocks = memory[prop.result].as_strided([b.size for b in result.blocks],
+                                            [b.stride for b in result.blocks], result.offset)
+    assert not blocks.isnan().any()
+    cleared = torch.zeros(blocks.shape, dtype=torch.bool)
+    for box in result.padding(p.shapes[prop.result]):
+        cleared[box] = True
+    assert cleared.any() and (blocks == 0).equal(cleared)
+    assert int(memory[prop.result].isnan().sum()) == result.span - blocks.numel()
+
+
+def test_a_launch_says_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = plan("mb1ic32ih8oc32oh8kh3ph1", FWD, "mb.oh.ow:16 oc:32 ic:32 | mma")
+    t = tensors_of(compiled.problem, FWD)
+    with pytest.raises(TensorError, match="on a GPU, got one on meta"):
+        compiled.launch(**{n: x.to("meta") for n, x in t.items()})
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(TensorError, match="on a GPU, got one on cpu.*TRITON_INTERPRET=1"):
+        compiled.launch(**t)
 
 
 # -- starting without asking ----------------------------------------------------------------------
@@ -270,7 +354,7 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
     compiled = replace_fixed(plan("mb2ic16ih4oc16oh4kh3ph1", FWD,
                                   "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c"))
     asked = []
-    monkeypatch.setattr(compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
+    monkeypatch.setattr(runtime.compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
     with pytest.raises(LookupError):
         trust.run(compiled, tensors_of(compiled.problem, FWD))
     wrong = [s.launcher.function for s in compiled.steps if verdicts.is_wrong(s.digest)]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transconv.conv.problem import ConvProblem, TensorSpec
 from transconv.errors import ProblemError
 from transconv.ir.dtype import f16, f32, f64, i32
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.problem import ConvProblem, TensorSpec
 
 
 def parse(text: str) -> ConvProblem:
@@ -279,6 +279,13 @@ def test_layouts_must_fit_the_shapes() -> None:
     with pytest.raises(ProblemError, match="dst is f16 but its layout holds f32"):
         ConvProblem(p.mb, p.g, p.ic, p.oc, p.i, p.o, p.k, p.stride, p.dilation, p.pad_lo,
                     p.src, p.wei, TensorSpec(f16, p.dst.layout))
+
+
+@pytest.mark.parametrize("text", ["strides(288,72,-9,1)", "strides(288,72,9,1)-1",
+                                  "8n@0,8c@72,9h@9,9w@-1"])
+def test_nothing_lies_before_its_memory(text: str) -> None:
+    with pytest.raises(ProblemError, match="of dst, .* negative stride or offset.*; expected 0 or more"):
+        ConvProblem.parse(f"mb8ic8ih9oc8oh9kh3ph1 tag=nchw:oihw:{text}")
 
 
 @given(any_problem())

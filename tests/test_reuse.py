@@ -7,7 +7,7 @@ import pytest
 
 from transconv import ir
 from transconv.ir import Var, f32
-from transconv.ir.interp import run
+from transconv.ir.interp.kernel import run
 from transconv.ir.verify import verify
 from transconv.passes.reuse import reuse
 

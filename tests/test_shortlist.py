@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from transconv import compiler
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.database import choice, rows, shortlist, store
-from transconv.database.rows import Row
-from transconv.database.shortlist import DRAWER, Listed
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
-from transconv.verdicts import triton_version
+from transconv.conv import ConvWorkload, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.schedule.schedule import Schedule
+from transconv.selection import choice, rows, store
+from transconv.selection import listing as shortlist
+from transconv.selection.listing import DRAWER, Listed
+from transconv.selection.rows import Row
+from transconv.target.records import TARGETS
+from transconv.target.versions import triton_version
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]
@@ -40,7 +41,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def listed(prop: Prop = Prop.FWD, count: int = 8, target: str = "sm_90") -> list[Listed]:
     algorithm = algorithms(DENSE, prop)[0]
-    return shortlist.shortlist(count, algorithm, TARGETS[target], DENSE, prop)
+    return shortlist.shortlist(count, algorithm, TARGETS[target], ConvWorkload(DENSE, prop))
 
 
 def record() -> Path:
@@ -52,18 +53,19 @@ def test_a_plan_made_again_ranks_nothing(ranked: list[str]) -> None:
     once = compiler.plan(DENSE, Prop.FWD, SM90)
     assert ranked[0] == "fwd"
     ranked.clear()
-    compiler._plans.clear()  # as a new process begins
+    compiler.forget()  # as a new process begins
     again = compiler.plan(DENSE, Prop.FWD, SM90)
     assert not ranked
-    assert (again.config, again.why) == (once.config, once.why)
+    assert (again.schedule, again.why) == (once.schedule, once.why)
     assert [s.source for s in again.steps] == [s.source for s in once.steps]
 
 
 def test_what_is_read_is_what_was_ranked(ranked: list[str]) -> None:
     made = listed()
     assert made == listed() and ranked == ["fwd"]
-    assert made == [Listed(c.config, c.why, False)
-                    for c in choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90, DENSE, Prop.FWD)[:8]]
+    assert made == [Listed(c.schedule, c.why, False)
+                    for c in choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90,
+                                           ConvWorkload(DENSE, Prop.FWD))[:8]]
 
 
 def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
@@ -74,10 +76,10 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     listed(target="sm_80")
     listed(Prop.BWD_D)
     assert len(ranked) == 4
-    store.remember([Row(rows.problem_text(DENSE), "fwd", "", "sm_90x132", TUNED, 12.5, 16,
+    store.remember([Row(ConvWorkload(DENSE, Prop.FWD).text, "fwd", "", "sm_90x132", TUNED, 12.5, 16,
                         rows.LOWERING, triton_version())])
     found = listed()
-    assert len(ranked) == 5 and found[0].config == Config.parse(TUNED) and found[0].tuned
+    assert len(ranked) == 5 and found[0].schedule == Schedule.parse(TUNED) and found[0].tuned
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
     assert not listed()[0].tuned  # and this was known already
     assert len(ranked) == 5
@@ -86,24 +88,24 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     assert len(ranked) == 6
 
 
-def test_a_given_config_is_not_kept(ranked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANSCONV_CONFIG", TUNED)
-    assert [k.config for k in listed()] == [Config.parse(TUNED)]
-    monkeypatch.delenv("TRANSCONV_CONFIG")
+def test_a_given_schedule_is_not_kept(ranked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_SCHEDULE", TUNED)
+    assert [k.schedule for k in listed()] == [Schedule.parse(TUNED)]
+    monkeypatch.delenv("TRANSCONV_SCHEDULE")
     assert len(listed()) == 8 and len(ranked) == 2
 
 
-@pytest.mark.parametrize("configs", [
-    [], "none", [{"config": "mb:4"}], [{"config": 7, "why": "", "tuned": False}], [7],
-    [{"config": "no config", "why": "", "tuned": False}],
-    [{"config": "mb.oh.ow:128 oc:4096 ic:64 | mma | stages=3", "why": "", "tuned": True}],
-    [{"config": f"{TUNED} stages=800".replace("stages=4 ", ""), "why": "", "tuned": True}],
-    [{"config": "od:4 oc:64 ic:64 | mma", "why": "", "tuned": True}]])
-def test_what_makes_no_sense_is_ranked_anew(ranked: list[str], configs: object) -> None:
+@pytest.mark.parametrize("schedules", [
+    [], "none", [{"schedule": "mb:4"}], [{"schedule": 7, "why": "", "tuned": False}], [7],
+    [{"schedule": "no schedule", "why": "", "tuned": False}],
+    [{"schedule": "mb.oh.ow:128 oc:4096 ic:64 | mma | stages=3", "why": "", "tuned": True}],
+    [{"schedule": f"{TUNED} stages=800".replace("stages=4 ", ""), "why": "", "tuned": True}],
+    [{"schedule": "od:4 oc:64 ic:64 | mma", "why": "", "tuned": True}]])
+def test_what_makes_no_sense_is_ranked_anew(ranked: list[str], schedules: object) -> None:
     right = listed()
     key = record().stem
-    DRAWER.put(key, {"configs": configs})
+    DRAWER.put(key, {"schedules": schedules})
     assert listed() == right
     assert len(ranked) == 2
     content = json.loads(record().read_text())["content"]
-    assert [c["config"] for c in content["configs"]] == [str(k.config) for k in right]
+    assert [c["schedule"] for c in content["schedules"]] == [str(k.schedule) for k in right]

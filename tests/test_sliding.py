@@ -8,20 +8,24 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv import compiler, cost, heuristics, issue
-from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config
-from transconv.epilogue import Epilogue
-from transconv.errors import ConfigError
+from transconv.compute.compute import Compute as Algorithm
+from transconv.conv import Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.cost import issue
+from transconv.cost import model as cost
+from transconv.errors import ScheduleError
 from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, find
-from transconv.ir.interp import run
-from transconv.ir.memory import Memory
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
-from transconv.legality import why_not
-from transconv.packing import copy_of, over_copies, rows_of_channels
-from transconv.problem import ConvProblem, Prop
-from transconv.sliding import sliding
-from transconv.target import TARGETS
+from transconv.passes import PIPELINE
+from transconv.schedule.legality import why_not
+from transconv.schedule.packing import copy_of, over_copies, rows_of_features
+from transconv.schedule.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.selection.sliding import sliding
+from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
@@ -35,9 +39,9 @@ def algorithm(text: str, prop: Prop) -> Algorithm:
     return algorithms(ConvProblem.parse(text), prop)[0]
 
 
-def lowered(text: str, prop: Prop, config: str) -> Kernel:
+def lowered(text: str, prop: Prop, schedule: str) -> Kernel:
     alg = algorithm(text, prop)
-    return compiler.lower(alg, Config.parse(config), SM90, "conv", "ieee")[-1][1]
+    return compiler.lower(alg, Schedule.parse(schedule), SM90, "conv", "ieee")[-1][1]
 
 
 CASES = [
@@ -58,18 +62,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "prop", "config"), CASES)
-def test_every_pass_keeps_the_meaning(text: str, prop: Prop, config: str) -> None:
-    check(text, prop, config, {}, range(2, len(compiler.PIPELINE) + 1))
+@pytest.mark.parametrize(("text", "prop", "schedule"), CASES)
+def test_every_pass_keeps_the_meaning(text: str, prop: Prop, schedule: str) -> None:
+    check(text, prop, schedule, {}, range(2, len(PIPELINE) + 1))
 
 
 @pytest.mark.parametrize("off", ["unroll", "reuse", "widen", "hoist"])
-@pytest.mark.parametrize(("text", "prop", "config"), [CASES[1], CASES[5]])
-def test_passes_can_be_left_out(text: str, prop: Prop, config: str, off: str) -> None:
-    check(text, prop, config, {off: False}, [len(compiler.PIPELINE)])
+@pytest.mark.parametrize(("text", "prop", "schedule"), [CASES[1], CASES[5]])
+def test_passes_can_be_left_out(text: str, prop: Prop, schedule: str, off: str) -> None:
+    check(text, prop, schedule, {off: False}, [len(PIPELINE)])
 
 
-def check(text: str, prop: Prop, config: str, switches: dict[str, bool],
+def check(text: str, prop: Prop, schedule: str, switches: dict[str, bool],
           stages: Iterable[int]) -> None:
     """The interpreter gives the reference's answer after some stages."""
     p = ConvProblem.parse(f"{text} dt=f32" + (" tag=axb" if "tag" not in text else ""))
@@ -78,7 +82,7 @@ def check(text: str, prop: Prop, config: str, switches: dict[str, bool],
     shapes = {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
     values = {name: integers(rng, shapes[name]) for name in (a, b)}
     expected = convolve(p, prop, values[a], values[b])
-    steps = compiler.plan_steps(p, prop, SM90, Config.parse(config), Epilogue())
+    steps = compiler.plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
     launches = [compiler.lower(x, y, SM90, "conv", "ieee", switches) for x, y in steps]
     layouts = {n: getattr(p, n).layout for n in shapes}
     for stage in stages:
@@ -103,7 +107,7 @@ def test_taps_share_what_they_load() -> None:
     assert (loads.count("src"), loads.count("wei")) == (6, 3)
     assert len(find(body, Update)) == 12 and len(find(body, Alloc)) == 4
     alg = algorithm(f"{P} tag=axb", FWD)
-    alone = compiler.lower(alg, Config.parse(FIRST), SM90, "conv", "ieee", {"reuse": False})[-1][1]
+    alone = compiler.lower(alg, Schedule.parse(FIRST), SM90, "conv", "ieee", {"reuse": False})[-1][1]
     names = [s.value.tensor.name for s in find(alone, Let) if isinstance(s.value, Load)]
     assert names.count("src") == 12
 
@@ -130,20 +134,20 @@ def test_narrow_operands_are_loaded_along_all_lanes() -> None:
     spread = find(lowered(f"{P} tag=axb", BWD_W, f"kh:4 {SECOND}"), Spread)
     assert {len(s.lanes) for s in spread} == {3}
     assert not find(lowered(f"{P} tag=axb", FWD, FIRST), Spread)
-    over = Config.parse(f"{FIRST} pack=b")
+    over = Schedule.parse(f"{FIRST} pack=b")
     assert compiler.plan_steps(ConvProblem.parse(f"{P} tag=axb"), FWD, SM90, over,
-                               Epilogue())[0][0].name == "pack_wei"
+                               Epilogue())[0][0].does == "pack"
 
 
 def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     wei = ConvProblem.parse("g19mb1ic19ih5oc19oh5kh3ph1 dt=f16 tag=axb")
     tensor = algorithm(str(wei), FWD).b.tensor  # type: ignore[union-attr]
-    assert tensor.shape == (19, 1, 3, 3) and not rows_of_channels(tensor)
-    assert copy_of(tensor).layout.strides() == (1, 216, 72, 24)
-    assert rows_of_channels(copy_of(tensor))
+    assert tensor.shape == (19, 1, 3, 3) and not rows_of_features(tensor, 0)
+    assert copy_of(tensor, 0).layout.strides() == (1, 216, 72, 24)
+    assert rows_of_features(copy_of(tensor, 0), 0)
 
 
-@pytest.mark.parametrize(("prop", "config", "reason"), [
+@pytest.mark.parametrize(("prop", "schedule", "reason"), [
     (FWD, "ow:4 g:8 | fma | regs=oh", "there is no block of oh alone"),
     (FWD, "oh.ow:4 g:8 | fma | regs=ow", "there is no block of ow alone"),
     (FWD, "ow:4 g:8 | fma | regs=ow.ow", "names an axis twice"),
@@ -154,11 +158,11 @@ def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     (BWD_W, "g:8 ow:4 | fma | regs=ow late=1", "only sums over lanes of a tile"),
     (BWD_W, "g:8 oh.ow:4 | fma | late=2", "late=2"),
 ])
-def test_refusals(prop: Prop, config: str, reason: str) -> None:
-    assert reason in str(why_not(Config.parse(config), algorithm(f"{P} tag=axb", prop), SM90))
+def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
+    assert reason in str(why_not(Schedule.parse(schedule), algorithm(f"{P} tag=axb", prop), SM90))
 
 
-@pytest.mark.parametrize(("text", "config", "loads"), [
+@pytest.mark.parametrize(("text", "schedule", "loads"), [
     # Minutes in LLVM, on an H200 and elsewhere: the fuzzer's.
     ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 512),
     ("mb1ic32ih11oc16oh6kh3sh2ph1", "oh.ow:16 oc:16 kh.kw:16 ic:2 | fma | unroll=1 regs=oc.ic", 544),
@@ -170,25 +174,26 @@ def test_refusals(prop: Prop, config: str, reason: str) -> None:
     ("g256mb8ic256ih14oc256oh14kh5ph2 tag=axb",
      "mb.oh:2 ow:14 kw:5 g:256 | fma | pack=b unroll=1 regs=ow.kw", 0),
 ])
-def test_how_many_loads_are_written_out(text: str, config: str, loads: int) -> None:
-    reason = why_not(Config.parse(config), algorithm(text, FWD), SM90)
-    assert reason == (f"regs={Config.parse(config).regs} unroll=1: {loads} loads to write out, at most 256"
+def test_how_many_loads_are_written_out(text: str, schedule: str, loads: int) -> None:
+    reason = why_not(Schedule.parse(schedule), algorithm(text, FWD), SM90)
+    regs = Schedule.parse(schedule).regs
+    assert reason == (f"regs={regs} unroll=1: {loads} loads to write out, at most 256"
                       if loads else None)
 
 
 def test_the_matrix_unit_has_no_registers_to_give() -> None:
     alg = algorithm("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
     for word, reason in (("regs=kw", "written out"), ("late=1", "element by element")):
-        config = Config.parse(f"mb.oh.ow:32 oc:32 kw:2 ic:16 | mma | {word}")
-        assert reason in str(why_not(config, alg, SM90))
+        schedule = Schedule.parse(f"mb.oh.ow:32 oc:32 kw:2 ic:16 | mma | {word}")
+        assert reason in str(why_not(schedule, alg, SM90))
 
 
 def test_text_form() -> None:
     for text in (FIRST, SECOND):
-        assert Config.parse(str(Config.parse(text))) == Config.parse(text)
-    assert "regs=ow.kw late=1" in str(Config.parse(SECOND))
-    with pytest.raises(ConfigError, match="late=x, expected a whole number"):
-        Config.parse("g:8 | fma | late=x")
+        assert Schedule.parse(str(Schedule.parse(text))) == Schedule.parse(text)
+    assert "regs=ow.kw late=1" in str(Schedule.parse(SECOND))
+    with pytest.raises(ScheduleError, match="late=x, expected a whole number"):
+        Schedule.parse("g:8 | fma | late=x")
 
 
 # -- the choice -----------------------------------------------------------------------------------
@@ -199,12 +204,12 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
     ways = {(FWD, "mb.oh:32 ow:8 kw:7 g:32 | fma | pack=b regs=ow.kw stages=1"): 773,
             (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844}
     for (prop, text), instructions in ways.items():
-        config = Config.parse(text)
-        alg = over_copies(algorithm(LARGE, prop), config.pack)
-        w = cost.count(config, alg, SM90)
-        counted = issue.microseconds(config, alg, SM90, w.tiles, w.steps)
-        issued = w.tiles / SM90.sms * w.steps * config.warps * instructions / issue.SCHEDULERS
-        assert 0.8 < counted / (issued / issue.CLOCK / issue.SHARE / 1e3) < 1.35
+        schedule = Schedule.parse(text)
+        alg = over_copies(algorithm(LARGE, prop), schedule.pack)
+        w = cost.count(schedule, alg, SM90)
+        counted = issue.microseconds(schedule, alg, SM90, w.tiles, w.steps)
+        issued = w.tiles / SM90.sms * w.steps * schedule.warps * instructions / SM90.rates.issue.schedulers
+        assert 0.8 < counted / (issued / SM90.rates.issue.clock / SM90.rates.issue.share / 1e3) < 1.35
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -212,9 +217,9 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
     "g96mb128ic96ih56oc96oh56kh7ph3", "g384mb128ic384ih14oc384oh14kh3ph1",
     "g480mb128ic480ih14oc480oh14kh5ph2", "g128mb32ic128ih56oc128oh56kh31ph15"])
 def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
-    config = heuristics.default(algorithm(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
-    assert config.regs and config.unit == "fma", str(config)
-    assert config.late or prop is not BWD_W, str(config)
+    schedule = heuristics.default(algorithm(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
+    assert schedule.regs and schedule.unit == "fma", str(schedule)
+    assert schedule.late or prop is not BWD_W, str(schedule)
 
 
 @pytest.mark.parametrize(("tag", "prop", "asked", "chosen"), [
@@ -229,8 +234,8 @@ def test_channels_first(tag: str, prop: Prop, asked: set[str], chosen: str) -> N
     result, where lanes that run along channels would store each of its elements alone."""
     alg = algorithm(f"g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag={tag}", prop)
     assert {c.pack for c in sliding(alg, SM90)} == asked
-    config = heuristics.default(alg, SM90)
-    assert config.regs and config.pack == chosen, str(config)
+    schedule = heuristics.default(alg, SM90)
+    assert schedule.regs and schedule.pack == chosen, str(schedule)
 
 
 def test_what_does_not_slide() -> None:
@@ -241,6 +246,6 @@ def test_what_does_not_slide() -> None:
 
 def test_barriers_at_every_step_cost() -> None:
     alg = algorithm(LARGE, BWD_W)
-    late = Config.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
-    soon = Config.parse(str(late).replace("late=1 ", ""))
+    late = Schedule.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
+    soon = Schedule.parse(str(late).replace("late=1 ", ""))
     assert cost.estimate(soon, alg, SM90) > 1.5 * cost.estimate(late, alg, SM90)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.reference import convolve
 from tests.strategies import problems
-from transconv import sampling, spotcheck
-from transconv.epilogue import ACTIVATIONS, Epilogue
-from transconv.problem import ConvProblem, Prop
-from transconv.sampling import Axes, choose
-from transconv.spotcheck import POINTS, examine, spot_check
+from transconv.compute import ACTIVATIONS
+from transconv.conv import Epilogue, sampling, spotcheck
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.sampling import Axes, choose
+from transconv.conv.spotcheck import POINTS, examine, spot_check
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 Tensors = dict[str, torch.Tensor]
@@ -143,7 +143,7 @@ def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("words", ["bias", "res", "bias+res+relu", *ACTIVATIONS])
 @pytest.mark.parametrize("name", ["plain", "depthwise", "double"])
 def test_epilogues(name: str, words: str) -> None:
-    from transconv.proving.oracle import after
+    from transconv.verify.oracle import after
 
     p = PROBLEMS[name]
     tensors = right(p, Prop.FWD)
@@ -253,3 +253,10 @@ def test_the_same_bits_may_be_asked_for(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__matmul__", None)
     assert told(p, prop, right(p, prop)) is None
+
+
+def test_a_sum_over_no_images_is_zero() -> None:
+    p = ConvProblem.make(0, 4, 4, (6, 6), (3, 3), pad=1)
+    tensors = {name: torch.zeros(shape) for name, shape in p.shapes.items()}
+    assert not spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"])
+    assert spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"] + 1)

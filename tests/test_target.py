@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from transconv import target
-from transconv.errors import ConfigError, Unsupported
-from transconv.ir.dtype import bf16, f16, f64
-from transconv.target import TARGETS, Target
+from transconv.conv import ConvProblem, Prop, algorithms, compiler
+from transconv.cost import estimate
+from transconv.errors import ScheduleError, Unsupported
+from transconv.ir.dtype import DType, bf16, f16, f32, f64, i8, i32
+from transconv.selection import heuristics
+from transconv.target import records as target
+from transconv.target.records import TARGETS, Target
 
 
 @pytest.mark.parametrize("record", TARGETS.values(), ids=str)
@@ -57,7 +62,7 @@ def test_siblings_of_known_chips(name: str, like: str, arch: int | str) -> None:
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_90a", "gfx906", "gfx1030", "h100", "", "sm_"])
 def test_unknown_names_list_the_known_ones(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ScheduleError) as caught:
         Target.parse(name)
     assert str(caught.value) == (f"target '{name}' is unknown; expected one of "
                                  + " ".join(TARGETS))
@@ -114,13 +119,73 @@ def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -
     assert "early" not in TARGETS["sm_100"].features  # nobody has run it there
     assert "early" in Target.parse("sm_100").features
     for older in ("sm_80", "gfx942"):
-        with pytest.raises(ConfigError, match=f"TRANSCONV_FEATURES: {older} has no feature 'early'"):
+        with pytest.raises(ScheduleError, match=f"TRANSCONV_FEATURES: {older} has no feature 'early'"):
             Target.parse(older)
     monkeypatch.setenv("TRANSCONV_FEATURES", "+wgmma")
     assert Target.parse("sm_90") is TARGETS["sm_90"]
-    with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: sm_100 has no feature 'wgmma'; what a"):
+    with pytest.raises(ScheduleError, match="TRANSCONV_FEATURES: sm_100 has no feature 'wgmma'; what a"):
         Target.parse("sm_100")
     monkeypatch.setenv("TRANSCONV_FEATURES", "+warp_speed")
-    with pytest.raises(ConfigError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
+    with pytest.raises(ScheduleError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
                                           "expected some of mma async_copy box wgmma"):
         Target.parse("sm_90")
+
+
+@pytest.mark.parametrize(("chip", "types", "wanted"), [
+    ("sm_90", (f16, f16, f32), ("wgmma", 64, 8, 16, True)),
+    ("sm_90", (f32, f32, f32), ("wgmma", 64, 8, 8, True)),
+    ("sm_90", (f64, f64, f64), ("mma.sync", 8, 8, 4, False)),
+    ("sm_100", (bf16, bf16, f32), ("tcgen05", 64, 8, 16, True)),
+    ("sm_80", (i8, i8, i32), ("mma.sync", 16, 8, 32, False)),
+    ("gfx942", (f32, f32, f32), ("mfma", 16, 16, 4, False)),
+    ("gfx1100", (f16, f16, f32), ("wmma", 16, 16, 16, False)),
+    ("xpu", (f16, f16, f32), ("dpas", 8, 16, 16, False)),
+    ("gfx1100", (f32, f32, f32), None), ("sm_86", (f64, f64, f64), None),
+    ("sm_90", (f16, f32, f32), None), ("sm_90", (f16, f16, i32), None)])
+def test_what_multiplies(chip: str, types: tuple[DType, DType, DType], wanted: object) -> None:
+    found = TARGETS[chip].mma(*types)
+    assert (found and (found.name, found.m, found.n, found.k, found.asynchronous)) == wanted
+    if found and found.name in ("wgmma", "tcgen05"):
+        assert found.b_from == {"shared"} and "shared" in found.a_from
+
+
+def test_features_that_are_switched_off_multiply_nothing() -> None:
+    older = replace(TARGETS["sm_90"], features=TARGETS["sm_90"].features - {"wgmma"})
+    assert older.mma(f16, f16, f32).name == "mma.sync"  # type: ignore[union-attr]
+    assert replace(older, features=frozenset()).mma(f16, f16, f32) is None
+
+
+# -- a chip from outside ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def larger() -> Iterator[Target]:
+    """As sm_90, with another number, more multiprocessors and twice the clock."""
+    known = TARGETS["sm_90"]
+    rates = replace(known.rates, triton=replace(known.rates.triton, launch_us=50.0))
+    yield target.register(replace(known, name="sm_210", arch=210, sms=200, rates=rates))
+    target.unregister("sm_210")
+
+
+def test_a_chip_from_outside(larger: Target) -> None:
+    """One record: kernels are emitted for it, and estimated with its rates."""
+    assert Target.parse("sm_210") is larger
+    assert Target.parse("sm_213").sms == 200
+    p = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
+    assert "warpgroup_mma" in compiler.build(p, Prop.FWD, larger).source
+    (algorithm,) = algorithms(p, Prop.FWD)
+    schedule = next(c for c in heuristics.candidates(algorithm, larger) if c.via == "tl")
+    plain = replace(larger, rates=TARGETS["sm_90"].rates)
+    assert estimate(schedule, algorithm, larger) > estimate(schedule, algorithm, plain) + 40
+
+
+def test_records_that_cannot_be(larger: Target) -> None:
+    with pytest.raises(ValueError, match="a record of sm_210 already"):
+        target.register(larger)
+    with pytest.raises(ScheduleError, match="no feature 'teleport'"):
+        target.register(replace(larger, name="sm_220", features=frozenset({"teleport"})))
+
+
+def test_a_chip_that_is_gone_is_unknown() -> None:
+    with pytest.raises(ScheduleError, match="target 'sm_210' is unknown"):
+        Target.parse("sm_210")

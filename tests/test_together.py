@@ -9,11 +9,13 @@ import pytest
 from tests.reference import convolve, integers
 from tests.stages import SM90, shapes
 from tests.test_explicit import ROLE, answer
-from transconv import compiler, ir, verdicts
+from transconv import ir
 from transconv.__main__ import main
-from transconv.config import Config
+from transconv.conv import compiler
+from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir.verify import verify
-from transconv.problem import ConvProblem, Prop
+from transconv.runtime import verdicts
+from transconv.schedule.schedule import Schedule
 
 BWD_D = Prop.BWD_D
 EVEN = "mb5ic16ih16oc32oh8kh3sh2ph1"
@@ -39,10 +41,10 @@ def problem(text: str) -> ConvProblem:
     return ConvProblem.parse(f"{text} dt=f16 tag=axb")
 
 
-@pytest.mark.parametrize(("text", "config"), CASES, ids=[c[0] for c in CASES])
-def test_one_launch_does_all_phases(text: str, config: str) -> None:
+@pytest.mark.parametrize(("text", "schedule"), CASES, ids=[c[0] for c in CASES])
+def test_one_launch_does_all_phases(text: str, schedule: str) -> None:
     p = problem(text)
-    plan = compiler.build(p, BWD_D, SM90, Config.parse(config))
+    plan = compiler.build(p, BWD_D, SM90, Schedule.parse(schedule))
     (step,) = plan.steps
     verify(step.kernel)
     for role in ir.find(step.kernel, ir.Role):
@@ -57,7 +59,7 @@ def test_one_launch_does_all_phases(text: str, config: str) -> None:
 
 def test_programs_take_turns() -> None:
     """The tile after the last of a phase goes to the program after the one that had the last."""
-    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Config.parse(CASES[3][1])).steps
+    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Schedule.parse(CASES[3][1])).steps
     dealt = [x for x in ir.find(ir.find(step.kernel, ir.Role)[0], ir.For) if x.kind == "dealt"]
     assert [loop.stop for loop in dealt] == [4] * 4
     assert [str(loop.start) for loop in dealt] == [
@@ -73,26 +75,26 @@ def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_longest_sums_first() -> None:
-    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Config.parse(CASES[3][1])).steps
+    (step,) = compiler.build(problem(CASES[3][0]), BWD_D, SM90, Schedule.parse(CASES[3][1])).steps
     fetches = ir.find(step.kernel, ir.Role)[1]
     steps = [x.stop for x in ir.find(fetches, ir.For) if x.kind == "serial"]
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
 
 
-@pytest.mark.parametrize(("text", "config"), [
+@pytest.mark.parametrize(("text", "schedule"), [
     (EVEN, BLOCKS),  # a program for every tile
     (EVEN, "mb.qh.qw:64 ic:16 oc:16 | mma | programs=3"),  # not explicit
 ], ids=["not dealt", "not explicit"])
-def test_what_stays_apart(text: str, config: str) -> None:
-    assert len(compiler.build(problem(text), BWD_D, SM90, Config.parse(config)).steps) == 4
+def test_what_stays_apart(text: str, schedule: str) -> None:
+    assert len(compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps) == 4
 
 
 def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
-    text, config = CASES[0]
-    (step,) = compiler.build(problem(text), BWD_D, SM90, Config.parse(config)).steps
+    text, schedule = CASES[0]
+    (step,) = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps
     verdicts.record(step.digest, verdicts.WRONG)
     try:
-        plan = compiler.build(problem(text), BWD_D, SM90, Config.parse(config))
+        plan = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule))
         assert len(plan.steps) == 4 and plan.rejected == 1
     finally:
         verdicts.forget()

@@ -1,6 +1,6 @@
 """Kernels that give wrong results are found at their first launch and never used again.
 
-A wrong translation is planted by changing the text that the emitter makes for some configs.
+A wrong translation is planted by changing the text that the emitter makes for some schedules.
 Triton's interpreter runs it, and is checked here because TRANSCONV_TRUST=always.
 """
 
@@ -18,14 +18,17 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv import compiler, heuristics, knobs, steps, trust, verdicts
-from transconv.algorithm import algorithms
+from transconv import knobs, runtime
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import Launcher
-from transconv.config import Config
+from transconv.conv import compiler, workload
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
 from transconv.errors import Unsupported
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.runtime import steps, trust, verdicts
+from transconv.schedule.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target.records import TARGETS
 from transconv.torch_ops import routes, stats
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
@@ -38,7 +41,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No plans, verdicts, routes or files of other tests; every kernel is checked."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
-    monkeypatch.setattr(compiler, "_plans", {})
+    monkeypatch.setattr(runtime.compiler, "_plans", {})
     monkeypatch.setattr(verdicts, "_known", {})
     monkeypatch.setattr(verdicts, "_proved", set())
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
@@ -74,7 +77,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return install
 
 
-def ranked(p: ConvProblem, prop: Prop, phase: int = 0) -> list[Config]:
+def ranked(p: ConvProblem, prop: Prop, phase: int = 0) -> list[Schedule]:
     return heuristics.candidates(algorithms(p, prop)[phase], INTERPRETER)
 
 
@@ -101,13 +104,13 @@ def answer(p: ConvProblem, prop: Prop, t: dict[str, torch.Tensor]) -> torch.Tens
 def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
                                     caplog: pytest.LogCaptureFixture) -> None:
     best, second = ranked(PLAIN, prop)[:2]
-    plant(lambda source: f"config {best}" in source)
+    plant(lambda source: f"schedule {best}" in source)
     t = tensors_of(PLAIN, prop)
     first = compiler.plan(PLAIN, prop, INTERPRETER)
-    assert first.config == best and first.rejected == 0
+    assert first.schedule == best and first.rejected == 0
     with caplog.at_level(logging.WARNING, "transconv"):
         passed = trust.run(first, t)
-    assert passed.config == second and passed.rejected == 1
+    assert passed.schedule == second and passed.rejected == 1
     torch.testing.assert_close(t[prop.result], answer(PLAIN, prop, t), atol=1e-4, rtol=1e-4)
     (line,) = caplog.messages
     assert str(PLAIN) in line and str(best) in line and str(first.steps[0].path) in line
@@ -118,16 +121,16 @@ def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
 @interpreted
 def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     best, second = ranked(PLAIN, Prop.FWD)[:2]
-    plant(lambda source: f"config {best}" in source)
+    plant(lambda source: f"schedule {best}" in source)
     passed = trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), tensors_of(PLAIN, Prop.FWD))
     verdicts.forget()
-    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == second
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == second
     assert not trust.is_trusted(passed)  # always: no other process is believed
     monkeypatch.setenv("TRANSCONV_TRUST", "check")
     assert verdicts.is_right(passed.steps[0].digest, True)
     assert not verdicts.is_right(passed.steps[0].digest, False)
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
-    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == best
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == best
 
 
 @interpreted
@@ -138,7 +141,7 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
     honest = Launcher._interpret
 
     def interpret(self: Launcher, tensors: list[Any]) -> None:
-        if f"config {best}" in self.source:
+        if f"schedule {best}" in self.source:
             raise Miscompiled(self.function, "a constant is lost")
         honest(self, tensors)
 
@@ -146,18 +149,18 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
     t = tensors_of(PLAIN, Prop.FWD)
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
     passed = trust.run(first, t)
-    assert first.config == best and passed.config == second
+    assert first.schedule == best and passed.schedule == second
     assert "a constant is lost" in caplog.text and verdicts.is_wrong(first.steps[0].digest)
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
     verdicts.forget()
-    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).config == second
+    assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == second
 
 
 @interpreted
 def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
     p = ConvProblem.parse("mb2ic3ih7oc40oh4kh3sh2ph1 math=ieee")
     best = str(ranked(p, Prop.BWD_D, 1)[0])
-    plant(lambda source: "bwd_d_0_1 of" in source and f"config {best}" in source)
+    plant(lambda source: "bwd_d_0_1 of" in source and f"schedule {best}" in source)
     t = tensors_of(p, Prop.BWD_D)
     first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
     passed = trust.run(first, t)
@@ -184,10 +187,10 @@ def test_parts_of_a_split_sum_are_rejected_together(plant: Plant) -> None:
 def test_dull_data_prove_nothing(value: float, plant: Plant) -> None:
     """Zeros hide a wrong factor: other data find it."""
     best = ranked(PLAIN, Prop.FWD)[0]
-    plant(lambda source: f"config {best}" in source)
+    plant(lambda source: f"schedule {best}" in source)
     t = tensors_of(PLAIN, Prop.FWD)
     t["wei"].fill_(value)
-    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).config != best
+    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
     torch.testing.assert_close(t["dst"], F.conv2d(t["src"], t["wei"], padding=1), equal_nan=True)
 
 
@@ -199,18 +202,18 @@ def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def emit(*args: Any) -> str:
         source: str = honest(*args)
-        return source.replace("oc < 40", "oc < 39") if f"config {best}" in source else source
+        return source.replace("oc < 40", "oc < 39") if f"schedule {best}" in source else source
 
     monkeypatch.setattr(steps, "emit", emit)
     t = tensors_of(PLAIN, Prop.FWD)
     t["dst"].copy_(answer(PLAIN, Prop.FWD, t))
-    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).config != best
+    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
 
 
 @interpreted
 def test_when_nothing_is_right(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(lambda source: True)
-    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
+    monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     p = ConvProblem.parse("mb2ic3ih6oc4oh6kh3ph1")
     with pytest.raises(Unsupported, match="known to give wrong results") as refused:
         trust.run(compiler.plan(p, Prop.FWD, INTERPRETER), tensors_of(p, Prop.FWD))
@@ -252,11 +255,11 @@ def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MOST_REJECTED", 3)
+    monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 3)
     wanted = heuristics.candidates(algorithms(PLAIN, Prop.FWD)[0], SM90)
-    for turn in range(compiler.MOST_REJECTED):
+    for turn in range(runtime.compiler.MOST_REJECTED):
         made = compiler.build(PLAIN, Prop.FWD, SM90)
-        assert made.config == wanted[turn] and made.rejected == turn
+        assert made.schedule == wanted[turn] and made.rejected == turn
         verdicts.record(made.steps[0].digest, verdicts.WRONG)
     with pytest.raises(Unsupported, match="3 best kernels for fwd") as refused:
         compiler.build(PLAIN, Prop.FWD, SM90)
@@ -276,17 +279,17 @@ def test_digests_tell_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 @interpreted
 def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[str] = []
-    honest = trust.examine
-    monkeypatch.setattr(trust, "examine",
+    honest = workload.examine
+    monkeypatch.setattr(workload, "examine",
                         lambda p, prop, *rest: checks.append(str(prop)) or honest(p, prop, *rest))
     seen: dict[str, str] = {}
 
-    def first_config(source: str) -> bool:
-        algorithm, config = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
-                             for word in ("bwd" if "# bwd" in source else "fwd", "config"))
-        return seen.setdefault(algorithm, config) == config
+    def first_schedule(source: str) -> bool:
+        algorithm, schedule = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
+                             for word in ("bwd" if "# bwd" in source else "fwd", "schedule"))
+        return seen.setdefault(algorithm, schedule) == schedule
 
-    plant(first_config)
+    plant(first_schedule)
     torch.manual_seed(0)
     x, w = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(40, 3, 3, 3, requires_grad=True)
     b = torch.randn(40, requires_grad=True)
@@ -304,7 +307,7 @@ def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.Monk
 @interpreted
 def test_torch_steps_in_when_nothing_is_right(plant: Plant,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
+    monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     plant(lambda source: True)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
     for _ in range(2):
@@ -318,7 +321,7 @@ def test_torch_steps_in_when_nothing_is_right(plant: Plant,
 @interpreted
 def test_fused_calls_are_checked(plant: Plant, monkeypatch: pytest.MonkeyPatch,
                                  caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(compiler, "MOST_REJECTED", 2)
+    monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     plant(lambda source: "# epilogue" in source)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
     got = transconv.fused_conv2d(x, w, b, activation="relu")

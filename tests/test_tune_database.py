@@ -9,35 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from transconv import compiler, knobs, verdicts
+from transconv import knobs, runtime
 from transconv.__main__ import main
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.database import choice, nearest, rows, store, telling
-from transconv.database.rows import Row
-from transconv.epilogue import Epilogue
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import ConvWorkload, Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.errors import ScheduleError
+from transconv.runtime import verdicts
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.selection import choice, nearest, rows, store, telling
+from transconv.selection.rows import Row
+from transconv.target.records import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]
 DENSE = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
+FORWARD = ConvWorkload(DENSE, Prop.FWD)
 OTHER_BATCH = ConvProblem.parse("mb64ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 LIKE = "mb:4 oh:4 ow:4 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4"
 SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4"
 
 
-def row(problem: ConvProblem = DENSE, config: str = SLOWER, prop: str = "fwd",
+def row(problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd",
         **changes: object) -> Row:
-    made = Row(rows.problem_text(problem), prop, "", "sm_90x132", config, 12.5, 16,
+    made = Row(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
                rows.LOWERING, verdicts.triton_version())
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FWD) -> choice.Choice:
-    algorithm = algorithms(problem, prop, Epilogue.parse(epilogue))[0]
-    return choice.ranked(algorithm, SM90, problem, prop)[0]
+    workload = ConvWorkload(problem, prop, Epilogue.parse(epilogue))
+    return choice.ranked(workload.computations[0], SM90, workload)[0]
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -69,28 +72,62 @@ def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
 
 # -- choices ---------------------------------------------------------------------------------------
 
-def test_a_tuned_config_is_chosen_by_plans_and_explained() -> None:
+def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     plain = first()
-    assert plain.source == "estimate" and str(plain.config) != SLOWER
+    assert plain.source == "estimate" and str(plain.schedule) != SLOWER
     store.remember([row()])
     found = first()
-    assert (str(found.config), found.source) == (SLOWER, "tuned")
+    assert (str(found.schedule), found.source) == (SLOWER, "tuned")
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
-    assert str(plan.config) == SLOWER and plan.why == found.why
-    lines = telling.reasons(found, choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90, DENSE,
-                                                 Prop.FWD), algorithms(DENSE, Prop.FWD)[0], SM90)
+    assert str(plan.schedule) == SLOWER and plan.why == found.why
+    lines = telling.reasons(found, choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90, FORWARD),
+                            algorithms(DENSE, Prop.FWD)[0], SM90)
     text = " ".join(" ".join(lines).split())
-    assert f"the estimate alone would take {plain.config}" in text
+    assert f"the estimate alone would take {plain.schedule}" in text
     assert "392 tiles on 132 programs are 2.97 waves, 3% of the last one idle" in text
 
 
-def test_show_tells_where_a_config_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_atomic_sums_are_passed_over_where_the_same_bits_are_asked_for(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    p = ConvProblem.parse("mb4ic16ih16oc16oh16kh3ph1 dt=f32")
+    atomic = "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic"
+    store.remember([row(p, atomic, "bwd_w")])
+
+    def plan(**more: bool) -> list[str]:
+        return [s.schedule.reduce for s in compiler.plan(p, Prop.BWD_W, SM90, **more).steps]
+
+    assert plan() == ["atomic"] and "atomic" not in plan(deterministic=True) and plan() == ["atomic"]
+    monkeypatch.setenv("TRANSCONV_SCHEDULE", atomic)
+    compiler.forget()
+    assert plan() == ["atomic"]
+    for ask in (lambda: plan(deterministic=True),
+                lambda: compiler.plan(p, Prop.BWD_W, SM90, atomic, deterministic=True),
+                lambda: compiler.build(p, Prop.BWD_W, SM90, choose=lambda *_: Schedule.parse(atomic),
+                                       deterministic=True)):
+        with pytest.raises(ScheduleError, match="atomic sums differ from run to run, .*=partials"):
+            ask()
+
+
+def test_the_same_kernels_serve_both_ways_of_torchs_switch() -> None:
+    once = compiler.plan(DENSE, Prop.FWD, SM90)
+    same = compiler.plan(DENSE, Prop.FWD, SM90, deterministic=True)
+    assert same.deterministic and not once.deterministic and same.steps is once.steps
+    verdicts.record(once.steps[0].digest, verdicts.WRONG, keep=False)
+    try:
+        other = compiler.replan(same)
+        assert other.deterministic and other.steps[0].digest != once.steps[0].digest
+        assert compiler.plan(DENSE, Prop.FWD, SM90).steps[0].digest == other.steps[0].digest
+    finally:
+        verdicts.forget()
+
+
+def test_show_tells_where_a_schedule_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     store.remember([row()])
-    words = ["show", *str(DENSE).split(), "--stage", "config"]
+    words = ["show", *str(DENSE).split(), "--stage", "schedule"]
     assert main(words) == 0
     page = capsys.readouterr().out
-    assert f"config     {SLOWER}" in page and "chosen     tuned for this problem" in page
+    assert f"schedule   {SLOWER}" in page and "chosen     tuned for this problem" in page
     assert main([*words, "--config", LIKE]) == 0
     assert "chosen     by the caller" in capsys.readouterr().out
 
@@ -101,9 +138,9 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert first().source == "estimate"
     file = tmp_path / "mine.csv"
     other = SLOWER.replace("oc:128", "oc:64")
-    store.save(file, [row(config=other)])
+    store.save(file, [row(schedule=other)])
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
-    assert str(first().config) == other  # before what the cache has
+    assert str(first().schedule) == other  # before what the cache has
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "nothing.csv"))
     with pytest.raises(ValueError, match="0, 1 or the file of a tuning database"):
         knobs.tuned()
@@ -123,14 +160,14 @@ def test_another_patch_of_triton_is_the_same() -> None:
     assert first().source == "tuned"
 
 
-def test_a_config_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
-    config = "mb.qh.qw:64 ic:64 oc:64 | mma | a=gather b=gather | split_k=3 stages=3 warps=4"
-    store.remember([row(config=config, prop="bwd_d")])
+def test_a_schedule_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
+    schedule = "mb.qh.qw:64 ic:64 oc:64 | mma | a=gather b=gather | split_k=3 stages=3 warps=4"
+    store.remember([row(schedule=schedule, prop="bwd_d")])
     for algorithm in algorithms(DENSE, Prop.BWD_D):
-        found = choice.ranked(algorithm, SM90, DENSE, Prop.BWD_D)[0]
+        found = choice.ranked(algorithm, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0]
         if found.source == "tuned":
-            assert found.config.split_k <= 3 and why_not(found.config, algorithm, SM90) is None
-    assert any(choice.ranked(a, SM90, DENSE, Prop.BWD_D)[0].source == "tuned"
+            assert found.schedule.split_k <= 3 and why_not(found.schedule, algorithm, SM90) is None
+    assert any(choice.ranked(a, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0].source == "tuned"
                for a in algorithms(DENSE, Prop.BWD_D))
 
 
@@ -144,11 +181,11 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 16, 6, 6), torch.randn(16, 16, 3, 3)
     before = transconv.explain(x, w, padding=1).parts[0]
     assert before.why == "the heuristics estimate it to be fast" and before.problem is not None
-    config = before.config.replace("stages=4", "stages=2")
-    store.remember([row(before.problem, config, machine="interpreterx1")])
-    compiler._plans.clear()
+    schedule = before.schedule.replace("stages=4", "stages=2")
+    store.remember([row(before.problem, schedule, machine="interpreterx1")])
+    compiler.forget()
     after = transconv.explain(x, w, padding=1)
-    assert after.parts[0].config == config != before.config
+    assert after.parts[0].schedule == schedule != before.schedule
     assert "tuned for this problem on interpreterx1: 12.5 us" in str(after)
 
 
@@ -156,7 +193,7 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
     def nearby(text: str) -> float | None:
-        found = nearest.nearest(DENSE, "", [row(ConvProblem.parse(text))])
+        found = nearest.nearest(FORWARD, [row(ConvProblem.parse(text))])
         return found[0][0] if found else None
 
     same = "ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
@@ -170,7 +207,7 @@ def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
                    "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
                    "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc"):
         assert nearby(unlike) is None, unlike
-    found = nearest.nearest(DENSE, "", [row(OTHER_BATCH), row(), row(epilogue="res")])
+    found = nearest.nearest(FORWARD, [row(OTHER_BATCH), row(), row(epilogue="res")])
     assert [away for away, _, _ in found] == [0, 0.5, 0.5]
 
 
@@ -178,13 +215,13 @@ def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> 
     as_many_waves = ConvProblem.parse(f"{DENSE}".replace("mb32", "mb36"))  # the same estimate is best
     there = algorithms(as_many_waves, Prop.FWD)[0]
     by_estimate = choice.ranked(there, SM90)
-    store.remember([row(as_many_waves, str(by_estimate[0].config))])
-    assert first().config == choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90)[0].config
+    store.remember([row(as_many_waves, str(by_estimate[0].schedule))])
+    assert first().schedule == choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90)[0].schedule
     store.remember([row(as_many_waves, SLOWER)])
     found = first()
-    assert found.source == "near" and str(found.config) == SLOWER
-    assert "like the config tuned for mb36ic64ih56" in found.why and "distance 0.08" in found.why
-    # A config that nobody would have believed there is not believed here.
+    assert found.source == "near" and str(found.schedule) == SLOWER
+    assert "like the schedule tuned for mb36ic64ih56" in found.why and "distance 0.08" in found.why
+    # A schedule that nobody would have believed there is not believed here.
     absurd = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=4"
     store.remember([row(as_many_waves, absurd)])
     assert first().source == "estimate"
@@ -194,10 +231,10 @@ def test_blocks_of_a_neighbour_are_clipped() -> None:
     small = ConvProblem.parse("mb32ic32ih56oc32oh28kh3sh2ph1 dt=bf16 tag=nhwc")
     algorithm = algorithms(small, Prop.FWD)[0]
     choices = choice.ranked(algorithm, SM90)
-    found = choice.relatives(Config.parse(SLOWER), choices, algorithm, SM90)
+    found = choice.relatives(Schedule.parse(SLOWER), choices, algorithm, SM90)
     assert found and all(why_not(c, algorithm, SM90) is None for c in found)
-    for config in found:
-        extents = {b.axes: b.extent for b in config.blocks}
+    for schedule in found:
+        extents = {b.axes: b.extent for b in schedule.blocks}
         assert extents["oc",] <= 32 and extents["ic",] <= 32
 
 
@@ -212,43 +249,43 @@ def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
     """Over copies: this one takes 69.5 us on an H200, the first estimate 80.5 (h200_trials_nchw.csv)."""
     last = ConvProblem.parse("mb128ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nhwc")
     apart = last.with_layout("abx")
-    plain, winner = first(apart), Config.parse(
+    plain, winner = first(apart), Schedule.parse(
         "mb:32 oh:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 stages=3 warps=8")
-    store.remember([row(last, config=str(winner))])
+    store.remember([row(last, schedule=str(winner))])
     found = first(apart)
     assert found.source == "near" and found.away == choice.OTHER_ORDER
-    assert found.config == replace(winner, pack="a.b.c")
+    assert found.schedule == replace(winner, pack="a.b.c")
     assert found.us <= choice.SLACK * plain.us
-    assert f"like the config tuned for {last} fwd" in found.why
-    # What was tuned for tensors that lie so comes first; a slow config does not come at all.
-    store.remember([row(apart, config=str(plain.config))])
+    assert f"like the schedule tuned for {last} fwd" in found.why
+    # What was tuned for tensors that lie so comes first; a slow schedule does not come at all.
+    store.remember([row(apart, schedule=str(plain.schedule))])
     assert first(apart).source == "tuned"
 
 
-def test_a_slow_config_is_not_taken_over_copies() -> None:
-    store.remember([row(config=LIKE)])
+def test_a_slow_schedule_is_not_taken_over_copies() -> None:
+    store.remember([row(schedule=LIKE)])
     assert first().source == "tuned"
     assert first(DENSE.with_layout("abx")).source == "estimate"
 
 
 # -- hostile rows ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("config", [
+@pytest.mark.parametrize("schedule", [
     "", "rubbish", "oc:3 | mma", "nope:16 | mma", SLOWER.replace("stages=4", "stages=100000"),
     SLOWER.replace("programs=132", "programs=999999999"), SLOWER + " split_k=4000000",
     SLOWER + " unroll=1 order=kw.kh", "oc:16 | mma | stages=² warps=4",
     "| fma | unroll=1 stages=2 warps=4", "mb.oh.ow:1048576 oc:16 ic:16 | mma",
     "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=32"])
-def test_a_bad_config_is_passed_over(config: str) -> None:
-    plain = first().config
-    store.remember([row(config=config), row(OTHER_BATCH, config)])
-    assert first().config == plain
-    assert compiler.build(DENSE, Prop.FWD, SM90).config == plain
+def test_a_bad_schedule_is_passed_over(schedule: str) -> None:
+    plain = first().schedule
+    store.remember([row(schedule=schedule), row(OTHER_BATCH, schedule)])
+    assert first().schedule == plain
+    assert compiler.build(DENSE, Prop.FWD, SM90).schedule == plain
 
 
 @pytest.mark.parametrize("problem", ["", "junk", "mb0ic1ih1oc1oh1kh1", "ic64ih56 oc3", "mb" + "9" * 90])
 def test_a_bad_problem_is_passed_over(problem: str) -> None:
-    name = rows.group(DENSE, "fwd", "sm_90x132")
+    name = FORWARD.group("sm_90x132")
     store.DRAWER.put(name, {"rows": [rows.mapping(replace(row(), problem=problem)), rows.mapping(row())]})
     assert first().source == "tuned"
 
@@ -256,7 +293,7 @@ def test_a_bad_problem_is_passed_over(problem: str) -> None:
 @pytest.mark.parametrize("content", [
     {"rows": "all"}, {"rows": [1, None, {"problem": 1}]}, {}, {"rows": [[["deep"]]]}])
 def test_a_bad_record_is_no_record(content: dict[str, object]) -> None:
-    store.DRAWER.put(rows.group(DENSE, "fwd", "sm_90x132"), content)
+    store.DRAWER.put(FORWARD.group("sm_90x132"), content)
     assert first().source == "estimate"
     store.remember([row()])
     assert first().source == "tuned"
@@ -269,24 +306,24 @@ def test_a_damaged_file_of_rows_is_told_once_and_not_used(
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
     assert first().source == "estimate"
     first()
-    assert caplog.text.count("holds no row of tuned configs") == 1
+    assert caplog.text.count("holds no row of tuned schedules") == 1
     with pytest.raises(ValueError, match="expected the columns"):
         store.load(file)
 
 
 def test_a_kernel_that_fails_to_generate_costs_a_warning(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    plain = first().config
+    plain = first().schedule
     store.remember([row()])
-    real = compiler.step_of
+    real = runtime.compiler.step_of
 
-    def fails(problem: object, algorithm: object, config: Config, *rest: object) -> object:
-        if str(config) == SLOWER:
+    def fails(workload: object, algorithm: object, schedule: Schedule, *rest: object) -> object:
+        if str(schedule) == SLOWER:
             raise ZeroDivisionError("a bug in a pass")
-        return real(problem, algorithm, config, *rest)  # type: ignore[arg-type]
+        return real(workload, algorithm, schedule, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiler, "step_of", fails)
-    assert compiler.build(DENSE, Prop.FWD, SM90).config == plain
+    monkeypatch.setattr(runtime.compiler, "step_of", fails)
+    assert compiler.build(DENSE, Prop.FWD, SM90).schedule == plain
     assert "a row of the tuning database is passed over" in caplog.text
 
 
@@ -296,7 +333,7 @@ def test_a_tuned_kernel_that_is_known_to_be_wrong_is_passed_over() -> None:
     verdicts.record(verdicts.variant(tuned.steps[0].digest, True), verdicts.WRONG)
     try:
         after = compiler.build(DENSE, Prop.FWD, SM90)
-        assert str(after.config) != SLOWER and after.rejected == 1
+        assert str(after.schedule) != SLOWER and after.rejected == 1
     finally:
         verdicts.forget()
 
@@ -320,13 +357,13 @@ def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
     for w in writers:
         w.join(60)
     store.forget()
-    found = store.rows_of(rows.group(DENSE, "fwd", "sm_90x132"))
+    found = store.rows_of(FORWARD.group("sm_90x132"))
     assert {r.epilogue for r in found} == {f"{n}-{i}" for n in range(4) for i in range(10)}
 
 
 def test_a_truncated_record_counts_as_none() -> None:
     store.remember([row()])
-    path = store.DRAWER.path(rows.group(DENSE, "fwd", "sm_90x132"))
+    path = store.DRAWER.path(FORWARD.group("sm_90x132"))
     assert path is not None and json.loads(path.read_text())
     path.write_text(path.read_text()[:-40])
     store.forget()
@@ -335,7 +372,7 @@ def test_a_truncated_record_counts_as_none() -> None:
 
 # -- what ships ------------------------------------------------------------------------------------
 
-def test_every_row_that_ships_is_a_legal_config_of_its_problem() -> None:
+def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
     from importlib.resources import files
 
     text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
@@ -343,11 +380,11 @@ def test_every_row_that_ships_is_a_legal_config_of_its_problem() -> None:
     assert len(shipped) == len(text.splitlines()) - 1 and text == rows.write_rows(shipped)
     for at, r in enumerate(shipped):
         problem = ConvProblem.parse(r.problem)
-        assert r.machine == "sm_90x132" and rows.problem_text(problem) == r.problem
-        config = Config.parse(r.config)
+        assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.prop)).text == r.problem
+        schedule = Schedule.parse(r.schedule)
         for a in algorithms(problem, Prop(r.prop)):
-            assert choice.believable(choice.fitted(config, a), a, SM90), r
+            assert choice.believable(choice.fitted(schedule, a), a, SM90), r
         if at % 20 == 0:  # and is what plans use
             store.remember([r])
-            assert first(problem, r.epilogue, Prop(r.prop)).config == choice.fitted(
-                config, algorithms(problem, Prop(r.prop))[0])
+            assert first(problem, r.epilogue, Prop(r.prop)).schedule == choice.fitted(
+                schedule, algorithms(problem, Prop(r.prop))[0])

@@ -1,4 +1,4 @@
-"""Which configs are tried: bounded, legal, the best estimates first, then around the best found."""
+"""Which schedules are tried: bounded, legal, the best estimates first, then around the best found."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import fields
 import pytest
 
 from tests.tuning_workers import time_of
-from transconv import heuristics
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.database import choice
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.selection import choice, heuristics
+from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.search import Search, Trial
 
@@ -33,7 +32,7 @@ def run(s: Search, us: object = time_of) -> list[Trial]:
     while batch := s.next():
         for trial in batch:
             assert s.next() == [], "nothing more is asked while something is under way"
-            s.tell(trial.config, us(str(trial.config)))  # type: ignore[operator]
+            s.tell(trial.schedule, us(str(trial.schedule)))  # type: ignore[operator]
             told.append(trial)
     return told
 
@@ -42,16 +41,16 @@ def run(s: Search, us: object = time_of) -> list[Trial]:
 def test_trials_are_bounded_different_and_legal_in_every_phase(prop: Prop) -> None:
     s = made(STRIDED, prop)
     told = run(s)
-    assert len(told) == 16 == len({t.config for t in told})
+    assert len(told) == 16 == len({t.schedule for t in told})
     for t in told:
         for a in s.phases:
-            assert why_not(choice.fitted(t.config, a), a, SM90) is None
+            assert why_not(choice.fitted(t.schedule, a), a, SM90) is None
 
 
 def test_the_first_trials_are_the_ranking() -> None:
     told = run(made())
     best = heuristics.candidates(algorithms(PROBLEM, Prop.FWD)[0], SM90)
-    assert [t.config for t in told[:10]] == best[:10]
+    assert [t.schedule for t in told[:10]] == best[:10]
     assert [t.rank for t in told[:10]] == list(range(10))
     assert {t.origin for t in told[:10]} == {"ranking"}
     assert {t.origin for t in told[10:]} == {"neighbour"}
@@ -62,20 +61,20 @@ def test_the_first_trials_are_the_ranking() -> None:
 def test_the_last_trials_are_one_change_away_from_the_best_so_far() -> None:
     s = made()
     algorithm = s.phases[0]
-    told: list[tuple[Config, float]] = []
+    told: list[tuple[Schedule, float]] = []
     while batch := s.next():
         best = min(told, key=lambda x: x[1])[0] if told else None
         for t in batch:
             if t.origin == "neighbour":
                 assert best is not None
-                words = [f.name for f in fields(Config) if f.name != "blocks"
-                         and getattr(t.config, f.name) != getattr(best, f.name)]
+                words = [f.name for f in fields(Schedule) if f.name != "blocks"
+                         and getattr(t.schedule, f.name) != getattr(best, f.name)]
                 kinds = {kind for kind in "BMNK"
-                         if {b for b in t.config.blocks if algorithm.kind(b.axes[0]) == kind}
+                         if {b for b in t.schedule.blocks if algorithm.kind(b.axes[0]) == kind}
                          != {b for b in best.blocks if algorithm.kind(b.axes[0]) == kind}}
-                assert len(words) + len(kinds) == 1, f"{best} -> {t.config}"
+                assert len(words) + len(kinds) == 1, f"{best} -> {t.schedule}"
         for t in batch:
-            told.append((t.config, time_of(str(t.config))))
+            told.append((t.schedule, time_of(str(t.schedule))))
             s.tell(*told[-1])
     assert s.best == min(told, key=lambda x: x[1])[0]
 
@@ -84,22 +83,22 @@ def test_exploring_finds_what_the_estimate_does_not_rank_high() -> None:
     """Small groups are best in this made-up world, and no proposal has any."""
     s = made(trials=24)
     assert all(c.group_m >= 8 for c in s.ranking)
-    run(s, lambda config: 10.0 + Config.parse(config).group_m)
+    run(s, lambda schedule: 10.0 + Schedule.parse(schedule).group_m)
     assert s.best is not None and s.best.group_m <= 4 and s.best not in s.ranks
 
 
 def test_seeds_come_first_unless_they_are_illegal() -> None:
     seed = heuristics.candidates(algorithms(PROBLEM, Prop.FWD)[0], SM90)[40]
-    bad = Config.parse("oc:3 | mma")
+    bad = Schedule.parse("oc:3 | mma")
     told = run(made(trials=5, seeds=[bad, seed]))
-    assert (told[0].config, told[0].origin, told[0].rank) == (seed, "database", 40)
-    assert all(t.config != bad for t in told)
-    assert len({t.config for t in run(made(trials=16, seeds=[seed]))}) == 16
+    assert (told[0].schedule, told[0].origin, told[0].rank) == (seed, "database", 40)
+    assert all(t.schedule != bad for t in told)
+    assert len({t.schedule for t in run(made(trials=16, seeds=[seed]))}) == 16
 
 
 def test_what_is_wrong_is_never_the_best() -> None:
     s = made(trials=4)
-    told = run(s, lambda config: None)
+    told = run(s, lambda schedule: None)
     assert s.best is None and len(told) == 4
 
 
@@ -128,10 +127,10 @@ def test_few_candidates_end_early() -> None:
 def test_a_new_word_takes_part_without_being_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of any word are read off the proposals: here of ``order``."""
     s = made()
-    other = Config(**{f.name: getattr(s.ranking[3], f.name) for f in fields(Config)
+    other = Schedule(**{f.name: getattr(s.ranking[3], f.name) for f in fields(Schedule)
                       if f.name != "order"}, order="kw.kh.ic")
     s.ranking.append(other)
     near = search.neighbours(s.ranking[0], s)
     assert any(c.order == "kw.kh.ic" for c in near) == (
-        why_not(Config(**{f.name: getattr(s.ranking[0], f.name) for f in fields(Config)
+        why_not(Schedule(**{f.name: getattr(s.ranking[0], f.name) for f in fields(Schedule)
                           if f.name != "order"}, order="kw.kh.ic"), s.phases[0], SM90) is None)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.tuning_workers import time_of
-from transconv import compiler
 from transconv.__main__ import main
-from transconv.algorithm import algorithms
-from transconv.database import rows, store
-from transconv.epilogue import Epilogue
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import ConvWorkload, Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.selection import rows, store
+from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, of_log
 from transconv.tuning.table import Table
@@ -46,18 +45,18 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     for r in found:
         tried = [x for x in log.rows if x["prop"] == r.prop]
         assert len(tried) == 8 == len({x["config"] for x in tried})
-        assert r.config == min((x["config"] for x in tried), key=time_of)
+        assert r.schedule == min((x["config"] for x in tried), key=time_of)
         assert (r.us, r.tried, r.machine) == (
-            pytest.approx(time_of(r.config), rel=1e-5), 8, "sm_90x132")
+            pytest.approx(time_of(r.schedule), rel=1e-5), 8, "sm_90x132")
         assert {x["triton_s"] for x in tried} == {"0.5"}
-    assert {(r.key, r.config) for r in of_log(log.rows)} == {(r.key, r.config) for r in found}
+    assert {(r.key, r.schedule) for r in of_log(log.rows)} == {(r.key, r.schedule) for r in found}
     assert sum("of the first estimate" in line for line in said) == 2
     assert store.remember(found) == 2
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
-    assert str(plan.config) == found[0].config and plan.why.startswith("tuned for this problem")
+    assert str(plan.schedule) == found[0].schedule and plan.why.startswith("tuned for this problem")
 
 
-def test_wrong_and_crashing_configs_lose_and_only_they(
+def test_wrong_and_crashing_schedules_lose_and_only_they(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = [str(c) for c in search.ranking(algorithms(DENSE, Prop.FWD), SM90)[:4]]
     best, second = sorted(ranked, key=time_of)[:2]
@@ -66,7 +65,7 @@ def test_wrong_and_crashing_configs_lose_and_only_they(
     winner, = made.run()
     verdicts = {x["config"]: x["verdict"] for x in log.rows}
     assert (verdicts.pop(best), verdicts.pop(second)) == ("crash", "wrong")
-    assert set(verdicts.values()) == {"right"} and winner.config in verdicts and winner.tried == 4
+    assert set(verdicts.values()) == {"right"} and winner.schedule in verdicts and winner.tried == 4
     assert not any(x["us"] for x in log.rows if x["verdict"] != "right")
 
 
@@ -91,7 +90,7 @@ def test_the_budget_is_kept_and_what_was_found_stays(
     monkeypatch.setenv("TUNING_TEST", "hang")
     said: list[str] = []
     late, log = session(tmp_path, job(), job(SUMMED), trials=6, total_s=3, said=said)
-    monkeypatch.setattr("transconv.proving.pool.Pool.run.__defaults__", (float("inf"), 0.5))
+    monkeypatch.setattr("transconv.verify.pool.Pool.run.__defaults__", (float("inf"), 0.5))
     start = time.monotonic()
     found = late.run()
     assert time.monotonic() - start < 15
@@ -113,7 +112,7 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
     integer = ConvProblem.parse("mb1ic64ih8oc64oh8kh3ph1 dt=f64")
     made, log = session(tmp_path, job(empty), said=said)
     assert made.run() == [] and log.rows == [] and said == []
-    assert rows.make(integer, Prop.FWD, Epilogue(), SM90, "x", 1.0, 1).triton
+    assert rows.make(ConvWorkload(integer, Prop.FWD), SM90, "x", 1.0, 1).triton
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -135,14 +134,14 @@ def test_the_command_tunes_in_the_interpreter(
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
     problem = ConvProblem.parse(one.problem)
     plan = compiler.plan(problem, Prop.FWD, TARGETS["interpreter"])
-    assert str(plan.config) == one.config and plan.why.startswith("tuned")
+    assert str(plan.schedule) == one.schedule and plan.why.startswith("tuned")
 
 
 @pytest.mark.parametrize(("words", "told"), [
     (["nothing.json"], "no such file: nothing.json"),
     (["mb1ic16"], "expected"),
     (["mb1ic16ih6oc16oh6kh3ph1", "--prop", "up"], "direction 'up' is unknown"),
-    (["mb1ic16ih6oc16oh6kh3ph1", "--db", __file__], "holds no row of tuned configs"),
+    (["mb1ic16ih6oc16oh6kh3ph1", "--db", __file__], "holds no row of tuned schedules"),
 ])
 def test_what_cannot_be_is_told_in_a_line(words: list[str], told: str,
                                           capsys: pytest.CaptureFixture[str]) -> None:

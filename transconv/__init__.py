@@ -1,4 +1,4 @@
-"""transconv: convolutions described once and transpiled into Triton kernels, for PyTorch.
+"""transconv: computations described once and transpiled into Triton kernels; convolutions for PyTorch.
 
 The public names. Each is loaded when it is first asked for, so that ``import transconv`` brings in
 neither torch nor triton nor sympy.
@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transconv import nn as nn
-    from transconv.problem import ConvProblem as ConvProblem
-    from transconv.problem import Prop as Prop
+    from transconv.api import Compute as Compute
+    from transconv.api import Kernel as Kernel
+    from transconv.api import Schedule as Schedule
+    from transconv.api import Target as Target
+    from transconv.api import compile as compile
+    from transconv.api import lower as lower
+    from transconv.conv import ConvProblem as ConvProblem
+    from transconv.conv import Prop as Prop
     from transconv.torch_ops.convert import convert_ as convert_
     from transconv.torch_ops.convert import disable as disable
     from transconv.torch_ops.convert import enable as enable
@@ -44,7 +50,9 @@ _HOMES = {
     "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
     "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
     "stats": "torch_ops.routes", "FallbackWarning": "torch_ops.stats",
-    "ConvProblem": "problem", "Prop": "problem",
+    "ConvProblem": "conv.problem", "Prop": "conv.problem",
+    "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
+    "lower": "api",
 }
 _INNER_NAMES = {"stats": "counted"}
 
@@ -64,21 +72,19 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 class _Package(ModuleType):
-    """This module. ``transconv.config`` are the switches of a running program, although a module of
-    kernel configs has the same dotted name: importing that one must not put it in their place."""
+    """This module. ``transconv.config`` are the switches of a running program, and stay that object."""
 
     @property
     def config(self) -> Any:
         return importlib.import_module("transconv.torch_ops.settings").settings
 
     @config.setter
-    def config(self, module: ModuleType) -> None:
-        if not isinstance(module, ModuleType):
-            raise TypeError("transconv.config cannot be replaced; set its switches instead")
+    def config(self, other: object) -> None:
+        raise TypeError("transconv.config cannot be replaced; set its switches instead")
 
 
 sys.modules[__name__].__class__ = _Package

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from transconv.cli import bisect, check, demo, fuzz, matrix, run, show, tune
 from transconv.cli import compile as compile_verb
+from transconv.cli import words as words_verb
 from transconv.errors import StageError, TransconvError
 
-VERBS = (show, run, check, fuzz, compile_verb, matrix, demo, bisect, tune)
+VERBS = (show, run, check, fuzz, compile_verb, matrix, demo, bisect, tune, words_verb)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,8 +2,10 @@
 
     TransconvError                     anything below
     +-- ProblemError   (ValueError)    a convolution that cannot be described, or its text
-    +-- ConfigError    (ValueError)    a config that does not fit a problem, or its text
+    +-- ComputeError   (ValueError)    the text of a computation that cannot be read
+    +-- ScheduleError  (ValueError)    a schedule that does not fit a problem, or its text
     +-- LayoutError    (ValueError)    a layout that cannot be, or its text
+    +-- TensorError    (ValueError)    a tensor that a plan was not made for
     +-- Unsupported    (NotImplementedError)  outside of the product; ``reason`` is for programs
     +-- StageError     (RuntimeError)  a pipeline stage failed; says how to repeat it
 """
@@ -21,12 +23,23 @@ class ProblemError(TransconvError, ValueError):
     """An impossible or unreadable problem; one line: what is wrong, where, what is expected."""
 
 
-class ConfigError(TransconvError, ValueError):
-    """A config that is unreadable, or refused for a problem; the sentence says why."""
+class ComputeError(TransconvError, ValueError):
+    """The text of a computation that cannot be read; the sentence names the line and what was expected."""
+
+
+class ScheduleError(TransconvError, ValueError):
+    """A schedule that is unreadable, or refused for a problem; the sentence says why."""
+
+
+ConfigError = ScheduleError  # its name before 0.1; for one release
 
 
 class LayoutError(TransconvError, ValueError):
     """An impossible or unreadable layout; one line: what is wrong, where, what is expected."""
+
+
+class TensorError(TransconvError, ValueError):
+    """A tensor that does not fit a plan; one line: which, what was expected, what was given."""
 
 
 class Unsupported(TransconvError, NotImplementedError):
@@ -48,20 +61,20 @@ class StageError(TransconvError, RuntimeError):
 
         StageError in stage 'lanewise': lane oh has no extent
           problem  mb2ic3ih56oc128oh56kh3ph1  fwd
-          config   oh:8 ow:16 oc:128 ic:64 | mma
+          schedule oh:8 ow:16 oc:128 ic:64 | mma
           repeat   python -m transconv show 'mb2ic3ih56oc128oh56kh3ph1' --prop fwd --stage lanewise
 
-    ``problem``, ``direction`` (the ``--prop`` word) and ``config`` are kept as texts; an empty one
+    ``problem``, ``direction`` (the ``--prop`` word) and ``schedule`` are kept as texts; an empty one
     is left out of the message and of the command.
     """
 
     def __init__(self, stage: str, reason: str, *, problem: object = "", direction: object = "",
-                 config: object = "") -> None:
+                 schedule: object = "") -> None:
         self.stage = stage
         self.reason = reason
         self.problem = str(problem)
         self.direction = str(direction)
-        self.config = str(config)
+        self.schedule = str(schedule)
         super().__init__(self._message())
 
     @property
@@ -70,24 +83,24 @@ class StageError(TransconvError, RuntimeError):
         words = ["python", "-m", "transconv", "show", self.problem]
         if self.direction:
             words += ["--prop", self.direction]
-        if self.config:
-            words += ["--config", self.config]
+        if self.schedule:
+            words += ["--schedule", self.schedule]
         return shlex.join([*words, "--stage", self.stage])
 
     def _message(self) -> str:
         lines = [f"{type(self).__name__} in stage '{self.stage}': {self.reason}"]
         if self.problem:
             lines.append(f"  problem  {self.problem}  {self.direction}".rstrip())
-        if self.config:
-            lines.append(f"  config   {self.config}")
+        if self.schedule:
+            lines.append(f"  schedule {self.schedule}")
         if self.problem:
             lines.append(f"  repeat   {self.repeat}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _stage_error, (self.stage, self.reason, self.problem, self.direction, self.config)
+        return _stage_error, (self.stage, self.reason, self.problem, self.direction, self.schedule)
 
 
-def _stage_error(stage: str, reason: str, problem: str, direction: str, config: str) -> StageError:
+def _stage_error(stage: str, reason: str, problem: str, direction: str, schedule: str) -> StageError:
     # Errors cross process borders (compiles run in child processes), where keywords get lost.
-    return StageError(stage, reason, problem=problem, direction=direction, config=config)
+    return StageError(stage, reason, problem=problem, direction=direction, schedule=schedule)

@@ -27,14 +27,18 @@ class Knob(Generic[T]):
     default: str
     meaning: str
     read: Callable[[str], T]
+    former: str = ""  # the name that the variable had before
 
     def __call__(self) -> T:
         """The value now. Raises ValueError naming the variable, its text and the legal values."""
-        text = os.environ.get(self.name, "").strip() or self.default
+        text = os.environ.get(self.name, "").strip() or self._former() or self.default
         try:
             return self.read(text)
         except ValueError:
             raise ValueError(f"{self.name}={text!r} is not legal; expected {self.legal}") from None
+
+    def _former(self) -> str:
+        return os.environ.get(self.former, "").strip() if self.former else ""
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -87,7 +91,7 @@ def _switches(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 debug = Knob("TRANSCONV_DEBUG", "0, 1, 2, 3 or 4", "0",
-             "1: cache misses and chosen configs; 2: also the algorithm and the Triton source; "
+             "1: cache misses and chosen schedules; 2: also the algorithm and the Triton source; "
              "3: also the IR after each pass that changed it; 4: everything", _level)
 dump = Knob("TRANSCONV_DUMP", "a folder", "",
             "where the text of every stage is written; not set: nowhere", _optional_folder)
@@ -96,28 +100,29 @@ cache = Knob("TRANSCONV_CACHE", "a folder", "",
              "cache folder", _cache_folder)
 verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
               "1: check the well-formedness rules of the IR after each pass", _flag)
-config = Knob("TRANSCONV_CONFIG", "the text of a config", "",
-              "use this config for every problem; not set: heuristics and tuning choose", str)
+schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
+              "use this schedule for every problem; not set: heuristics and tuning choose", str,
+                former="TRANSCONV_CONFIG")
 fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
                 "what happens when a call has to be computed by torch",
                 _one_of("silent", "warn", "error"))
 passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
               "passes that run, or not, against their default", _switches)
 features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",
-                "what kernels may use of a chip, against its record in transconv/target.py", _switches)
+                "what kernels may use of a chip, against its record in transconv/target", _switches)
 trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
              "check: the first result of every kernel is compared at sampled points with f64 sums, "
              "and verdicts are kept; always: once in every process, and interpreted kernels too; "
              "never: no kernel is compared, and no verdict is read",
              _one_of("check", "always", "never"))
 tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
-             "1: configs that tuning found, in the user's cache or in the package, are preferred; "
+             "1: schedules that tuning found, in the user's cache or in the package, are preferred; "
              "a file: its rows before those; 0: the estimate alone chooses", _switch_or_file)
 interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, config, fallback, passes, features, trust, tuned,
+    debug, dump, cache, verify, schedule, fallback, passes, features, trust, tuned,
     interpret)  # type: ignore[assignment]
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import compiler
 from transconv.backend_triton.launch import Direct, Launcher
 from transconv.backend_triton.offline import CompileFailure, compile_offline
-from transconv.matrix.jobs import job_of
-from transconv.plans import Compiled
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import Compiled, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import job_of
 
 EARLY = TARGETS["sm_90"]
 LATE = replace(EARLY, features=EARLY.features - {"early"})
@@ -31,8 +30,8 @@ PLANS = [
 
 def planned(text: str, prop: Prop, words: str, target: Any = EARLY) -> Compiled:
     p = ConvProblem.parse(text)
-    config = f"ic:64 oc:64 oh:8 ow:8 | mma | a=box b=box via=gluon stages=2 {words}" if words else None
-    return compiler.plan(p, prop, target, config)
+    schedule = f"ic:64 oc:64 oh:8 ow:8 | mma | a=box b=box via=gluon stages=2 {words}" if words else None
+    return compiler.plan(p, prop, target, schedule)
 
 
 @pytest.mark.parametrize(("text", "prop", "words"), PLANS)
@@ -45,7 +44,7 @@ def test_the_wait_is_before_every_access(text: str, prop: Prop, words: str) -> N
         wait, go = entry.find("griddepcontrol.wait;"), entry.find("griddepcontrol.launch_dependents;")
         first = MEMORY.search(entry)
         assert first is not None and 0 < wait < first.start(), step.source
-        adds_up = step.config.split_k > 1  # the parts, which the next kernel adds up
+        adds_up = step.schedule.split_k > 1  # the parts, which the next kernel adds up
         assert wait < go < first.start() if adds_up else go == -1, step.source
 
 

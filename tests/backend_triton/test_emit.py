@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from transconv import compiler
-from transconv.algorithm import algorithms
 from transconv.backend_triton import emit_tl
-from transconv.backend_triton.emit import emit, grid_size, told
 from transconv.backend_triton.emit_expr import ExprSpeller
-from transconv.config import Config
-from transconv.epilogue import Epilogue
+from transconv.backend_triton.kernel_text import emit, grid_size, told
+from transconv.conv import ConvWorkload, Epilogue, compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
 from transconv.ir import Lane, Var
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.runtime import header
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
-# name: problem, direction, config, epilogue, which launch
+# name: problem, direction, schedule, epilogue, which launch
 CASES: dict[str, tuple[str, str, str, str, int]] = {
     "dense_nhwc": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
                    "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4", "bias+relu", 0),
@@ -51,16 +51,16 @@ CASES: dict[str, tuple[str, str, str, str, int]] = {
 
 
 def emitted(name: str) -> str:
-    text, way, config, epilogue, launch = CASES[name]
+    text, way, schedule, epilogue, launch = CASES[name]
     problem, prop, target = ConvProblem.parse(text), Prop(way), TARGETS["sm_90"]
-    steps = compiler.plan_steps(problem, prop, target, Config.parse(config),
+    steps = compiler.plan_steps(problem, prop, target, Schedule.parse(schedule),
                                 Epilogue.parse(epilogue))
     algorithm, chosen = steps[launch]
     if launch:
-        # The second kernel of a split sum has a config of its own.
-        chosen = chosen if algorithm in algorithms(problem, prop) else Config.parse("oc:256 | fma")
+        # The second kernel of a split sum has a schedule of its own.
+        chosen = chosen if algorithm in algorithms(problem, prop) else Schedule.parse("oc:256 | fma")
     kernel = compiler.lower(algorithm, chosen, target, name, problem.math)[-1][1]
-    source = emit(kernel, compiler.header(problem, algorithm, chosen, target))
+    source = emit(kernel, header(ConvWorkload(problem, prop), algorithm, chosen, target))
     return f"{source}\n# launched with {grid_size(kernel)} programs\n"
 
 
@@ -107,7 +107,7 @@ def test_lanes_that_count_up_are_not_subtracted() -> None:
         assert speller.text(e) == text
     compiled = compiler.build(
         ConvProblem.parse("mb5ic3ih9oc8oh5kh7sh2ph3 dt=f64 tag=nchw"), Prop.BWD_D, TARGETS["sm_90"],
-        Config.parse("qh.qw:2 ic:16 th.tw:8 | fma | a=gather b=gather | stages=3 warps=4"))
+        Schedule.parse("qh.qw:2 ic:16 th.tw:8 | fma | a=gather b=gather | stages=3 warps=4"))
     for step_ in compiled.steps:
         body = step_.source.split("gdc_wait()")[1]
         assert "(tw * -1)[None, :]" in body and " - tw" not in body

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from transconv import legality_boxes
 from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
 from transconv.backend_triton.offline import Resources, compile_offline
-from transconv.config import Config
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule import legality_boxes
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import jobs_of
 
 NEWEST = Path(__file__).parents[2] / ".newest"
 HEAD = ".version 8.7\n.target sm_90a\n"
@@ -74,13 +74,13 @@ def test_pairs_that_run_over(ptx: str, wrong: bool) -> None:
 
 # Its first loads are offset by half of the thread's number: 32 of 4,096 elements were wrong on an H200.
 OVER = ConvProblem.parse("g8ic32ih8oc32oh8kh5ph6dh2 dt=f32 math=ieee")
-OVER_CONFIG = ("mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k=3 programs=1 "
+OVER_SCHEDULE = ("mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k=3 programs=1 "
                "stages=2 warps=4")
 
 
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100"])
 def test_an_offset_with_bits_of_the_thread(chip: str) -> None:
-    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Config.parse(OVER_CONFIG), None, "ptx")[:1]
+    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Schedule.parse(OVER_SCHEDULE), None, "ptx")[:1]
     (found,) = compile_offline(jobs)
     assert isinstance(found, Resources) and "its lower half runs over" in found.flaw
     if (NEWEST / "ready").exists():
@@ -92,8 +92,8 @@ def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     """Legality refuses it; if something else lets it through, its machine code does not pass."""
     monkeypatch.setattr(legality_boxes, "_rank", lambda box, target: 2)
     p = ConvProblem.parse("mb1ic320ih96oc320oh96kh3ph1 dt=bf16 tag=nhwc")
-    config = Config.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
-    (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], config))
+    schedule = Schedule.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
+    (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], schedule))
     assert isinstance(found, Resources) and "registers that the next step writes" in found.flaw
 
 
@@ -117,7 +117,7 @@ def test_a_kernel_is_refused_before_it_runs() -> None:
 
 
 def test_a_kernel_that_was_wrong_on_the_device() -> None:
-    jobs = [jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Config.parse(c), None, "ptx")[0]
+    jobs = [jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(c), None, "ptx")[0]
             for c in (WRONG, RIGHT)]
     wrong, right = compile_offline(jobs)
     assert isinstance(wrong, Resources) and isinstance(right, Resources)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import allocator
 from transconv.backend_triton import descriptors
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
-from transconv.compiler import plan
-from transconv.plans import Compiled
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import Compiled
+from transconv.conv.compiler import plan
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.runtime import allocator
+from transconv.target.records import TARGETS
 
 
 @dataclass
@@ -62,8 +62,8 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
         assert rest[4] == "packed" and rest[5:-len(order)] == [None] * 3
 
 
-def compiled(text: str, prop: Prop, config: str | None = None) -> Compiled:
-    return plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], config)
+def compiled(text: str, prop: Prop, schedule: str | None = None) -> Compiled:
+    return plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], schedule)
 
 
 def keep(made: Compiled) -> Started:

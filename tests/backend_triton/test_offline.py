@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from transconv.backend_triton.offline import CompileFailure, Job, Resources, compile_offline
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import jobs_of
 
 BF16 = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "v_mfma"}

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from transconv.backend_triton.offline import CompileFailure, Resources, compile_offline
-from transconv.config import Config
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import jobs_of
 
 SM90 = TARGETS["sm_90"]
-PACK = Config.parse("mb.oh.ow:128 oc:64 ic:64 | mma | pack=a.b.c stages=3 warps=4")
+PACK = Schedule.parse("mb.oh.ow:128 oc:64 ic:64 | mma | pack=a.b.c stages=3 warps=4")
 Found = dict[tuple[str, str], Resources | CompileFailure]
 
 
@@ -51,7 +51,7 @@ def test_copies_leave_room_for_many_programs(copies: Found) -> None:
         assert found.registers <= 64 and found.shared_bytes <= 16 << 10, str(found)
 
 
-@pytest.mark.parametrize(("prop", "config", "words"), [
+@pytest.mark.parametrize(("prop", "schedule", "words"), [
     (Prop.FWD, "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=gather c=box merge=16 swap=1 programs=132 "
      "stages=4 warps=4", ("HGMMA", "UTMALDG", "LDGSTS", "UTMASTG")),
     (Prop.FWD, "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box merge=16 pack=b swap=1 "
@@ -61,11 +61,11 @@ def test_copies_leave_room_for_many_programs(copies: Found) -> None:
     (Prop.BWD_W, "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box merge=16 swap=1 split_k=13 "
      "stages=6 warps=4 via=gluon", ("HGMMA", "UTMALDG")),
 ], ids=["fwd-gathered-weights", "fwd", "bwd_d", "bwd_w"])
-def test_merged_groups_keep_the_matrix_unit_busy(prop: Prop, config: str,
+def test_merged_groups_keep_the_matrix_unit_busy(prop: Prop, schedule: str,
                                                  words: tuple[str, ...]) -> None:
     """Asynchronous products of boxes, one wait a step, whatever is masked."""
     problem = ConvProblem.parse("g32mb64ic128ih56oc128oh56kh3ph1 dt=bf16 tag=nhwc")
-    answers = compile_offline(jobs_of(problem, prop, SM90, Config.parse(config)))
+    answers = compile_offline(jobs_of(problem, prop, SM90, Schedule.parse(schedule)))
     for found in answers:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
         assert found.spill_bytes == 0 and not found.serialised, str(found)

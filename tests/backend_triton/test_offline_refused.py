@@ -8,10 +8,10 @@ import pytest
 
 from transconv import knobs
 from transconv.backend_triton.offline import Resources, compile_offline
-from transconv.config import Config
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import jobs_of
 
 # iw = ow + kw - 2 with two taps and one column: LLVM made `mov.pred %p13, 0` of every second mask.
 ONE_COLUMN = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=bf16 tag=nhwc")
@@ -40,7 +40,7 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
     """One of four images of a step is not there. Where the steps are written out, two of four see one of
     two rows of taps each: 4 loads of src and 12 of dst are left."""
     monkeypatch.setenv(knobs.passes.name, passes)
-    (found,) = compile_offline(jobs_of(ONE_COLUMN, Prop.BWD_W, TARGETS["sm_90"], Config.parse(GRADIENT),
+    (found,) = compile_offline(jobs_of(ONE_COLUMN, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(GRADIENT),
                                        None, "ptx"))
     assert isinstance(found, Resources)
     ptx = found.texts["ptx"]
@@ -52,16 +52,16 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
 @pytest.mark.parametrize("passes", ["", "-lets,-tidy", "-simplify"])
 def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, passes)
-    jobs = [job for text, config in NO_TAPS for job in jobs_of(
-        ConvProblem.parse(text), Prop.BWD_D, TARGETS["sm_90"], Config.parse(config))]
+    jobs = [job for text, schedule in NO_TAPS for job in jobs_of(
+        ConvProblem.parse(text), Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(schedule))]
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
 def test_numbers_of_python_become_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse,-tidy,+strength")
-    jobs = [job for prop, text, config in UNSIMPLIFIED for job in jobs_of(
-        ConvProblem.parse(text), prop, TARGETS["sm_90"], Config.parse(config))]
+    jobs = [job for prop, text, schedule in UNSIMPLIFIED for job in jobs_of(
+        ConvProblem.parse(text), prop, TARGETS["sm_90"], Schedule.parse(schedule))]
     assert any("full((), 0 * 3, tl.int64)" in job.source for job in jobs)
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"

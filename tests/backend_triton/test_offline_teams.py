@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from transconv.backend_triton.offline import Resources, compile_offline
-from transconv.config import Config
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
+from transconv.verify.matrix.jobs import jobs_of
 
 SM90 = TARGETS["sm_90"]
 BOXES = "mma | a=box b=box | swap=1 programs=132 teams=2 warps=4 via=gluon"
@@ -24,11 +24,11 @@ CASES = [  # and how the products of a team are cut, and how many of them there 
 WARPS = 12  # two teams of four, and the one that fetches, which counts as four
 
 
-@pytest.mark.parametrize(("text", "prop", "config", "shape", "products"), CASES,
+@pytest.mark.parametrize(("text", "prop", "schedule", "shape", "products"), CASES,
                          ids=[str(c[1]) for c in CASES])
-def test_both_teams_multiply(text: str, prop: Prop, config: str, shape: str, products: int) -> None:
+def test_both_teams_multiply(text: str, prop: Prop, schedule: str, shape: str, products: int) -> None:
     problem = ConvProblem.parse(f"{text} dt=bf16 tag=nhwc")
-    (job,) = jobs_of(problem, prop, SM90, Config.parse(config), None, "sass")
+    (job,) = jobs_of(problem, prop, SM90, Schedule.parse(schedule), None, "sass")
     (found,) = compile_offline([job])
     assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
     assert not found.spill_bytes and not found.serialised and not found.warnings

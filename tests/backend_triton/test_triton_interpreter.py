@@ -9,9 +9,9 @@ import pytest
 
 from transconv import knobs
 from transconv.cli.execute import executable, execute
-from transconv.config import Config
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 INTERPRETER = TARGETS["interpreter"]
@@ -37,7 +37,7 @@ PROBLEMS = (
 def test_equals_torch(text: str, dtype: str) -> None:
     for prop in Prop:
         found = execute(ConvProblem.parse(text).with_dtype(dtype), prop, INTERPRETER)
-        assert found.right, f"{prop} {text} {dtype} {found.compiled.config}: {found.problem}"
+        assert found.right, f"{prop} {text} {dtype} {found.compiled.schedule}: {found.problem}"
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -47,7 +47,7 @@ def test_f64(prop: Prop) -> None:
     assert found.max_error == 0
 
 
-@pytest.mark.parametrize(("prop", "config"), [
+@pytest.mark.parametrize(("prop", "schedule"), [
     (Prop.FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | group_m=2"),
     (Prop.FWD, "mb.oh.ow:32 oc:16 kw.ic:16 | mma | swap=1"),
     (Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | split_k=3"),
@@ -57,25 +57,25 @@ def test_f64(prop: Prop) -> None:
     (Prop.BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2"),
     (Prop.BWD_W, "kw.ic:32 oc:16 mb.oh.ow:32 | mma | split_k=2"),
 ])
-def test_configs_of_a_chip(prop: Prop, config: str) -> None:
-    """What a config for a GPU says, with its small tiles, tails and split sums."""
+def test_schedules_of_a_chip(prop: Prop, schedule: str) -> None:
+    """What a schedule for a GPU says, with its small tiles, tails and split sums."""
     problem = ConvProblem.parse("mb2ic20ih9oc24oh5kh3sh2ph1 tag=nhwc")
     target = executable(TARGETS["sm_90"], "cpu")
-    found = execute(problem, prop, target, Config.parse(config))
+    found = execute(problem, prop, target, Schedule.parse(schedule))
     assert found.right, found.problem
 
 
-@pytest.mark.parametrize(("text", "prop", "config"), [
+@pytest.mark.parametrize(("text", "prop", "schedule"), [
     ("mb2ic32ih8oc32oh8kh3ph1", Prop.FWD,
      "mb:2 oh:4 ow:8 oc:64 ic:32 | mma | a=box b=box c=box swap=1 programs=2"),
     ("mb2ic32ih9oc32oh5kh3sh2ph1", Prop.BWD_D,
      "mb:2 qh:4 qw:8 ic:64 oc:32 | mma | a=box b=box swap=1"),
 ])
-def test_boxes(text: str, prop: Prop, config: str) -> None:
+def test_boxes(text: str, prop: Prop, schedule: str) -> None:
     """Tiles that the copy engine moves: what lies outside of a tensor arrives as zeros."""
     problem = ConvProblem.parse(f"{text} dt=f16 tag=nhwc")
     target = executable(TARGETS["sm_90"], "cpu")
-    found = execute(problem, prop, target, Config.parse(config))
+    found = execute(problem, prop, target, Schedule.parse(schedule))
     assert "_box.load" in found.compiled.source
     assert found.right, found.problem
 
@@ -83,7 +83,7 @@ def test_boxes(text: str, prop: Prop, config: str) -> None:
 @pytest.mark.parametrize("value", [99.0, float("nan")])
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """The check itself: a result that differs in one element, or misses one, is no success."""
-    from transconv.proving.case import Case
+    from transconv.verify.case import Case
 
     honest = Case.launch
 
@@ -106,7 +106,7 @@ def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
     ready."""
     early = replace(INTERPRETER, features=INTERPRETER.features | {"early"})
     problem = ConvProblem.parse("mb2ic16ih5oc16oh5kh3ph1")
-    found = execute(problem, prop, early, Config.parse(blocks))
+    found = execute(problem, prop, early, Schedule.parse(blocks))
     first, *_ = found.compiled.steps
     assert "gdc_wait()" in first.source and "gdc_launch_dependents()" in first.source
     assert found.right, found.problem

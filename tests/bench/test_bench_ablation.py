@@ -8,14 +8,14 @@ import pytest
 
 from bench import ablation, ablation_table, trials
 from bench.__main__ import main
-from transconv.algorithm import algorithms
-from transconv.config import Config
-from transconv.database import choice
-from transconv.epilogue import Epilogue
-from transconv.legality import why_not
-from transconv.pipeline import PIPELINE
-from transconv.problem import ConvProblem, Prop
-from transconv.target import TARGETS
+from transconv.conv import Epilogue
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.passes.pipeline import PIPELINE
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.selection import choice
+from transconv.target.records import TARGETS
 from transconv.tuning.session import COLUMNS, KEY, Job
 from transconv.tuning.table import Table, read
 
@@ -26,7 +26,7 @@ BOXES = ("mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs
 
 
 def test_variants_switch_every_pass_and_change_one_word() -> None:
-    base = Config.parse(BOXES)
+    base = Schedule.parse(BOXES)
     found = ablation.variants(Job(DENSE, Prop.FWD, Epilogue()), base, SM90)
     passes = {v.name[1:]: v for v in found if v.what == "pass"}
     assert list(passes) == [p.name for p in PIPELINE if p.optional]
@@ -35,15 +35,15 @@ def test_variants_switch_every_pass_and_change_one_word() -> None:
     words = {v.name: v for v in found if v.what == "word"}
     assert {"a=gather b=gather", "c=gather", "programs=0", "swap=0", "stages-1", "split_k=2",
             "unroll=1"} <= set(words)
-    assert words["programs=0"].config.programs == 0 and not words["programs=0"].refused
+    assert words["programs=0"].schedule.programs == 0 and not words["programs=0"].refused
     gathered = words["a=gather b=gather"]
-    assert gathered.config.a == gathered.config.b == gathered.config.c == "gather"
+    assert gathered.schedule.a == gathered.schedule.b == gathered.schedule.c == "gather"
     algorithm, = algorithms(DENSE, Prop.FWD)
     for v in words.values():
-        assert (why_not(v.config, algorithm, SM90) is None) == (not v.refused), v
-        assert v.config != base
-    ranked = [c.config for c in choice.ranked(algorithm, SM90)]
-    assert gathered.config in ranked  # with a tile that suits gathering
+        assert (why_not(v.schedule, algorithm, SM90) is None) == (not v.refused), v
+        assert v.schedule != base
+    ranked = [c.schedule for c in choice.ranked(algorithm, SM90)]
+    assert gathered.schedule in ranked  # with a tile that suits gathering
 
 
 def row(variant: str, earns: float | str, what: str = "pass", **more: str) -> dict[str, str]:
@@ -98,10 +98,10 @@ def log(path: Path) -> list[dict[str, str]]:
     for batch in (128, 64):
         p = ConvProblem.parse(f"mb{batch}ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc")
         algorithm, = algorithms(p, Prop.FWD)
-        ranked = [c.config for c in choice.ranked(algorithm, trials_target())]
-        for i, config in enumerate(ranked[:12]):
+        ranked = [c.schedule for c in choice.ranked(algorithm, trials_target())]
+        for i, schedule in enumerate(ranked[:12]):
             us = {3: 90.0, 10: 80.0}.get(i, 100.0 + i)
-            table.add({"problem": str(p), "prop": "fwd", "direction": "fwd", "config": str(config),
+            table.add({"problem": str(p), "prop": "fwd", "direction": "fwd", "config": str(schedule),
                        "us": us, "verdict": "right", "origin": "neighbour" if i > 9 else "ranking",
                        "lower_s": 0.1 + i, "triton_s": 1.0, "device": "d", "torch": "t",
                        "triton": "3"})

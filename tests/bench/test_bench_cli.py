@@ -12,7 +12,7 @@ import pytest
 from bench.__main__ import main, understood
 from bench.trials import target_of
 from transconv.__main__ import parser
-from transconv.target import TARGETS
+from transconv.target.records import TARGETS
 from transconv.tuning.session import log_path
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench import reference
 from bench.sides import baseline_calls
-from tests.proving.shapes import PROBLEMS, operands
 from tests.reference import convolve
-from transconv.problem import ConvProblem, Prop
-from transconv.proving.case import Case
+from tests.verify.shapes import PROBLEMS, operands
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.verify.case import Case
 
 
 @pytest.mark.parametrize("prop", list(Prop))

@@ -1,5 +1,5 @@
 # fwd of mb4096ic64ih128oc64oh128kh1 dt=f16
-# config mb.oh.ow:128 oc:64 ic:32 | mma | a=gather b=gather | stages=3 warps=4
+# schedule mb.oh.ow:128 oc:64 ic:32 | mma | a=gather b=gather | stages=3 warps=4
 # target sm_90
 # src: 0 <= ih is always true: oh in 0..127
 # src: ih < 128 is always true: oh in 0..127

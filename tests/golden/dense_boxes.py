@@ -1,5 +1,5 @@
 # fwd of mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc
-# config mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4
+# schedule mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4
 # target sm_90
 
 import triton

@@ -1,6 +1,6 @@
 # fwd of mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc
 # epilogue bias+relu
-# config mb.oh.ow:128 oc:64 ic:64 | mma | a=gather b=gather | stages=3 warps=4
+# schedule mb.oh.ow:128 oc:64 ic:64 | mma | a=gather b=gather | stages=3 warps=4
 # target sm_90
 
 import triton

@@ -1,6 +1,6 @@
 # fwd of g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc
 # epilogue silu
-# config mb.oh.ow:32 g:32 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
+# schedule mb.oh.ow:32 g:32 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 # target sm_90
 # src: ih_0 < 28 is always true: oh - 1 in -1..26 by oh in 0..27
 # src: iw_0 < 28 is always true: ow - 1 in -1..26 by ow in 0..27

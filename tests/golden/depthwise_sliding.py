@@ -1,5 +1,5 @@
 # bwd_w of g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc
-# config kw:3 mb.oh:8 ow:4 g:32 | fma | a=gather b=gather | split_k=16 regs=ow.kw late=1 stages=1 warps=4
+# schedule kw:3 mb.oh:8 ow:4 g:32 | fma | a=gather b=gather | split_k=16 regs=ow.kw late=1 stages=1 warps=4
 # target sm_90
 # src: iw_0_0 < 28 is always true: ow_blk*4 - 1 in -1..23 by ow_blk in 0..6
 # src: 0 <= ow_0 is always true: ow_blk*4 in 0..24 by ow_blk in 0..6

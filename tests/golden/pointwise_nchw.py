@@ -1,5 +1,5 @@
 # fwd of mb32ic256ih14oc64oh14kh1 dt=f16
-# config mb.oh.ow:64 oc:64 ic:32 | mma | a=gather b=gather | stages=4 warps=4
+# schedule mb.oh.ow:64 oc:64 ic:32 | mma | a=gather b=gather | stages=4 warps=4
 # target sm_90
 # src: 0 <= ih is always true: oh in 0..13
 # src: ih < 14 is always true: oh in 0..13

@@ -1,5 +1,5 @@
 # fwd of mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc
-# config mb.oh.ow:128 oc:64 kw.ic:32 | mma | a=gather b=gather | stages=3 warps=4
+# schedule mb.oh.ow:128 oc:64 kw.ic:32 | mma | a=gather b=gather | stages=3 warps=4
 # target sm_90
 
 import triton

@@ -1,5 +1,5 @@
 # bwd_d_1_1 of mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc
-# config mb.qh.qw:128 ic:64 oc:64 | mma | a=gather b=gather | stages=3 warps=4
+# schedule mb.qh.qw:128 ic:64 oc:64 | mma | a=gather b=gather | stages=3 warps=4
 # target sm_90
 # dst: (qh*2 + 2 - th*2) % 2 == 0 is always true: qh*2 - th*2 + 2 is a multiple of 2
 # dst: 0 <= oh is always true: qh - th + 1 in 0..28 by qh in 0..27, th in 0..1

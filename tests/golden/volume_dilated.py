@@ -1,5 +1,5 @@
 # fwd of g2ic16id8oc32od8kd3pd2dd1
-# config mb.od.oh.ow:64 oc:16 ic:16 | mma | a=gather b=gather | swap=1 stages=3 warps=4
+# schedule mb.od.oh.ow:64 oc:16 ic:16 | mma | a=gather b=gather | swap=1 stages=3 warps=4
 # target sm_90
 
 import triton

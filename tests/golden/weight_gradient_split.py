@@ -1,5 +1,5 @@
 # bwd_w of mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc
-# config ic:64 oc:128 mb.oh.ow:64 | mma | a=gather b=gather | split_k=8 stages=3 warps=4
+# schedule ic:64 oc:128 mb.oh.ow:64 | mma | a=gather b=gather | split_k=8 stages=3 warps=4
 # target sm_90
 # src: ih < 56 is always true: oh*2 + kh - 1 in -1..55 by kh in 0..2, oh in 0..27
 # src: iw < 56 is always true: ow*2 + kw - 1 in -1..55 by kw in 0..2, ow in 0..27

@@ -1,5 +1,5 @@
 # bwd_w_sum of mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc
-# config oc:256 | fma | a=gather b=gather | stages=3 warps=4
+# schedule oc:256 | fma | a=gather b=gather | stages=3 warps=4
 # target sm_90
 
 import triton

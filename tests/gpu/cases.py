@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 DEVICE = os.environ.get("DROPIN_DEVICE", "cuda")
 HAS_GPU = DEVICE == "cuda" and torch.cuda.is_available()
 
-# What torch computes on any GPU, as docs/drop_in.md says. The other reasons there (config:refused,
+# What torch computes on any GPU, as docs/drop_in.md says. The other reasons there (schedule:refused,
 # miscompiled, error: ...) are faults of ours on this GPU, and a case that meets one has failed.
 DOCUMENTED = ("shape:empty", "dtype:complex", "dtype:int", "dtype:float8", "dtype:quantized",
               "layout:", "transform:", "subclass:", "capture:cold")

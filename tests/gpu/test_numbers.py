@@ -13,9 +13,9 @@ import transconv
 from tests.gpu import cases as c
 from tests.gpu.operands import close, grads, integers, native, on_gpu, operands, randn
 from tests.torch_ops import samples as s
-from transconv import compiler
-from transconv.problem import ConvProblem, Prop
-from transconv.target import detect
+from transconv.conv import compiler
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.target.records import detect
 from transconv.torch_ops import fused
 
 pytestmark = pytest.mark.gpu
@@ -209,7 +209,7 @@ def test_float32_obeys_the_precision_switch() -> None:
     "a=gather b=gather | pack=a.b stages=3 warps=4",  # in copies
 ])
 def test_the_nearest_numbers_of_tf32_are_multiplied(words: str) -> None:
-    """Not those below; what is no number stays none, whatever its bits. Configs are given: which one
+    """Not those below; what is no number stays none, whatever its bits. Schedules are given: which one
     is chosen is no matter of this test."""
     x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
     odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transconv.errors import LayoutError
@@ -188,6 +188,23 @@ def test_is_dense_means_that_each_place_is_used_once(layout: Layout) -> None:
     assert layout.is_dense == (used == list(range(len(used))))
 
 
+@given(layouts())
+@example(Layout(f32, 2, (LayoutBlock(0, 3, 2), LayoutBlock(1, 2, 3))))  # woven, each place once
+@example(Layout(f32, 2, (LayoutBlock(0, 4, 2), LayoutBlock(1, 3, 3))))  # 3 * 2 and 2 * 3
+def test_overlaps_means_that_a_place_is_used_twice(layout: Layout) -> None:
+    used = [sum(at * b.stride for at, b in zip(point, layout.blocks, strict=True))
+            for point in itertools.product(*(range(b.size) for b in layout.blocks))]
+    assert layout.overlaps == (len(set(used)) < len(used))
+
+
+def test_large_layouts_are_judged_at_once() -> None:
+    shape = (1 << 20, 1 << 10, 1 << 9, 1 << 9)
+    for strides, overlaps in (((1 << 29, 1 << 19, 1 << 10, 2), False), ((0, 1 << 18, 512, 1), True),
+                              ((1 << 28, 1 << 18, 512, 1), False), ((1, 1, 1, 1), True),
+                              ((1 << 28, 1 << 18, 511, 1), True)):
+        assert Layout.from_strides(f32, shape, strides).overlaps == overlaps
+
+
 @given(SIZES, st.data())
 def test_padded_rounds_up_to_blocks(shape: list[int], data: st.DataObject) -> None:
     split = data.draw(st.integers(0, len(shape) - 1))
@@ -197,6 +214,19 @@ def test_padded_rounds_up_to_blocks(shape: list[int], data: st.DataObject) -> No
     layout = Layout.parse(tag, f32, shape)
     expected = [-(-n // block) * block if d == split else n for d, n in enumerate(shape)]
     assert layout.padded(shape) == layout.extents == tuple(expected)
+
+
+@given(layouts(), st.data())
+def test_padding_is_what_lies_beyond_the_shape(layout: Layout, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.integers(0, n)) for n in layout.extents)
+    marked = np.zeros([b.size for b in layout.blocks], bool)
+    for box in layout.padding(shape):
+        marked[box] = True
+    for point in np.ndindex(*marked.shape):
+        at = [0] * layout.ndims
+        for b, digit in zip(layout.blocks, point, strict=True):
+            at[b.dim] = at[b.dim] * b.size + digit
+        assert marked[point] == any(x >= n for x, n in zip(at, shape, strict=True))
 
 
 def test_strided_layouts_of_torch() -> None:

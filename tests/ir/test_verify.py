@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from transconv import ir
@@ -12,6 +14,7 @@ I, J, K = (ir.Var(n) for n in ("i", "j", "k"))  # noqa: E741
 ACC, X = ir.Var("acc", f32), ir.Var("x", f32)
 ZERO = ir.Const(0.0, f32)
 M, KK, N = ir.Lane("m", 16, 1), ir.Lane("kk", 8, 2), ir.Lane("n", 4, 3)
+COLUMN = ir.Lane("column", 8, 2, "N")
 T = ir.Tensor("t", ("d",), (64,), ir.Layout.dense(f32, (64,)))
 OTHER = ir.Tensor("other", ("d",), (64,), ir.Layout.dense(f32, (64,)))
 DOT = ir.dot("ieee")
@@ -43,7 +46,7 @@ BREACHES = {
         kernel(ir.store(T, I, ZERO)),
         kernel(ir.For(I, 4, ir.Let(J, I)), ir.store(T, J, ZERO)),
         kernel(ir.If(ir.TRUE, ir.Let(J, ir.ONE)), ir.store(T, J, ZERO)),
-        kernel(ir.For(I, 4, ir.store(T, ir.Var("i", ir.i32), ZERO))),
+        kernel(ir.For(I, 4, ir.store(T, ir.Var("i", ir.i64), ZERO))),
         kernel(ir.Let(I, I + 1)),
     ],
     "var-bound-once": [
@@ -81,7 +84,7 @@ BREACHES = {
         kernel(ir.FuncCall(DOT, (T, ZERO, ZERO))),
         kernel(ir.Let(X, ir.Call("sneeze", (ZERO,)))),
         kernel(ir.Let(X, ir.Call("fma", (ZERO, ZERO)))),
-        kernel(ir.Let(X, ir.Reduce("prod", M * ZERO, M))),
+        kernel(ir.Let(X, ir.Reduce("median", M * ZERO, M))),
     ],
     "lanes-agree": [
         kernel(ir.store(T, 0, M * ZERO)), kernel(ir.store(T, M, ZERO, M * 4 + N < 9)),
@@ -91,10 +94,20 @@ BREACHES = {
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, M, N * ZERO, ir.TRUE))),
         kernel(ir.Alloc(ACC, (M, N), ZERO), ir.FuncCall(DOT, (ACC, M * ZERO, N * ZERO))),
         kernel(ir.Alloc(ACC, (N,), ZERO), ir.FuncCall(DOT, (ACC, M * KK * ZERO, KK * N * ZERO))),
+        kernel(ir.Alloc(ACC, (M, N), ZERO), ir.FuncCall(DOT, (ACC, M * COLUMN * ZERO, COLUMN * N * ZERO))),
     ],
     "lane-is-power-of-two": [
         kernel(ir.store(T, ir.Lane("m", 12, 0), ZERO)),
         kernel(ir.Alloc(ACC, (ir.Lane("m", 0, 0),), ZERO)),
+    ],
+    "origin-is-read": [
+        kernel(ir.Let(X, load(ir.ZERO), "c")), kernel(ir.Let(X, ZERO, "a")),
+    ],
+    "side-is-known": [
+        kernel(ir.store(T, ir.Lane("m", 16, 1, "m"), ZERO)),
+        kernel(ir.Alloc(ACC, (ir.Lane("m", 16, 1, "rows"),), ZERO)),
+        kernel(ir.For(I, 4, ir.Comment("x"), side="M")),
+        kernel(ir.For(I, 4, ir.Comment("x"), "tile", side="m")),
     ],
     "loop-is-simple": [
         kernel(ir.For(I, -1, ir.Comment("x"))), kernel(ir.For(I, True, ir.Comment("x"))),
@@ -118,9 +131,13 @@ BREACHES = {
         kernel(ir.store(T, 0, load(ir.ONE))),
         kernel(ir.Let(X, load(ir.ZERO) + 1.0)),
         kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, load(ir.ZERO))),
-        kernel(ir.Let(X, load(ir.Cast(load(ir.ZERO), ir.i32)))),
+        kernel(ir.Let(X, load(ir.Cast(load(ir.ZERO), ir.index)))),
         kernel(ir.Let(X, ir.select(load(ir.ZERO) < 1.0, 0.0, 1.0))),
         kernel(ir.Let(X, ir.select(ir.TRUE, load(ir.ZERO), load(ir.ZERO) + 1.0))),
+    ],
+    "workspace-is-of-a-tensor": [
+        kernel(params=(replace(T, rounded=True),)),
+        kernel(params=(replace(T, copy_of="a", parts_of="b"),)),
     ],
     "ring-is-reserved": [
         kernel(ir.FuncCall(ir.WAIT, (ir.Barrier("landed", 2), ir.ZERO, ir.ZERO))),

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 import transconv
 import transconv.errors
 from tests.torch_ops import samples as s
-from transconv.torch_ops import arguments
+from transconv.torch_ops import arguments, execute, functional, requests, shapes
+from transconv.torch_ops.decide import make_forward
 
 Call = Callable[..., torch.Tensor]
 
@@ -247,3 +248,77 @@ def test_memory_without_strides(odd: Callable[[torch.Tensor], torch.Tensor]) -> 
                 assert torch.equal(f(x, w).to_dense(), wanted.to_dense())
         assert transconv.stats().fallback == {reason: 2}
         assert reason in transconv.explain(x, w).reasons
+
+
+class Word(str):
+    """A padding as a program's own kind of text."""
+
+
+class Choice(str, enum.Enum):
+    SAME = "same"
+
+
+@pytest.mark.parametrize("padding", [Word("same"), Word("valid"), Choice.SAME])
+@pytest.mark.parametrize("fused", [False, True])
+def test_paddings_of_a_subclass_of_str(padding: str, fused: bool) -> None:
+    call = transconv.fused_conv2d if fused else transconv.conv2d
+    for _ in range(5):
+        assert torch.equal(call(X, W, padding=padding), F.conv2d(X, W, padding=padding))
+
+
+def outcome(f: Any) -> Any:
+    try:
+        return f()
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("call", [
+    lambda m, b: m.conv_transpose2d(X, WT, b), lambda m, b: m.conv2d(X, W, b, padding="same"),
+    lambda m, b: m.conv2d(X[0], W, b, padding="valid")])
+def test_torch_judges_a_bias_of_another_type(call: Any, kind: torch.dtype, autocast: bool,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels for GPUs add it, those for the CPU refuse it, in their own words."""
+    transposed = "transpose" in call.__code__.co_names[0]
+    bias = torch.randn(WT.shape[1] if transposed else len(W)).to(kind)
+    with torch.autocast("cpu", enabled=autocast):
+        assert repr(outcome(lambda: call(transconv, bias))) == repr(outcome(lambda: call(F, bias)))
+    if not autocast:  # as on a GPU
+        asked: list[Any] = []
+        function = functional.CONV_TRANSPOSE2D if transposed else functional.CONV2D
+        monkeypatch.setattr(function, "aten", lambda x, w, b, *rest: asked.append(b) or x)
+        transconv.stats(reset=True)
+        call(transconv, bias)
+        assert [b is bias for b in asked] == [True]
+        assert transconv.stats(reset=True).fallback == {"dtype:bias": 1}
+
+
+def test_torch_judges_empty_transposed_results() -> None:
+    x, w = torch.randn(1, 4, 1, 1), torch.randn(4, 2, 2, 2)
+    assert outcome(lambda: transconv.conv_transpose2d(x, w, padding=1)) == outcome(
+        lambda: F.conv_transpose2d(x, w, padding=1))
+    p = arguments.resolve(x.shape, w.shape, None, (1,), (1,), (1,), True, (0,), 1)
+    assert shapes.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
+    made = make_forward(p, x, w, None, execute.flags(x.dtype), True)
+    assert made.reason == "device:cpu" and made.compiled is None
+    transconv.config.cpu = "interpret"
+    assert make_forward(p, x, w, None, execute.flags(x.dtype), True).reason == "shape:empty"
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", ["conv2d", "fused_conv2d"])
+def test_strided_nested_tensors_are_torchs(place: int, name: str) -> None:
+    given: list[Any] = [X, W, torch.randn(len(W))]
+    given[place] = torch.nested.nested_tensor([torch.randn(4, 6, 6), torch.randn(4, 6, 6)])
+    assert outcome(lambda: getattr(transconv, name)(*given)) == outcome(lambda: F.conv2d(*given))
+
+
+def test_the_table_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "LIMIT", 8)
+    for n in range(1, 40):
+        transconv.conv2d(X, W, padding=n)
+    assert len(requests._requests) <= 8
+    one = requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    assert one is requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -41,7 +43,8 @@ def test_convert_and_revert() -> None:
     shown = repr(net)
     hooks: list[int] = []
     net[0].register_forward_hook(lambda *_: hooks.append(1))
-    report = transconv.convert_(net)
+    with pytest.warns(transconv.FallbackWarning, match="'4' to torch: its class Own has a forward"):
+        report = transconv.convert_(net)
     assert report.converted == ("0", "3.0", "5")
     assert list(report.skipped) == ["4"] and "Own" in report.skipped["4"]
     assert "3 convolutions converted, 1 left" in str(report)
@@ -54,6 +57,88 @@ def test_convert_and_revert() -> None:
     assert transconv.revert_(net).converted == ("0", "3.0", "5")
     assert type(net[0]) is torch.nn.Conv2d and torch.equal(net(x), wanted)
     assert transconv.stats().total == 3
+
+
+class Causal(torch.nn.Conv3d):
+    """Pads the past alone."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(F.pad(x, (1, 1, 1, 1, 2, 0)))
+
+
+class Scaled(torch.nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(x, self.weight * 2, self.bias)
+
+
+class Turned(Scaled):
+    def _conv_forward(self, x: torch.Tensor, w: torch.Tensor, b: Any) -> torch.Tensor:
+        return super()._conv_forward(x.flip(-1), w, b)
+
+
+class Named(torch.nn.Conv1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.Conv1d.forward(self, x) + 1
+
+
+class Wider(torch.nn.ConvTranspose2d):
+    def forward(self, x: torch.Tensor, output_size: Any = None) -> torch.Tensor:
+        return super().forward(x, [2 * n + 1 for n in x.shape[2:]])
+
+
+class Renamed(torch.nn.Conv2d):
+    pass
+
+
+@pytest.mark.parametrize("make, shape", [
+    (lambda: Causal(2, 3, 3), (1, 2, 4, 5, 5)), (lambda: Scaled(2, 3, 3), (1, 2, 5, 5)),
+    (lambda: Turned(2, 3, 3), (1, 2, 5, 5)), (lambda: Named(2, 3, 3), (1, 2, 5)),
+    (lambda: Wider(2, 3, 3, 2), (1, 2, 5, 5)), (lambda: Renamed(2, 3, 3), (1, 2, 5, 5)),
+    (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(2, 3, 3)), (1, 2, 5, 5)),
+    (lambda: torch.nn.utils.parametrizations.weight_norm(Scaled(2, 3, 3)), (1, 2, 5, 5)),
+], ids=["super", "weight", "both", "named", "transposed", "empty", "parametrized", "both kinds"])
+def test_subclasses_keep_their_forward(make: Any, shape: Any, recwarn: Any) -> None:
+    module, x = make(), torch.randn(shape)
+    kind, wanted, shown = type(module), module(x), repr(module)
+    transconv.stats(reset=True)
+    assert transconv.convert_(module).converted == ("",) and not len(recwarn)
+    assert torch.equal(module(x), wanted) and transconv.stats().total == 1
+    assert isinstance(module, kind.__bases__[0]) and repr(module) == shown
+    assert transconv.convert_(module).converted == ()
+    again = copy.deepcopy(module)
+    assert torch.equal(again(x), wanted) and transconv.stats().total == 2
+    if "Parametrized" not in kind.__name__:  # torch pickles none of these
+        stored = pickle.loads(pickle.dumps(module))
+        assert type(stored) is type(module) and torch.equal(stored(x), wanted)
+    torch.testing.assert_close(torch.compile(again, backend="aot_eager")(x), wanted)
+    assert transconv.revert_(module).converted == ("",)
+    before = transconv.stats().total
+    assert torch.equal(module(x), wanted) and transconv.stats().total == before
+    assert type(module).__mro__[1:] == kind.__mro__[1:] and type(module).__name__ == kind.__name__
+    assert transconv.revert_(module).converted == ()
+
+
+def test_a_parametrization_can_still_be_removed() -> None:
+    module = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(2, 3, 3))
+    transconv.convert_(module)
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    assert type(module) is transconv.nn.Conv2d
+
+
+def test_what_cannot_be_converted_is_told_once(recwarn: Any) -> None:
+    transposed = torch.nn.ConvTranspose2d(2, 2, 1)
+    transposed.forward = transposed.forward
+    for _ in range(2):
+        report = transconv.convert_(torch.nn.Sequential(Own(2, 2, 1), transposed, Own(2, 2, 1)))
+        assert sorted(report.skipped) == ["0", "1", "2"] and not report.converted
+        assert "does not end in _conv_forward" in report.skipped["2"]
+        assert "forward of its own" in report.skipped["1"]
+    assert [w.category for w in recwarn] == [transconv.FallbackWarning] * 2
 
 
 def test_convert_a_single_module_and_filter() -> None:
@@ -238,3 +323,25 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
         double = [t.detach().double().requires_grad_() for t in (x, w, b)]
         assert torch.autograd.gradcheck(
             lambda *t: transconv.conv2d(*t, padding="same", groups=2), double, fast_mode=True)
+
+
+def test_one_device_may_be_a_word() -> None:
+    transconv.enable("cpu")
+    try:
+        assert execute.replaced == {"cpu"}
+    finally:
+        transconv.disable()
+    with transconv.use("cpu"):
+        assert execute.replaced == {"cpu"}
+    with pytest.raises(ValueError, match="on 'xpu'; expected one of: cuda, cpu"):
+        transconv.enable("xpu")
+
+
+def test_aten_keeps_a_bias_of_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's kernels for GPUs add it, those of the CPU refuse it in their own words."""
+    x, w, b = (t.detach() for t in problem())
+    with pytest.raises(RuntimeError) as theirs:
+        torch.convolution(x, w, b.double(), [1], [0], [1], False, [0], 2)
+    with transconv.use("cpu"), pytest.raises(RuntimeError) as ours:
+        torch.convolution(x, w, b.double(), [1], [0], [1], False, [0], 2)
+    assert str(ours.value) == str(theirs.value)

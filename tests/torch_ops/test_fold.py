@@ -76,10 +76,29 @@ def test_the_same_is_computed(run: Forward, count: int) -> None:
     assert compare(Net(run)) == count
 
 
+def test_the_norm_keeps_its_eps() -> None:
+    model = Net(lambda s, x: s.norm(s.conv(x)))
+    model.norm.eps = 0.5
+    torch.nn.init.uniform_(model.norm.running_var, 0.1, 1)
+    assert compare(model) == 1
+
+
 @pytest.mark.parametrize("name, count", [("conv", 0), ("norm", 0), ("relu", 1)])
 def test_hooks_are_called_where_they_are(name: str, count: int) -> None:
     model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
     getattr(model, name).register_forward_hook(lambda module, given, made: made * 2 - 1)
+    assert compare(model) == count
+
+
+@pytest.mark.parametrize("name, count", [("conv", 0), ("norm", 0), ("relu", 1)])
+@pytest.mark.parametrize("method", ["forward", "_conv_forward", "_call_impl"])
+def test_a_forward_of_the_instance_is_called_where_it_is(name: str, count: int, method: str) -> None:
+    model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
+    module = getattr(model, name)
+    plain = getattr(module, method, None)
+    if plain is None:
+        pytest.skip("the module has no such method")
+    setattr(module, method, lambda *given: plain(*given) * 2 - 1)
     assert compare(model) == count
 
 
@@ -112,6 +131,34 @@ def test_types_under_autocast() -> None:
         wanted, made = model(x), transconv.fold(model)(x)
     assert made.dtype == wanted.dtype == torch.float32
     torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("run", [
+    lambda s, x: F.gelu(s.norm(s.conv(x))), lambda s, x: F.gelu(s.conv(x), approximate="tanh"),
+    lambda s, x: F.gelu(s.conv(x) + x, approximate="none")], ids=["plain", "tanh", "added"])
+def test_gelu_as_a_function(run: Forward) -> None:
+    model = Net(run)
+    assert compare(model) == 1
+    assert not [n for n in transconv.fold(model).graph.nodes if n.op == "call_function"]
+
+
+@pytest.mark.parametrize("ndims, groups, biased", [(1, 1, True), (2, 2, False), (3, 4, True)])
+@pytest.mark.parametrize("converted", [False, True])
+def test_norms_of_transposed_layers(ndims: int, groups: int, biased: bool, converted: bool) -> None:
+    torch.manual_seed(0)
+    conv = getattr(torch.nn, f"ConvTranspose{ndims}d")(4, 8, 3, 2, 1, groups=groups, bias=biased)
+    norm = getattr(torch.nn, f"BatchNorm{ndims}d")(8, eps=0.1)
+    for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+        torch.nn.init.uniform_(tensor, 0.05, 1)
+    model = torch.nn.Sequential(conv, norm, torch.nn.ReLU()).eval().requires_grad_(False)
+    if converted:
+        transconv.convert_(model)
+    x, before = torch.randn(2, 4, *[5] * ndims), conv.weight.clone()
+    folded = transconv.fold(model)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-4, atol=1e-5)
+    kinds = [type(m) for m in folded.modules()][1:]
+    assert kinds == [getattr(transconv.nn, f"ConvTranspose{ndims}d"), torch.nn.ReLU]
+    assert torch.equal(conv.weight, before)
 
 
 def drawn(seed: int) -> Forward:

@@ -229,3 +229,16 @@ def test_gradients_where_no_number_is_finite(activation: str) -> None:
     wanted = fused.ACTIVATIONS[activation](F.conv2d(x, w, groups=2))
     torch.testing.assert_close(*(torch.autograd.grad(t, x, grads)[0] for t in (y, wanted)),
                                equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ["", "relu"])
+def test_the_residuals_gradient_of_the_operator_has_memory_of_its_own(activation: str) -> None:
+    x, w, res, grad = (torch.randn(1, 4, 5, 5), torch.randn(4, 4, 1, 1), torch.randn(1, 4, 5, 5),
+                       torch.randn(1, 4, 5, 5))
+    res.requires_grad_()
+    y = fused_autograd.call(x, w, None, res, activation, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    made, = torch.autograd.grad(y, res, grad)
+    before = grad.clone()
+    assert made.data_ptr() != grad.data_ptr()
+    made.zero_()
+    assert torch.equal(grad, before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv import knobs
+from transconv import knobs, runtime
+from transconv.errors import Unsupported
+from transconv.torch_ops import operators
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
@@ -88,6 +91,29 @@ def test_opinfo_samples(name: str) -> None:
 
 
 @interpreted
+def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negated views with gaps, of which a copy has none: no right kernel is taken for wrong."""
+    def imaginary(*shape: int) -> torch.Tensor:
+        made = torch.complex(integers(*shape), integers(*shape)).conj().imag
+        assert made.is_neg() and not made.is_contiguous()
+        return made
+
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    x, w, b = imaginary(2, 4, 5, 6), imaginary(4, 4, 3, 3), imaginary(4)
+    for given in ((x, w.clone(), None), (x.clone(), w, b.clone()), (x, w, b)):
+        assert torch.equal(transconv.conv2d(*given), F.conv2d(*given))
+        assert torch.equal(transconv.fused_conv2d(*given, activation="relu"),
+                           F.conv2d(*given).relu())
+        numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        assert torch.equal(torch.ops.transconv.convolution(*given, *numbers), F.conv2d(*given))
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    grad = imaginary(2, 4, 3, 4)
+    for got, wanted in zip(torch.autograd.grad(transconv.conv2d(x, w), (x, w), grad),
+                           torch.autograd.grad(F.conv2d(x, w), (x, w), grad), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@interpreted
 def test_same_padding_without_a_copy() -> None:
     x, w = integers(1, 2, 6, 7), integers(3, 2, 2, 4)
     for dilation in (1, 2, (1, 3)):
@@ -141,6 +167,44 @@ def test_under_use_compile_and_modules() -> None:
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
     assert transconv.stats().native["bwd_w"] == 2
     assert transconv.stats().fallback == {}
+
+
+@interpreted
+def test_atomic_sums_are_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's switch is obeyed, whatever config is asked for."""
+    monkeypatch.setenv("TRANSCONV_CONFIG", "ic:16 oc:16 oh.ow:32 split_k=2 reduce=atomic")
+    monkeypatch.setattr(runtime.compiler, "_plans", {})  # made before the config was asked for
+    x, w = integers(1, 4, 8, 8), integers(4, 4, 3, 3)
+    grad, numbers = integers(1, 4, 6, 6), "stride=1x1"
+    with torch.backends.cudnn.flags(deterministic=True):
+        with pytest.raises(Unsupported, match="atomic sums differ from run to run"):
+            operators.bwd_w(grad, x, w, numbers)
+        transconv.config.fallback = "silent"
+        made = operators.bwd_w(grad, x, w, numbers)
+    assert transconv.stats().fallback == {"schedule:refused": 1}
+    with torch.backends.cudnn.flags(deterministic=False):
+        assert torch.equal(operators.bwd_w(grad, x, w, numbers), made)
+    assert transconv.stats().native == {"bwd_w": 1}
+
+
+@interpreted
+def test_threads_get_their_own_results() -> None:
+    """Triton's interpreter has one place in the grid for all of them."""
+    cases = [(integers(1, 4 + 4 * (n % 3), 6, 6), integers(4 + n, 4 + 4 * (n % 3), 3, 3))
+             for n in range(6)]
+    wanted = [F.conv2d(*case) for case in cases]
+
+    def run(first: int) -> list[bool]:
+        order = [(first + n) % len(cases) for n in range(12)]
+        return [torch.equal(transconv.conv2d(*cases[n]), wanted[n]) for n in order]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(cases)) as pool:
+            assert all(right for each in pool.map(run, range(len(cases))) for right in each)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @interpreted

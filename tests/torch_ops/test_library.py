@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -70,6 +72,22 @@ def test_backward_operator_wants_a_fitting_gradient() -> None:
     with pytest.raises(RuntimeError, match="Expected grad_output of size"):
         BACKWARD(torch.randn(2, 4, 9, 9), x, w, [1, 1], [0, 0], [1, 1], False, [0, 0], 2,
                  [True] * 3)
+
+
+@pytest.mark.parametrize("change", [
+    lambda g, x, w: (g.double(), x, w), lambda g, x, w: (g.to("meta"), x, w),
+    lambda g, x, w: (g, x, w.double()), lambda g, x, w: (g, x, w.to("meta"))],
+    ids=["type", "device", "weight's type", "weight's device"])
+def test_gradients_have_the_type_and_device_of_the_input(change: Any) -> None:
+    """Also after a call that fits: a route is found by all of them."""
+    x, w, _ = (t.detach() for t in operands())
+    grad, text, mask = torch.randn(2, 4, 3, 3), "stride=1x1 groups=2", [True] * 3
+    given = change(grad, x, w)
+    for call in (lambda *t: operators.bwd_d(*t, text), lambda *t: operators.bwd_w(*t, text),
+                 lambda *t: BACKWARD(*t, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)):
+        call(grad, x, w)
+        with pytest.raises(RuntimeError, match="Input type .* type .* should be the same"):
+            call(*given)
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)
@@ -395,3 +413,47 @@ def test_operators_in_inference_mode() -> None:
     torch.testing.assert_close(activated, y.relu())
     torch.testing.assert_close(found[0], BACKWARD(y.clone(), x, w, *numbers, [True] * 3)[0])
     assert found[1].numel() == 0 and torch.allclose(found[2], y.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("call", [
+    lambda x, w, b: transconv.conv2d(x, w, b, padding=1),
+    lambda x, w, b: transconv.conv_transpose2d(x, w, b, padding=1),
+    lambda x, w, b: transconv.fused_conv2d(x, w, b, padding=1, activation="tanh", residual=x)],
+    ids=["conv", "transposed", "fused"])
+def test_compiled_code_keeps_tangents(call: Any, backend: str) -> None:
+    x, w, b, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4), torch.randn(2, 4, 5, 5)
+
+    def inside(x: torch.Tensor, t: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(call(forward_ad.make_dual(x, t), w, b)).tangent
+
+    wanted = torch.func.jvp(lambda x: call(x, w, b), (x,), (t,))[1]
+    made = torch.compile(inside, fullgraph=True, backend=backend)(x, t)
+    torch.testing.assert_close(made, wanted)
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    plain = compiled(x, w, b)
+    with forward_ad.dual_level():
+        y = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, t), w, b))
+    torch.testing.assert_close((y.primal, y.tangent), (plain, wanted))
+    torch.testing.assert_close(compiled(x, w, b), plain)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_operators_keep_tangents(enabled: bool) -> None:
+    x, w, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 5, 5)
+    numbers = ([1, 1], [1, 0, 2, 1], [1, 1], False, [0, 0], 1)
+    grad = torch.randn_like(OP(x, w, None, *numbers))
+    calls = (lambda x: OP(x, w, None, *numbers),
+             lambda x: BACKWARD(grad, x, w, *numbers, [True, True, False])[1],
+             lambda x: fused_autograd.call(x, w, None, None, "relu", *numbers))
+    padded = F.pad(t, (0, 1, 1, 2))
+    right = (F.conv2d(padded, w), torch.nn.grad.conv2d_weight(padded, w.shape, grad),
+             F.conv2d(padded, w) * (OP(x, w, None, *numbers) > 0))
+    with contextlib.ExitStack() as stack:
+        if enabled:
+            stack.enter_context(transconv.use(("cpu",)))
+        for call, wanted in zip(calls, right, strict=True):
+            with forward_ad.dual_level():
+                made = forward_ad.unpack_dual(call(forward_ad.make_dual(x, t))).tangent
+            torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -122,3 +123,18 @@ def test_a_training_loop_follows_torchs() -> None:
             losses[-1].append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("dilation", [1, 2, (3, 1)])
+def test_output_size_counts_the_dilation(dilation: Any) -> None:
+    theirs = torch.nn.ConvTranspose2d(2, 3, (3, 2), 2, 1, dilation=dilation)
+    ours = transconv.nn.ConvTranspose2d(2, 3, (3, 2), 2, 1, dilation=dilation)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 2, 5, 6)
+    plain = theirs(x).shape[2:]
+    for more in (0, 1):
+        size = [n + more for n in plain]
+        assert list(ours(x, size).shape[2:]) == size
+        torch.testing.assert_close(ours(x, size), theirs(x, size))
+    with pytest.raises(ValueError, match="requested an output size"):
+        ours(x, [n - 1 for n in plain])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -44,6 +45,42 @@ def test_silent_warn_and_error() -> None:
         torch.func.vmap(lambda x: transconv.conv2d(x, w))(x[None])
 
 
+def test_an_interpreter_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    transconv.config.cpu = "interpret"
+    transconv.config.fallback = "error"
+    with pytest.raises(Unsupported, match="interpreter is off; start the program with TRITON_INTERPRET=1"):
+        transconv.conv2d(*problem())
+
+
+def test_every_reason_is_announced() -> None:
+    x, w = (t.to(torch.int32) for t in problem())
+    transconv.config.fallback = "warn"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with contextlib.suppress(RuntimeError):  # torch may have no such kernel either
+            transconv.conv2d(x, w)
+    told = [str(s.message) for s in seen if s.category is transconv.FallbackWarning]
+    assert [any(f"({reason})" in text for text in told)
+            for reason in ("device:cpu", "dtype:int32")] == [True, True]
+
+
+def test_errors_of_ours_are_logged(monkeypatch: pytest.MonkeyPatch,
+                                   caplog: pytest.LogCaptureFixture) -> None:
+    """torch computes, and the log has what went wrong and where."""
+    def broken(device: Any) -> Any:
+        raise ZeroDivisionError("a planted mistake")
+
+    transconv.config.cpu = "interpret"
+    monkeypatch.setattr(execute, "target_of", broken)
+    x, w = problem()
+    assert torch.equal(transconv.conv2d(x, w), F.conv2d(x, w))
+    assert transconv.stats().fallback == {"error:ZeroDivisionError": 1}
+    told, = [r for r in caplog.records if r.name == "transconv.dispatch"]
+    assert told.levelname == "WARNING" and "a planted mistake" in told.message
+    assert "ic4ih6oc4oh4kh3" in told.message and " fwd: " in told.message and told.exc_info
+
+
 def test_unknown_words() -> None:
     with pytest.raises(ValueError, match="expected one of: silent, warn, error"):
         transconv.config.fallback = "loud"
@@ -55,9 +92,9 @@ def test_unknown_words() -> None:
 
 
 def test_the_module_of_kernel_configs_keeps_its_name() -> None:
-    from transconv.config import Config
+    from transconv.schedule.schedule import Config, Schedule
 
-    assert transconv.config.Config is Config
+    assert transconv.config.Config is Config is Schedule
     assert "fallback=" in repr(transconv.config)
 
 
@@ -129,7 +166,7 @@ def test_explain_names_the_plan() -> None:
     found = transconv.explain(x, w, torch.randn(4), stride=2)
     assert found.native and found.reasons == ()
     assert [p.direction.value for p in found.parts] == ["fwd", "bwd_d", "bwd_w"]
-    assert all("mb.oh.ow" in p.config or "|" in p.config for p in found.parts)
+    assert all("mb.oh.ow" in p.schedule or "|" in p.schedule for p in found.parts)
     turned = transconv.explain(x, w, stride=2, transposed=True, output_padding=1)
     assert [p.direction.value for p in turned.parts] == ["bwd_d", "fwd", "bwd_w"]
     assert turned.parts[0].problem is not None
@@ -154,7 +191,7 @@ class Refusing:
     (ImportError("no triton", name="triton"), "import:triton")])
 def test_a_compiler_that_fails_is_a_fallback(error: Exception, reason: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv import compiler
+    from transconv.conv import compiler
 
     refusing = Refusing(error)
     monkeypatch.setattr(compiler, "plan", refusing)
@@ -168,7 +205,7 @@ def test_a_compiler_that_fails_is_a_fallback(error: Exception, reason: str,
 
 
 def test_running_out_of_memory_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv import compiler
+    from transconv.conv import compiler
 
     monkeypatch.setattr(compiler, "plan", Refusing(torch.OutOfMemoryError("full")))
     transconv.config.cpu = "interpret"

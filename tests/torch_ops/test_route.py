@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import entries, execute, route, routes, warm
+from transconv.torch_ops import entries, execute, fused_autograd, route, routes, warm
 from transconv.torch_ops.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -80,6 +80,12 @@ def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
                  for shape in ((3, 4, *[6] * ndims), (4, 4, *[3] * ndims), (4,)))
 
 
+def fused_operator(x: torch.Tensor, w: torch.Tensor, *, stride: int, padding: int,
+                   activation: str | None) -> torch.Tensor:
+    return fused_autograd.call(x, w, None, None, activation or "", [stride] * 2, [padding] * 2, [1, 1],
+                               False, [0, 0], 1)
+
+
 def run(f: Any, given: Any, leaves: Any, **kwargs: Any) -> Any:
     y = f(*given, **(kwargs or KWARGS))
     return (y.detach(), *torch.autograd.grad(y.sin().sum(), leaves))
@@ -106,6 +112,18 @@ def negated(t: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(t.detach()).requires_grad_()
 
 
+def imaginary(t: torch.Tensor) -> torch.Tensor:
+    """A negated view with gaps: a copy of it has none."""
+    made = torch.complex(torch.zeros_like(t.detach()), -t.detach()).conj().imag
+    assert made.is_neg() and not made.is_contiguous()
+    return made.requires_grad_()
+
+
+def made_up(t: torch.Tensor) -> torch.Tensor:
+    """Zeros of torch's that have no memory."""
+    return torch._efficientzerotensor(t.shape).requires_grad_()
+
+
 def shifted(t: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(t.numel() + 1, dtype=t.dtype)
     return memory[1:].view_as(t).copy_(t.detach()).requires_grad_()
@@ -124,8 +142,8 @@ def double(t: torch.Tensor) -> torch.Tensor:
     return t.detach().double().requires_grad_()
 
 
-@pytest.mark.parametrize("change", [negated, shifted, last, gaps, double])
-@pytest.mark.parametrize("which, biased", [(0, False), (1, True), (2, True)])
+@pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
+@pytest.mark.parametrize("which, biased", [(0, False), (1, False), (1, True), (2, True)])
 def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased: bool) -> None:
     x, w, b = operands()
     given = [x, w, b if biased else None]
@@ -155,7 +173,7 @@ def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None
 
 
 @pytest.mark.parametrize("parts", ["", "b", "r", "br"])
-@pytest.mark.parametrize("change", [negated, shifted, gaps, last])
+@pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, gaps, last])
 def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:
     """As soon as it was launched once, with all that its epilogue reads; other tensors are seen."""
     x, w, b = (t.detach() for t in operands())
@@ -177,10 +195,12 @@ def gradients_of(y: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gradients of the result in several kinds of memory."""
     one = torch.randn_like(y)
     return {"own": one, "expanded": torch.ones(()).expand(y.shape), "negated": torch._neg_view(one),
+            "imaginary": imaginary(one).detach(), "made up": made_up(one).detach(),
             "last": last(one).detach(), "shifted": shifted(one).detach(), "gaps": gaps(one).detach()}
 
 
-@pytest.mark.parametrize("kind", ["expanded", "negated", "last", "shifted", "gaps"])
+@pytest.mark.parametrize("kind", ["expanded", "negated", "imaginary", "made up", "last", "shifted",
+                                  "gaps"])
 def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
     x, w, b = leaves = operands()
     y = transconv.conv2d(*leaves, **KWARGS)
@@ -215,6 +235,34 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
     before = set(routes._routes)
     torch.testing.assert_close(run(transconv.conv2d, given, leaves), right)
     assert set(routes._routes) == before  # the general way asks torch itself, and finds the same
+
+
+@pytest.mark.parametrize("turned", ["input", "weight", "gradient"])
+def test_gradients_lie_as_input_and_weight_suggest(turned: str) -> None:
+    """Not as the gradient of the result does."""
+    x, w, _ = (t.detach() for t in operands())
+    grad = torch.randn(3, 4, 3, 3)
+    x, w, grad = (last(t).detach() if turned == name else t
+                  for name, t in (("input", x), ("weight", w), ("gradient", grad)))
+    given = [t.clone().requires_grad_() for t in (x, w)]
+    operator = torch.ops.transconv.convolution_backward
+    numbers = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    for made in (torch.autograd.grad(transconv.conv2d(*given, **KWARGS), given, grad),
+                 operator(grad, x, w, *numbers)[:2]):
+        assert [t.is_contiguous() for t in made] == [turned == "gradient"] * 2
+        assert [t.is_contiguous(memory_format=torch.channels_last) for t in made] == [
+            turned != "gradient"] * 2
+    transconv.config.cpu = "fallback"
+    for t in operator(grad, x, w, *numbers)[:2]:
+        assert t.is_contiguous() == (turned == "gradient")
+
+
+@pytest.mark.parametrize("call", [transconv.fused_conv2d, fused_operator], ids=["eager", "operator"])
+def test_another_activation_gets_another_kernel(call: Any) -> None:
+    x, w, _ = (t.detach() for t in operands())
+    for activation in ("relu", "tanh", "", "relu"):
+        wanted = ACTIVATIONS[activation](torch.nn.functional.conv2d(x, w, **KWARGS))
+        torch.testing.assert_close(call(x, w, **KWARGS, activation=activation or None), wanted)
 
 
 def test_what_no_kernel_may_see() -> None:

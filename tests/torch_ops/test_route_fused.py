@@ -8,7 +8,18 @@ import pytest
 import torch
 
 import transconv
-from tests.torch_ops.test_route import WARM, Plan, double, gaps, kernels, last, negated, shifted
+from tests.torch_ops.test_route import (
+    WARM,
+    Plan,
+    double,
+    gaps,
+    imaginary,
+    kernels,
+    last,
+    made_up,
+    negated,
+    shifted,
+)
 from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
 from transconv.errors import Unsupported
@@ -54,7 +65,7 @@ def test_training_starts_three_kernels(parts: str, activation: str | None,
     assert transconv.stats().native == {"fwd": WARM, "bwd_d": WARM, "bwd_w": WARM}
 
 
-@pytest.mark.parametrize("change", [negated, shifted, last, gaps, double])
+@pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("trained", [False, True])
 def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained: bool) -> None:
@@ -84,7 +95,7 @@ def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPa
 
     def refused(problem: Any, direction: Any, device: Any, epilogue: str, *rest: Any) -> Any:
         if epilogue not in ("", "bias"):
-            raise Unsupported("config:refused")
+            raise Unsupported("schedule:refused")
         return planned(problem, direction, device, epilogue, *rest)
 
     monkeypatch.setattr(execute, "planned", refused)

@@ -1,1 +1,23 @@
-"""The Triton backend: IR -> source text -> JIT function -> launch."""
+"""Triton and Gluon texts of kernels; their modules, launches and offline compilation.
+
+In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
+"""
+
+from transconv.backend_triton.flaws import Miscompiled
+from transconv.backend_triton.kernel_text import boxes, emit, grid_size, is_explicit
+from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.module import write
+from transconv.backend_triton.offline import (
+    BACKENDS,
+    Answer,
+    CompileFailure,
+    Job,
+    Resources,
+    compile_offline,
+    triton_version,
+)
+
+__all__ = [
+    "Answer", "BACKENDS", "CompileFailure", "Job", "Launcher", "Miscompiled", "Resources", "boxes",
+    "compile_offline", "emit", "grid_size", "is_explicit", "triton_version", "write",
+]

@@ -13,12 +13,10 @@ copy still needs them.
 from __future__ import annotations
 
 from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find
-from transconv.packing import operand_of
 
 INSTRUCTIONS = "triton.language.extra.cuda"  # the module that has them
 WAIT = "gdc_wait()  # until the kernels before this one have ended"
 NEXT = "gdc_launch_dependents()  # the next one may be made ready meanwhile"
-RESULTS = ("src", "wei", "dst")
 
 
 def first_lines(kernel: Kernel) -> tuple[str, ...]:
@@ -26,8 +24,7 @@ def first_lines(kernel: Kernel) -> tuple[str, ...]:
     written = [s.tensor for s in find(kernel, Store)] + [s.tensor for s in find(kernel, BoxStore)]
     written += [s.tensor for s in find(kernel, Send)]
     written += [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Tensor)]
-    parts = [t for t in written if t.name not in RESULTS and not operand_of(t.name)]
-    return (WAIT, NEXT) if parts else (WAIT,)
+    return (WAIT, NEXT) if any(t.parts_of for t in written) else (WAIT,)
 
 
 def imported(lines: tuple[str, ...]) -> list[str]:

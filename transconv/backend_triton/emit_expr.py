@@ -7,6 +7,8 @@ from __future__ import annotations
 from math import isinf, isnan
 
 from transconv.ir import (
+    CALLS,
+    REDUCERS,
     TRUE,
     Add,
     And,
@@ -53,8 +55,6 @@ LEVEL = {Lt: 1, Le: 1, Eq: 1, Ne: 1, Or: 2, Xor: 3, And: 4, Shl: 5, Shr: 5, Add:
 SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl: "<<", Shr: ">>",
         Add: "+", Sub: "-", Mul: "*", Div: "/", FloorDiv: "//", Mod: "%"}
 ATOM, POSTFIX, PREFIX = 10, 9, 8
-CALLS = {"exp": "exp", "log": "log", "sqrt": "sqrt", "abs": "abs", "erf": "math.erf",
-         "sigmoid": "sigmoid", "fma": "fma", "floor": "floor"}
 
 
 class ExprSpeller:
@@ -186,9 +186,14 @@ class ExprSpeller:
         return self.function("where", (e.cond, e.yes, e.no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
-        if e.name == "tf32":  # a function of the module's own, see emit_tl.py
-            return f"nearest_tf32({self.fit(e.args[0], self.lanes(e))})", POSTFIX
-        return self.function(CALLS[e.name], e.args, e)
+        callee = CALLS.get(e.name)
+        assert callee is not None, f"no spelling for {e.name}"
+        spelling, lanes = callee.triton if self.space == "tl" else callee.gluon, self.lanes(e)
+        if "{" in spelling:
+            return spelling.format(*(self.fit(a, lanes, POSTFIX) for a in e.args)), LEVEL[Div]
+        if callee.helper:  # a function of the module's own
+            return f"{spelling}({', '.join(self.fit(a, lanes) for a in e.args)})", POSTFIX
+        return self.function(spelling, e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
         if not any(find(e.x, kind) for kind in (Var, Lane, Load)):  # a number of Python's has no .to
@@ -198,8 +203,13 @@ class ExprSpeller:
     def spell_Reduce(self, e: Reduce) -> tuple[str, int]:
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
-            return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
+            if REDUCERS[e.op].node is Add:
+                return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
+            assert REDUCERS[e.op].node is not Mul, "a product of equal factors has all its lanes"
+            return self.fit(e.x, lanes, POSTFIX), POSTFIX
         text = self.text(self.not_a_dot(e.x, lanes))
+        if REDUCERS[e.op].helper:  # a function of the module's own
+            return f"{self.space}.reduce({text}, {lanes.index(e.lane)}, {e.op}_of)", POSTFIX
         return f"{self.space}.{e.op}({text}, axis={lanes.index(e.lane)})", POSTFIX
 
     def not_a_dot(self, x: Expr, lanes: tuple[Lane, ...]) -> Expr:
@@ -221,7 +231,8 @@ class ExprSpeller:
         address = self.address(e.tensor, e.offset, lanes)
         if e.mask is TRUE:
             return f"{self.space}.load({address})", POSTFIX
-        other = "0.0" if e.dtype.kind == "float" else "0"
+        fill = e.fill if e.dtype.kind == "float" else int(e.fill)
+        other = self.text(Const(fill, e.dtype))
         return f"{self.space}.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
 
     def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:

@@ -41,6 +41,7 @@ from transconv.ir import (
     Tensor,
     Var,
     find,
+    helpers,
 )
 
 IMPORTS = '''
@@ -61,15 +62,7 @@ class GluonEmitter(TlEmitter):
     def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int) -> None:
         super().__init__()
         self.sides, self.warps, self.wide = sides, warps, wide
-
-    def spell_Call(self, e: Call) -> tuple[str, int]:
-        match e.name:
-            case "sigmoid":
-                (x,) = e.args
-                return f"1.0 / (1.0 + gl.exp(-{self.fit(x, self.lanes(e), POSTFIX)}))", 7
-            case "erf":
-                return self.function("erf", e.args, e)
-        return super().spell_Call(e)
+        self.sums = Var("")  # what the products under way are added to
 
     def spell_Const(self, e: Const) -> tuple[str, int]:
         return (str(e.value), ATOM) if isinstance(e.value, bool) else super().spell_Const(e)
@@ -153,11 +146,13 @@ class GluonEmitter(TlEmitter):
     def call_dot_async(self, s: FuncCall) -> list[str]:
         acc, a, b = s.args
         assert isinstance(acc, Var)
+        self.sums = acc
         return [f"{acc.name} = hopper.warpgroup_mma({self.argument(a)}, {self.argument(b)}, "
                 f"{acc.name}, is_async=True)"]
 
     def call_dot_wait(self, s: FuncCall) -> list[str]:
-        return [f"acc = hopper.warpgroup_mma_wait({self.argument(s.args[0])}, deps=[acc])"]
+        sums = self.sums.name
+        return [f"{sums} = hopper.warpgroup_mma_wait({self.argument(s.args[0])}, deps=[{sums}])"]
 
     def call_fence(self, s: FuncCall) -> list[str]:
         return ["hopper.fence_async_shared()"]
@@ -190,7 +185,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     params = [f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params]
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
-    functions: list[str] = []
+    functions = [*helpers({c.name for c in find(kernel, Call)}, set(), "gluon.jit", "gl")[1:]]
+    functions += [""] if functions else []
     calls = []
     for role in roles.roles:
         own = [*(p for p, t in zip(params, kernel.params, strict=True) if _mentions(role, t)),

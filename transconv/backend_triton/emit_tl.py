@@ -40,18 +40,11 @@ from transconv.ir import (
     Var,
     f32,
     find,
+    helpers,
 )
 
 WIDTH = 100
 SHORT = 24  # brackets with less in them stay on one line
-NEAREST_TF32 = '''
-@triton.jit
-def nearest_tf32(x):
-    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
-    place = (x.to(tl.int32, bitcast=True) & -8388608).to(tl.float32, bitcast=True)  # 1.0 * 2**exponent
-    near = x + place * 2**-11
-    return (near.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-'''.splitlines()
 
 
 class TlEmitter(ExprSpeller):
@@ -145,9 +138,10 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
-    rounds = any(c.name == "tf32" for c in find(kernel, Call))
+    own = helpers({c.name for c in find(kernel, Call)}, {r.op for r in find(kernel, Reduce)},
+                  "triton.jit", "tl")
     lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
-             *(["", *NEAREST_TF32[1:], ""] if rounds else []), "", "@triton.jit",
+             *own, "", "@triton.jit",
              f"def {kernel.name}({params}):", *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -112,7 +112,7 @@ def shared_layout(what: Buffer) -> str:
 
 
 def _pile(what: Buffer, box: str) -> Iterator[str]:
-    """Boxes side by side are one wide operand: 64 channels of all rows, then the next 64; below one
+    """Boxes side by side are one wide operand: 64 columns of all rows, then the next 64; below one
     another they are a tall one."""
     down, across = (what.members, 1) if what.below else (1, what.members)
     rows, columns = prod(what.extents[:-1]) * down, what.extents[-1] * across

@@ -22,6 +22,9 @@ from transconv.ir import Tensor
 Boxed = tuple[Tensor, tuple[int, ...]]
 Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
 DIRECT = "3.6."  # the release of Triton whose launch function is called without its wrapper
+# Triton's interpreter keeps the place in the grid and the patched language for the whole process: kernels
+# that are interpreted at the same time would compute each other's programs.
+INTERPRETER = threading.Lock()
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
 
@@ -65,8 +68,9 @@ class Launcher:
             start(pointers, tensors, c._cuda_getCurrentRawStream(index))
 
     def _interpret(self, tensors: list[Any]) -> None:
-        mend_interpreter()
-        self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
+        with INTERPRETER:
+            mend_interpreter()
+            self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The kernel that Triton makes for such tensors, or has made before. Raises Miscompiled for what

@@ -10,7 +10,7 @@ import linecache
 from pathlib import Path
 from typing import Any
 
-from transconv import keep
+from transconv.disk_cache import files as keep
 
 
 def load(source: str, function: str, path: Path | None = None) -> Any:

@@ -15,9 +15,7 @@ from typing import IO, Any
 from transconv.backend_triton import resources
 from transconv.backend_triton.flaws import flaw
 from transconv.backend_triton.module import load
-from transconv.ir.dtype import DTYPES
-
-SIGNATURE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64", "i8": "i8", "i32": "i32"}
+from transconv.ir import DTYPES
 
 
 def main() -> None:
@@ -84,7 +82,7 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 def _source(job: dict[str, Any]) -> Any:
     """What Triton compiles: the kernel with the types of its arguments and what is known of them."""
     function = load(job["source"], job["function"])
-    types = [_descriptor(dtype, box, job["explicit"]) if box else f"*{SIGNATURE[dtype]}"
+    types = [_descriptor(dtype, box, job["explicit"]) if box else f"*{DTYPES[dtype].signature}"
              for dtype, box in job["params"]]
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
@@ -101,11 +99,11 @@ def _source(job: dict[str, Any]) -> Any:
 def _descriptor(dtype: str, box: Sequence[int], explicit: bool) -> str:
     """The type of a box's descriptor; an explicit kernel's says how it lies in shared memory."""
     if not explicit:
-        return f"tensordesc<{SIGNATURE[dtype]}{list(box)}>"
+        return f"tensordesc<{DTYPES[dtype].signature}{list(box)}>"
     from triton.experimental.gluon import language as gl
 
     layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, DTYPES[dtype].triton))
-    return f"tensordesc<{SIGNATURE[dtype]}{list(box)},{layout!r}>"
+    return f"tensordesc<{DTYPES[dtype].signature}{list(box)},{layout!r}>"
 
 
 if __name__ == "__main__":

@@ -1,1 +1,4 @@
-"""The command line, one file per verb; ``transconv/__main__.py`` puts them together."""
+"""The command line, a file for each verb.
+
+In: words. Out: pages, rows, exit codes. Knows: everything.
+"""

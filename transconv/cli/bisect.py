@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict
 
 from transconv.cli import options
-from transconv.proving.bisect import PARTS, blame
-from transconv.proving.bisect_shrink import PRODUCTS
 from transconv.target import TARGETS
+from transconv.verify.bisect import PARTS, blame
+from transconv.verify.bisect_shrink import PRODUCTS
 
 
 def add_to(verbs: object) -> None:
@@ -28,7 +28,7 @@ def add_to(verbs: object) -> None:
                       help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
     made.add_argument("--epilogue", default="", metavar="E",
                       help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
-    options.add_config(made)
+    options.add_schedule(made)
     made.add_argument("--seed", type=options.at_least(0), default=0, help="of the data (default: 0)")
     made.add_argument("--limit", type=options.at_least(1), default=PRODUCTS, metavar="N",
                       help="multiplications beyond which a smaller problem is looked at "
@@ -49,7 +49,7 @@ def run(words: argparse.Namespace) -> int:
                          f"expected some of {', '.join(PARTS)}")
     bad = 0
     for prop in options.props(words):
-        found = blame(problem, prop, target, options.config(words), options.epilogue(words),
+        found = blame(problem, prop, target, options.schedule(words), options.epilogue(words),
                       seed=words.seed, limit=words.limit, parts=parts,
                       isolated=not words.here)
         bad += bool(found)

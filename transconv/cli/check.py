@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transconv.proving.driver import Request
-    from transconv.proving.driver_job import Job
-    from transconv.proving.report import Report, Result
+    from transconv.verify.driver import Request
+    from transconv.verify.driver_job import Job
+    from transconv.verify.report import Report, Result
 
 ABOUT = """\
 Runs problems in the words of oneDNN's benchdnn, its batch files as they are, and compares every
@@ -39,7 +39,7 @@ and ours:
   --strided=        rows (cut out of larger tensors), steps (every second element), expanded
   --epilogue=       such as bias+res+silu, also for BWD_D
   --target=         make kernels for this chip, and interpret them (where there is no GPU)
-  --config=         one config for all kernels of a problem, or one for each, joined by ' ;; '
+  --schedule=       one schedule for all kernels of a problem, or one for each, joined by ' ;; '
   --seed=0          of the data
 """
 
@@ -61,9 +61,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in (
             "check mb2ic8ih14oc16oh14kh3ph1",
             "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
-            "check --configs=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1")))
+            "check --schedules=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1")))
     add = made.add_argument
-    add("--configs", default="best", metavar="best|N|all",
+    add("--schedules", "--configs", dest="schedules", default="best", metavar="best|N|all",
         help="check the plan that a user gets, the N best, or all that heuristics may choose")
     add("--json", metavar="FILE", help="write everything as JSON")
     add("--strict", action="store_true", help="exit with 1 also for what was not checked")
@@ -79,11 +79,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.proving.driver import Driver
+    from transconv.verify.driver import Driver
 
     own, rest = parser().parse_known_args(words.words)
-    if own.configs not in ("best", "all") and not own.configs.isdecimal():
-        raise ValueError(f"--configs={own.configs}; expected best, all or a number")
+    if own.schedules not in ("best", "all") and not own.schedules.isdecimal():
+        raise ValueError(f"--schedules={own.schedules}; expected best, all or a number")
+    from transconv.cli import computations
+
+    texts = [w for w in rest if not w.startswith("-")]
+    if found := computations.given(texts):
+        own.target = next((w.partition("=")[2] for w in rest if w.startswith("--target=")), None)
+        own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
+        return max(computations.check(c, own) for c in found)
     driver = Driver()
     requests = list(_shard(list(driver.requests(rest)), own.shard))
     if not requests:
@@ -109,9 +116,9 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.proving.driver_attr import Refused
-    from transconv.proving.driver_job import job_of
-    from transconv.proving.report import Report, Result
+    from transconv.verify.driver_attr import Refused
+    from transconv.verify.driver_job import job_of
+    from transconv.verify.report import Report, Result
 
     report = Report(remarks or {})
     todo: list[tuple[int, Request, Job]] = []
@@ -126,7 +133,7 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
 
         for place, request in enumerate(requests):
             try:
-                job = job_of(request, own.configs)
+                job = job_of(request, own.schedules)
             except Refused as refused:
                 ended(Result(place, request, refused.status, refused.reason))
                 continue
@@ -150,13 +157,13 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
         yield from _here(todo, own.time_budget)
         return
     from transconv import knobs
-    from transconv.problem import ConvProblem
-    from transconv.proving.case import weight
-    from transconv.proving.pool import Group, Pool, Task
+    from transconv.conv import ConvProblem
+    from transconv.verify.case import weight
+    from transconv.verify.pool import Group, Pool, Task
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    pool = Pool({"check": Group("transconv.proving.driver_run:work", workers, environment)},
+    pool = Pool({"check": Group("transconv.verify.driver_run:work", workers, environment)},
                 capacity=own.memory * 1e9)
     tasks = {id(task): (task, place, request) for task, place, request in (
         (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
@@ -183,7 +190,7 @@ def _here(todo: Sequence[tuple[int, Request, Job]],
           budget: float) -> Iterator[tuple[int, Request, dict[str, Any]]]:
     import time
 
-    from transconv.proving.driver_run import work
+    from transconv.verify.driver_run import work
 
     end = time.monotonic() + budget
     for place, request, job in todo:
@@ -200,7 +207,7 @@ def _here(todo: Sequence[tuple[int, Request, Job]],
 def _where(engines: set[str]) -> str:
     """``cuda`` or ``cpu``. Raises ValueError for an engine that is not there."""
     from transconv import knobs
-    from transconv.proving.case import device
+    from transconv.verify.case import device
 
     if len(engines) > 1:
         raise ValueError("two engines in one run; expected one --engine for all problems")

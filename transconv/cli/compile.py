@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from transconv.backend_triton.offline import Answer, CompileFailure, Resources, compile_offline
-from transconv.cli import options
-from transconv.matrix.jobs import jobs_of
+from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
+from transconv.cli import computations, options
 from transconv.target import Target
+from transconv.verify.matrix.jobs import jobs_of
 
 TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
@@ -28,15 +28,17 @@ def add_to(verbs: object) -> None:
                       help=f"also print this text of each: {', '.join(TEXTS)}")
     made.add_argument("--timeout", type=options.seconds, default=120, metavar="S",
                       help="seconds that one kernel may take (default: 120)")
-    options.add_config(made)
+    options.add_schedule(made)
 
 
 def run(words: argparse.Namespace) -> int:
-    problem, config = options.problem(words), options.config(words)
+    if found := computations.given(words.problem):
+        return max(computations.compile_offline(c, words) for c in found)
+    problem, schedule = options.problem(words), options.schedule(words)
     epilogue = options.epilogue(words)
     targets = [Target.parse(name) for name in words.target.split(",")]
     jobs = [j for t in targets for p in options.props(words)
-            for j in jobs_of(problem, p, t, config, epilogue, words.text)]
+            for j in jobs_of(problem, p, t, schedule, epilogue, words.text)]
     answers = compile_offline(jobs, words.timeout)
     print(f"{problem}\n\n{table(answers)}")
     for a in answers:

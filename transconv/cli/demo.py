@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from transconv.backend_triton.offline import CompileFailure, compile_offline
+from transconv.backend_triton import CompileFailure, compile_offline
 from transconv.cli import execute, options, run, show
 from transconv.cli.compile import table
+from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError
-from transconv.matrix.jobs import jobs_of
-from transconv.problem import ConvProblem, Prop
-from transconv.problem_lists import read_problems
 from transconv.target import TARGETS, detect
+from transconv.verify.matrix.jobs import jobs_of
 
 NETWORK = Path(__file__).parents[2] / "bench" / "problems" / "resnet50.txt"
 SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
@@ -63,7 +62,7 @@ def excerpt() -> None:
     """One problem as algorithm, a few stages, and source."""
     problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
     print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
-    words = SimpleNamespace(stage="algorithm", diff=False, config=None, epilogue="")
+    words = SimpleNamespace(stage="algorithm", diff=False, schedule=None, epilogue="")
     pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
     print(pages[0] + "\n" + pages[-1])
     for words.stage in ("naive", "lanewise", "emit"):

@@ -1,4 +1,4 @@
-"""One direction of one problem, executed and judged, for ``run`` and ``demo``: see proving/case.py.
+"""One direction of one problem, executed and judged, for ``run`` and ``demo``: see verify/case.py.
 
 The data are small whole numbers: products and sums are exact, so a right kernel gives the same bits
 as the answer in f64 after one rounding.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transconv.config import Config
-from transconv.problem import ConvProblem, Prop
+from transconv.conv import ConvProblem, Prop
+from transconv.schedule import Schedule
 from transconv.target import Target
 
 if TYPE_CHECKING:
-    from transconv.compiler import Compiled
+    from transconv.conv import Compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,25 @@ class Outcome:
 def device() -> str:
     """Where kernels run. Without a GPU, Triton's interpreter is switched on: call this before
     anything imports triton."""
-    from transconv.proving.case import device
+    from transconv.verify.case import device
 
     return device()
 
 
 def executable(target: Target, where: str) -> Target:
-    """The target as it runs here, see ``proving.case.executable``."""
-    from transconv.proving.case import executable
+    """The target as it runs here, see ``verify.case.executable``."""
+    from transconv.verify.case import executable
 
     return executable(target, where)
 
 
-def execute(problem: ConvProblem, prop: Prop, target: Target, config: Config | None = None,
+def execute(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
             time: bool = True) -> Outcome:
-    """Generate, execute, compare. Raises what the compiler raises (ConfigError, Unsupported)."""
-    from transconv.proving.case import Case
+    """Generate, execute, compare. Raises what the compiler raises (ScheduleError, Unsupported)."""
+    from transconv.verify.case import Case
 
     case = Case(problem, prop, target=target)
-    compiled = case.plan(config or "")
+    compiled = case.plan(schedule or "")
     found = case.judge(compiled, "exact")
     spent = None
     if case.where == "cuda" and time:

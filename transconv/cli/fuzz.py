@@ -1,4 +1,4 @@
-"""``fuzz``: drawn problems, layouts, types, configs and epilogues, executed and compared exactly."""
+"""``fuzz``: drawn problems, layouts, types, schedules and epilogues, executed and compared exactly."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from transconv.cli import options
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "fuzz", "draw problems and configs at random, execute, compare bit for bit",
+        verbs, "fuzz", "draw problems and schedules at random, execute, compare bit for bit",
         "Trial i of a seed is the same on every machine. Results of whole numbers are compared bit\n"
         "for bit; results are poisoned and tensors guarded. What fails is shrunk and printed as a\n"
-        "line (benchdnn's, with --config= and other words) that --line repeats; what failed once\n"
+        "line (benchdnn's, with --schedule= and other words) that --line repeats; what failed once\n"
         "runs before the trials. A trial that hangs or faults costs its worker alone. A run that is\n"
         "stopped (--time-budget, Ctrl-C, SIGTERM) says with which trial to go on. The exit code is 1\n"
         "if anything failed.",
         ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
-         "fuzz --n 2000 --seed 1 --interpreter",
-         "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --config=mb.qh.qw:16+ic:16+oc:16+mma "
+         "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1",
+         "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
     made.add_argument("--n", type=options.at_least(0), default=None, metavar="N",
                       help="trials (default: 1000; with --line none)")
+    made.add_argument("--computes", type=options.at_least(1), default=0, metavar="N",
+                      help="instead of convolutions, N drawn computations as text; their kernels are "
+                           "interpreted after every pass, no GPU is asked")
     made.add_argument("--seed", type=int, default=0, metavar="S")
     made.add_argument("--first", type=options.at_least(0), default=0, metavar="I",
                       help="number of the first trial, such as the `next` of a report")
@@ -50,11 +53,15 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.proving.corpus import read
-    from transconv.proving.fuzz import Plan, fuzz
-    from transconv.proving.fuzz_trial import Trial
     from transconv.target import Target
+    from transconv.verify.corpus import read
+    from transconv.verify.fuzz import Plan, fuzz
+    from transconv.verify.fuzz_trial import Trial
 
+    if words.computes:
+        from transconv.verify.fuzz_compute import fuzz_computes
+
+        return fuzz_computes(words.computes, words.seed, words.first, words.time_budget)
     Target.parse(words.target)
     lines = [str(Trial.parse(line)) for line in words.line]
     if words.file is not None:

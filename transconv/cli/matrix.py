@@ -14,12 +14,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from transconv.backend_triton.offline import BACKENDS, Answer, compile_offline, triton_version
+from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
 from transconv.cli import options
-from transconv.errors import ConfigError
-from transconv.matrix import page, record
-from transconv.matrix.cases import CASES, Case, Planned, planned, share
+from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target
+from transconv.verify.matrix import page, record
+from transconv.verify.matrix.cases import CASES, Case, Planned, planned, share
 
 RECORD = Path(__file__).parents[2] / "tests" / "golden" / "resources.csv"
 INSTALLED = "installed"
@@ -29,7 +29,7 @@ def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "matrix", "compile the golden problems for every chip, and compare with the record",
         "Compiles the golden problems in child processes, with no GPU, and reads the machine code.\n"
-        "Fails when a kernel does not compile, lacks an instruction that its config asks for, spills\n"
+        "Fails when a kernel does not compile, lacks an instruction that its schedule asks for, spills\n"
         "more than recorded or takes clearly more registers.",
         ("matrix --targets sm_90,gfx942 --problems dense,depthwise",
          "matrix --triton installed,.newest --share 3/11",
@@ -93,14 +93,14 @@ def _names(text: str) -> list[str]:
     names = [n for n in text.split(",") if n] or list(CASES)
     for n in names:
         if n not in CASES:
-            raise ConfigError(f"golden problem '{n}' is unknown; expected one of {' '.join(CASES)}")
+            raise ScheduleError(f"golden problem '{n}' is unknown; expected one of {' '.join(CASES)}")
     return names
 
 
 def _part(text: str) -> tuple[int, int]:
     part, slash, parts = text.partition("/")
     if not slash or not part.isdigit() or not parts.isdigit() or not int(parts):
-        raise ConfigError(f"--share={text}: expected I/N, such as 0/11 for the first of 11 parts")
+        raise ScheduleError(f"--share={text}: expected I/N, such as 0/11 for the first of 11 parts")
     return int(part), int(parts)
 
 

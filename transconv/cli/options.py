@@ -1,4 +1,4 @@
-"""What the verbs have in common: how problems, directions, configs and targets are given."""
+"""What the verbs have in common: how problems, directions, schedules and targets are given."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transconv.config import Config
-from transconv.epilogue import Epilogue
+from transconv.conv import ConvProblem, Epilogue, Prop, iter_problems
 from transconv.errors import ProblemError
-from transconv.problem import ConvProblem, Prop
-from transconv.problem_lists import iter_problems
+from transconv.schedule import Schedule
 from transconv.target import Target, detect
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
@@ -67,10 +65,11 @@ def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
                     help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
 
 
-def add_config(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--config", metavar="C", type=str,
+def add_schedule(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--schedule", "--config", dest="schedule", metavar="S", type=str,
                     help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-                         "default: the heuristics choose")
+                         "`python -m transconv words` says what each word means; default: the "
+                         "heuristics choose")
 
 
 def add_props(to: argparse.ArgumentParser, default: str) -> None:
@@ -124,8 +123,8 @@ def props(words: argparse.Namespace) -> tuple[Prop, ...]:
     return tuple(Prop) if words.prop == "all" else (Prop(words.prop),)
 
 
-def config(words: argparse.Namespace) -> Config | None:
-    return Config.parse(words.config) if words.config else None
+def schedule(words: argparse.Namespace) -> Schedule | None:
+    return Schedule.parse(words.schedule) if words.schedule else None
 
 
 def epilogue(words: argparse.Namespace) -> Epilogue:

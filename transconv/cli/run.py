@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transconv.cli import options
+from transconv.cli import computations, options
 from transconv.cli.execute import Outcome, device, executable, execute
-from transconv.config import Config
+from transconv.conv import ConvProblem, Prop, writable
 from transconv.errors import TransconvError
-from transconv.problem import ConvProblem, Prop
+from transconv.schedule import Schedule
 from transconv.target import Target
 
 LONG = 4  # rows from which a progress bar is worth its line
@@ -29,14 +29,18 @@ def add_to(verbs: object) -> None:
     options.add_props(made, "all")
     made.add_argument("--target", default="auto",
                       help="make kernels for this chip; default: this one")
-    options.add_config(made)
+    options.add_schedule(made)
 
 
 def run(words: argparse.Namespace) -> int:
+    if found := computations.given(words.problem):
+        return max(computations.run(c, words) for c in found)
     work = options.problems(words)
+    for problem, prop in work:
+        writable(problem, prop)
     where = device()
     target = executable(options.target(words.target), where)
-    rows = table(work, target, options.config(words), f"on {_machine(where)}")
+    rows = table(work, target, options.schedule(words), f"on {_machine(where)}")
     return report(rows)
 
 
@@ -58,7 +62,7 @@ class Row:
         return "right" if self.right else "WRONG" if self.outcome else "ERROR"
 
 
-def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Config | None = None,
+def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Schedule | None = None,
           remark: str = "") -> list[Row]:
     """Run everything, printing a row as soon as it is known. An error is a row too."""
     from tqdm import tqdm
@@ -66,12 +70,12 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Conf
     width = max([len(str(p)) for p, _ in work] + [7])
     print(f"{len(work)} kernels for {target} {remark}\n")
     print(f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  "
-          "config; kernel file")
+          "schedule; kernel file")
     rows = []
     with tqdm(total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False,
               file=sys.stderr) as bar:
         for problem, prop in work:
-            row = _row(problem, prop, target, config)
+            row = _row(problem, prop, target, schedule)
             rows.append(row)
             with bar.external_write_mode():
                 print(_line(row, width), flush=True)
@@ -79,9 +83,9 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, config: Conf
     return rows
 
 
-def _row(problem: ConvProblem, prop: Prop, target: Target, config: Config | None) -> Row:
+def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None) -> Row:
     try:
-        return Row(problem, prop, execute(problem, prop, target, config))
+        return Row(problem, prop, execute(problem, prop, target, schedule))
     except TransconvError as error:
         return Row(problem, prop, None, str(error))
     except Exception as error:  # one bad kernel must not hide the others
@@ -103,7 +107,7 @@ def _line(row: Row, width: int) -> str:
         spent = f"{made.milliseconds:.3f} ms {rate:6.1f} TF"
     wrong = f"  {made.problem};" if made.problem else ""
     return (f"{start}{made.max_error:>9.2g}  {row.verdict:<7} {spent:>18}{wrong}  "
-            f"{made.compiled.config}; {file}{more}")
+            f"{made.compiled.schedule}; {file}{more}")
 
 
 def report(rows: Sequence[Row]) -> int:

@@ -1,4 +1,4 @@
-"""``show``: a problem's algorithms, config, stages and source, for reading."""
+"""``show``: a problem's algorithms, schedule, stages and source, for reading."""
 
 from __future__ import annotations
 
@@ -7,31 +7,18 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transconv import heuristics
-from transconv.algorithm import Algorithm
-from transconv.backend_triton.emit import emit
-from transconv.cli import options
-from transconv.compiler import (
-    PIPELINE,
-    STAGES,
-    Step,
-    build,
-    header,
-    kernel_name,
-    lower,
-    plan_steps,
-)
-from transconv.config import Block, Config
-from transconv.database import choice, telling
-from transconv.errors import ConfigError
-from transconv.ir import Kernel
-from transconv.ir.reading import readable
-from transconv.legality import why_not
-from transconv.problem import ConvProblem, Prop
+from transconv.backend_triton import emit
+from transconv.cli import computations, options
+from transconv.compute import Algorithm, describe
+from transconv.conv import ConvProblem, ConvWorkload, Prop, build
+from transconv.errors import ScheduleError
+from transconv.ir import Kernel, readable
+from transconv.passes import lower, passes, stages
+from transconv.runtime import Step, header, kernel_name, plan_steps
+from transconv.schedule import Block, Schedule, why_not
+from transconv.selection import choice, heuristics, telling
 from transconv.target import TARGETS, Target
 
-PHRASES = {"naive": "the loop nest of the algorithm", **{p.name: p.phrase for p in PIPELINE},
-           "emit": "the kernel in Triton"}
 RULE = "-" * 100
 
 
@@ -39,23 +26,25 @@ def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "show", "print how a problem becomes a kernel",
         "Prints the algorithm (axes with kinds, views, masks and which were proven away), the\n"
-        "config and its neighbours, and the kernel; or the stages in between.",
+        "schedule and its neighbours, and the kernel; or the stages in between.",
         (f"show {options.EXAMPLE} --prop bwd_d", f"show {options.EXAMPLE} --stage gridwise",
          f"show {options.EXAMPLE} --diff"), show)
     options.add_problem(made)
     options.add_props(made, "fwd")
-    made.add_argument("--stage", choices=[*STAGES, "all"], metavar="STAGE",
-                      help=f"print this stage: {', '.join(STAGES)}, or all")
+    made.add_argument("--stage", choices=[*stages(), "all"], metavar="STAGE",
+                      help=f"print this stage: {', '.join(stages())}, or all")
     made.add_argument("--diff", action="store_true",
                       help="print what each pass changed, as unified diffs")
     made.add_argument("--target", default="",
                       help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
     made.add_argument("--epilogue", default="", metavar="E",
                       help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
-    options.add_config(made)
+    options.add_schedule(made)
 
 
 def show(words: argparse.Namespace) -> int:
+    if found := computations.given(words.problem):
+        return max(computations.show(c, words) for c in found)
     problem, target = options.problem(words), options.target(words.target or "auto")
     if target.backend == "interpreter" and not words.target:
         target = TARGETS["sm_90"]
@@ -68,7 +57,8 @@ def show(words: argparse.Namespace) -> int:
 def pages(problem: ConvProblem, prop: Prop, target: Target,
           words: argparse.Namespace) -> Iterator[str]:
     """What is asked for, piece by piece."""
-    steps = plan_steps(problem, prop, target, options.config(words), options.epilogue(words))
+    workload = ConvWorkload(problem, prop, options.epilogue(words))
+    steps = plan_steps(workload, target, options.schedule(words))
     shown = words.stage
     if not steps:
         yield f"{problem} {prop}: nothing to compute, the result has no elements"
@@ -76,24 +66,25 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
     yield f"problem    {problem}\n           {prop} on {target}, {_sizes(problem)}"
     if shown == "problem":
         return
-    works = [Work(problem, prop, a, c, target) for a, c in steps]
+    works = [Work(workload, a, c, target) for a, c in steps]
     for w in works:
-        if reason := why_not(w.config, w.algorithm, target):
-            raise ConfigError(f"{w.config}: {reason}")
+        if reason := why_not(w.schedule, w.algorithm, target):
+            raise ScheduleError(f"{w.schedule}: {reason}")
     whole = shown is None and not words.diff
     if whole or shown in ("algorithm", "all"):
-        yield from (f"\n{w.algorithm}" for w in works)
-    if whole or shown in ("config", "all"):
-        yield from _configs(works)
+        yield from (f"\n{describe(w.algorithm)}" for w in works)
+    if whole or shown in ("schedule", "all"):
+        yield from _schedules(works)
     if whole:
         yield from (f"\n{RULE}\n{w.source}" for w in works)
     else:
         for w in works:
             yield from w.diffs(shown) if words.diff else w.stages(shown)
     if whole or shown in ("together", "all"):
-        made = build(problem, prop, target, options.config(words), options.epilogue(words))
+        made = build(problem, prop, target, options.schedule(words), options.epilogue(words))
         phases = any(w.algorithm.phase for w in works)
-        joined = [s for s in made.steps if phases and s.algorithm.name == prop.value]
+        joined = [s for s in made.steps if phases and s.algorithm.does == "compute"
+                  and not s.algorithm.phase]
         yield from _together(joined, not whole)
         if shown == "together" and not joined:
             yield f"\nnothing to put together: {', '.join(s.algorithm.name for s in made.steps)}"
@@ -108,13 +99,13 @@ def _together(joined: list[Step], stages: bool) -> Iterator[str]:
         yield f"\n{RULE}\n{step.source}"
 
 
-def _configs(works: list[Work]) -> Iterator[str]:
-    """Each config once, with its neighbours; stride phases mostly share theirs."""
-    for config in dict.fromkeys(w.config for w in works):
-        first = next(w for w in works if w.config == config)
-        users = [w.algorithm.name for w in works if w.config == config]
+def _schedules(works: list[Work]) -> Iterator[str]:
+    """Each schedule once, with its neighbours; stride phases mostly share theirs."""
+    for schedule in dict.fromkeys(w.schedule for w in works):
+        first = next(w for w in works if w.schedule == schedule)
+        users = [w.algorithm.name for w in works if w.schedule == schedule]
         of = f"  (of {', '.join(users)})" if len(works) > 1 else ""
-        yield "\n".join([f"\nconfig     {config}{of}", *why(first), *neighbours(first)])
+        yield "\n".join([f"\nschedule   {schedule}{of}", *why(first), *neighbours(first)])
 
 
 def _sizes(p: ConvProblem) -> str:
@@ -125,10 +116,9 @@ def _sizes(p: ConvProblem) -> str:
 class Work:
     """One launch, lowered when somebody asks."""
 
-    problem: ConvProblem
-    prop: Prop
+    workload: ConvWorkload
     algorithm: Algorithm
-    config: Config
+    schedule: Schedule
     target: Target
 
     def __post_init__(self) -> None:
@@ -137,20 +127,20 @@ class Work:
 
     def lowered(self) -> list[tuple[str, Kernel]]:
         if not self.made:
-            name = kernel_name(self.problem, self.algorithm, self.config, self.target)
-            self.made = lower(self.algorithm, self.config, self.target, name, self.problem.math,
+            name = kernel_name(self.workload, self.algorithm, self.schedule, self.target)
+            self.made = lower(self.algorithm, self.schedule, self.target, name, self.workload.math,
                               seconds=self.seconds)
         return self.made
 
     @property
     def source(self) -> str:
         kernel = self.lowered()[-1][1]
-        return emit(kernel, header(self.problem, self.algorithm, self.config, self.target),
+        return emit(kernel, header(self.workload, self.algorithm, self.schedule, self.target),
                     "early" in self.target.features)
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
-        return f"\n---- {stage}: {PHRASES[stage]}{spent} ---- {self.algorithm.name} "
+        return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.algorithm.name} "
 
     def stages(self, wanted: str) -> Iterator[str]:
         """The kernel after the stage, or after every one."""
@@ -176,21 +166,21 @@ class Work:
 
 
 def why(work: Work) -> list[str]:
-    """What spoke for the config, what its time is made of, and what was refused."""
+    """What spoke for the schedule, what its time is made of, and what was refused."""
     algorithm, target = work.algorithm, work.target
-    choices = choice.ranked(algorithm, target, work.problem, work.prop)
-    if work.config != choices[0].config:
-        return telling.given(work.config, choices, algorithm, target)
+    choices = choice.ranked(algorithm, target, work.workload)
+    if work.schedule != choices[0].schedule:
+        return telling.given(work.schedule, choices, algorithm, target)
     return [*telling.reasons(choices[0], choices, algorithm, target),
             *telling.refusals(algorithm, target)]
 
 
 def neighbours(work: Work, most: int = 9) -> list[str]:
-    """Configs one step away from the chosen one, with the verdict on each."""
-    algorithm, config, target = work.algorithm, work.config, work.target
-    chosen = heuristics.estimate(config, algorithm, target)
+    """Schedules one step away from the chosen one, with the verdict on each."""
+    algorithm, schedule, target = work.algorithm, work.schedule, work.target
+    chosen = heuristics.estimate(schedule, algorithm, target)
     lines = []
-    for change, other in _near(config, algorithm):
+    for change, other in _near(schedule, algorithm):
         if reason := why_not(other, algorithm, target):
             verdict = f"refused: {reason}"
         else:
@@ -200,15 +190,22 @@ def neighbours(work: Work, most: int = 9) -> list[str]:
     return lines[:most]
 
 
-def _near(config: Config, algorithm: Algorithm) -> Iterator[tuple[str, Config]]:
-    for i, block in enumerate(config.blocks):
+def _near(schedule: Schedule, algorithm: Algorithm) -> Iterator[tuple[str, Schedule]]:
+    for i, block in enumerate(schedule.blocks):
         for extent in (block.extent * 2, block.extent // 2):
             if extent >= 1:
                 changed = Block(block.axes, extent)
-                yield str(changed), replace(config, blocks=(*config.blocks[:i], changed,
-                                                            *config.blocks[i + 1:]))
-    yield from ((f"stages={n}", replace(config, stages=n)) for n in (config.stages + 1,))
-    other = "fma" if config.unit == "mma" else "mma"
-    yield other, replace(config, unit=other)
+                yield str(changed), replace(schedule, blocks=(*schedule.blocks[:i], changed,
+                                                            *schedule.blocks[i + 1:]))
+    yield from ((f"stages={n}", replace(schedule, stages=n)) for n in (schedule.stages + 1,))
+    other = "fma" if schedule.unit == "mma" else "mma"
+    yield other, replace(schedule, unit=other)
     if algorithm.axes_of("K"):
-        yield "split_k=4 reduce=atomic", replace(config, split_k=4, reduce="atomic")
+        yield "split_k=4 reduce=atomic", replace(schedule, split_k=4, reduce="atomic")
+
+
+def _phrase(stage: str) -> str:
+    """What a stage of the kernel does, in a few words."""
+    known = {"naive": "the loop nest of the algorithm", "emit": "the kernel in Triton",
+             **{p.name: p.phrase for p in passes()}}
+    return known[stage]

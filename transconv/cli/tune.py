@@ -1,4 +1,4 @@
-"""``tune``: try configs of problems on this machine, and remember the fastest right ones."""
+"""``tune``: try schedules of problems on this machine, and remember the fastest right ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from pathlib import Path
 
 from transconv import knobs
 from transconv.cli import options
-from transconv.database import rows, store
-from transconv.epilogue import Epilogue
+from transconv.conv import (
+    DIRECTIONS,
+    ConvProblem,
+    Epilogue,
+    Layer,
+    from_problems,
+    read,
+    select,
+    writable,
+)
 from transconv.errors import ProblemError
-from transconv.layers import DIRECTIONS, Layer, from_problems, read, select
-from transconv.problem import ConvProblem
+from transconv.selection import rows, store
 from transconv.target import detect
 from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, log_path, of_log
 from transconv.tuning.table import Table
@@ -23,8 +30,8 @@ from transconv.tuning.table import Table
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "tune", "try configs on this machine, remember the fastest",
-        "Compiles and times a bounded number of configs of every problem in child processes, checks\n"
+        verbs, "tune", "try schedules on this machine, remember the fastest",
+        "Compiles and times a bounded number of schedules of every problem in child processes, checks\n"
         "each on exact data, and keeps the fastest where later plans look it up: in the user's\n"
         "cache, or in a file (--db; TRANSCONV_TUNED=FILE uses it). Nothing is tuned unless this\n"
         "command is run. What the log of a file has already is not measured again.",
@@ -45,7 +52,7 @@ def add_to(verbs: object) -> None:
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
     made.add_argument("--mb", type=options.at_least(0), default=0, help="reduce larger batches to this")
     made.add_argument("--trials", type=options.at_least(1), default=16, metavar="N",
-                      help="configs of each problem and direction (default: 16)")
+                      help="schedules of each problem and direction (default: 16)")
     made.add_argument("--explore", choices=("near", "spread"), default="near",
                       help="the last 40%% of the trials: near the best found so far, or spread over "
                            "the ranking (to fit the estimate to)")
@@ -59,7 +66,7 @@ def add_to(verbs: object) -> None:
     made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
                       help="seconds after which nothing new starts; what was found is kept")
     made.add_argument("--budget-ms", type=float, default=30, metavar="MS",
-                      help="milliseconds of timing for one config (default: 30)")
+                      help="milliseconds of timing for one schedule (default: 30)")
     made.add_argument("--db", default="", metavar="FILE",
                       help="keep rows in this CSV file (tuned.csv) instead of the user's cache, and "
                            "every trial beside it (tuned.trials.csv)")
@@ -99,7 +106,7 @@ def tune(words: argparse.Namespace) -> int:
 
 
 def jobs_of(words: argparse.Namespace) -> list[Job]:
-    """What to tune, each direction of each problem once. Raises ProblemError, ConfigError, and
+    """What to tune, each direction of each problem once. Raises ProblemError, ScheduleError, and
     FileNotFoundError for a file that is not there."""
     found: list[tuple[Layer, ConvProblem]] = []
     files = [s for s in words.problem if Path(s).exists()]
@@ -127,6 +134,7 @@ def _directions(text: str) -> list[str]:
 def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Namespace) -> Job:
     epilogue = layer.epilogue if words.epilogue == "layer" else words.epilogue
     prop = layer.prop(direction)
+    writable(problem, prop)
     about = {"layer": layer.name, "kind": layer.kind, "direction": direction,
              "dtype": problem.src.dtype.name, "layout": _tag(problem)}
     return Job(problem, prop, Epilogue.parse("" if direction == "bwd_w" else epilogue), about)

@@ -1,6 +1,11 @@
-"""The intermediate representation: immutable, interned, printable, independent of convolution."""
+"""The intermediate representation: immutable, interned, printable, independent of what is computed.
+
+In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which finds races and
+deadlocks. Knows: nothing above it.
+"""
 
 from transconv.ir.access import BoxLoad, Load, Read
+from transconv.ir.calls import CALLS, Callee, helpers
 from transconv.ir.dtype import (
     DTYPES,
     DType,
@@ -13,7 +18,9 @@ from transconv.ir.dtype import (
     i32,
     i64,
     index,
+    multiplied,
     promote,
+    type_named,
 )
 from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
 from transconv.ir.expr import (
@@ -46,11 +53,9 @@ from transconv.ir.expr import (
     Neg,
     Not,
     Or,
-    Reduce,
     Select,
     Shl,
     Shr,
-    Spread,
     Sub,
     Unary,
     Var,
@@ -76,10 +81,14 @@ from transconv.ir.func import (
     Func,
     dot,
 )
-from transconv.ir.interp import run
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.memory import InterpError, Memory
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
+from transconv.ir.reading import readable
+from transconv.ir.reductions import REDUCERS, reducer_of
+from transconv.ir.rows import Rows
 from transconv.ir.stmt import (
     Alloc,
     BoxStore,
@@ -99,6 +108,7 @@ from transconv.ir.stmt import (
 )
 from transconv.ir.tensor import Tensor, View, ViewDim
 from transconv.ir.terms import addends, all_of, conjuncts, sum_of
+from transconv.ir.tile_expr import Reduce, Spread
 from transconv.ir.verify import VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
@@ -114,9 +124,11 @@ from transconv.ir.visit import (
 )
 
 __all__ = [
+    "Array", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
+    "convert", "helpers", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXPECT", "FALSE", "FENCE",
     "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role",
-    "Roles", "Send", "Shared",
+    "Roles", "Rows", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
@@ -127,6 +139,6 @@ __all__ = [
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",
-    "maximum", "minimum", "ne", "node", "promote", "rewrite", "run", "select", "seq",
-    "statements", "store", "substitute", "sum_of", "verify", "walk",
+    "maximum", "minimum", "multiplied", "ne", "node", "promote", "rewrite", "run", "select", "seq",
+    "statements", "store", "substitute", "sum_of", "type_named", "verify", "walk",
 ]

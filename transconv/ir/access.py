@@ -18,11 +18,12 @@ class Read(Expr):
 
 @node
 class Load(Read):
-    """``tensor.data[offset]`` where ``mask`` holds, else 0. The offset counts elements."""
+    """``tensor.data[offset]`` where ``mask`` holds, else ``fill``. The offset counts elements."""
 
     tensor: Tensor
     offset: Expr
     mask: Expr
+    fill: float = 0.0
 
     @property
     def dtype(self) -> DType:

@@ -38,7 +38,7 @@ def update_only_allocated(site: Site) -> Iterator[str]:
     match site.stmt:
         case st.Update(var, _):
             pass
-        case st.FuncCall(func, (ex.Var() as var, *_)) if func.name in ("dot", "dot_async"):
+        case st.FuncCall(func, (ex.Var() as var, *_)) if func.multiplies:
             pass
         case _:
             return
@@ -53,6 +53,17 @@ def tensor_is_parameter(site: Site) -> Iterator[str]:
             yield (f"{who} reaches {tensor.name}, which is "
                    + ("another tensor than the parameter of that name" if same
                       else "no parameter of the kernel"))
+
+
+def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
+    """A workspace is a copy, or holds parts of sums. What was rounded was so while it was copied: of all
+    else the passes round what they multiply."""
+    if isinstance(site.stmt, st.Kernel):
+        for p in site.stmt.params:
+            if p.copy_of and p.parts_of:
+                yield f"{p.name} is a copy of {p.copy_of} and holds parts of {p.parts_of}"
+            if p.rounded and not p.copy_of:
+                yield f"{p.name} was rounded, and is no copy of a tensor"
 
 
 def ring_is_reserved(site: Site) -> Iterator[str]:

@@ -1,54 +1,105 @@
-"""Scalar types of the IR, and how each is spelled by NumPy, Triton and torch."""
+"""Scalar types of the IR: one row each, and whoever wants to know of a type asks its row.
+
+A new type is a row here and, where a chip's matrix unit multiplies it, a word in the chip's record.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transconv.ir.rows import Rows
+
 
 @dataclass(frozen=True, slots=True)
 class DType:
     """A scalar type. ``numpy`` is the type that the interpreter computes in (bf16 has none of its
-    own there: it is held in float32 and rounded when it is stored)."""
+    own there: it is held in float32, which has as large exponents, and rounded when it is stored).
+
+    ``torch``, ``triton`` and ``signature`` (in the types of a kernel's arguments) are its names there.
+    ``digits``: bits of the significand, with the leading one: integers up to 2**digits are exact.
+    ``operand``: kernels multiply it; ``result``: they may store their results in it. ``aliases``: other
+    names under which problems are written."""
 
     name: str
     kind: str  # "int", "float" or "bool"
     bits: int
     numpy: str
     triton: str
+    torch: str = ""
+    signature: str = ""
+    digits: int = 0
+    operand: bool = False
+    result: bool = False
+    aliases: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
         # By name, so that a copy read back in another process is still compared with ``is``.
-        return self.name
+        return type_named, (self.name,)
 
     @property
     def bytes(self) -> int:
         return max(1, self.bits // 8)
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the largest integer; one with as many digits as bits has no sign."""
+        return (0 if self.digits == self.bits else -2**self.digits), 2**self.digits - 1
 
-# A position or a count before the `narrow` pass has chosen between i32 and i64 for it.
-index = DType("index", "int", 32, "int64", "int32")
-i8 = DType("i8", "int", 8, "int8", "int8")
-i32 = DType("i32", "int", 32, "int32", "int32")
-i64 = DType("i64", "int", 64, "int64", "int64")
-boolean = DType("boolean", "bool", 1, "bool", "int1")
-f16 = DType("f16", "float", 16, "float16", "float16")
-bf16 = DType("bf16", "float", 16, "float32", "bfloat16")
-f32 = DType("f32", "float", 32, "float32", "float32")
-f64 = DType("f64", "float", 64, "float64", "float64")
+    @property
+    def spacing(self) -> float:
+        """The distance from 1 to the next larger number."""
+        return float(2.0**(1 - self.digits))
 
-DTYPES = {t.name: t for t in (index, i8, i32, i64, boolean, f16, bf16, f32, f64)}
+    @property
+    def tiny(self) -> float:
+        """Half the distance between the smallest floats: what rounding adds near zero."""
+        halves = 2 - 2**(self.bits - self.digits - 1) - self.digits
+        return float(2.0**halves) if self.kind == "float" else 0.0
+
+    @property
+    def is_address(self) -> bool:
+        """Whether these are positions and counts, of 32 or 64 bits, not numbers that a tensor holds."""
+        return self is index or self is i64
+
+
+# A position or a count before the `narrow` pass has chosen between i32 and i64 for it. No tensor has
+# elements of this type: integers in memory are i32 or i64, and are cast to be an address.
+index = DType("index", "int", 32, "int64", "int32", digits=31)
+i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
+i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
+i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
+boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
+f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
+bf16 = DType("bf16", "float", 16, "float32", "bfloat16", "bfloat16", "bf16", 8, operand=True, result=True)
+f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, operand=True, result=True)
+f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
+
+DTYPES = Rows(index, i8, i32, i64, boolean, f16, bf16, f32, f64)
+
+
+def type_named(name: str) -> DType:
+    """The type of this name or alias. KeyError where there is none."""
+    found = next((t for t in DTYPES.values() if name in t.aliases), None)
+    return found or DTYPES[name]
+
+
+def multiplied(kind: str = "") -> tuple[DType, ...]:
+    """The types that kernels multiply (of one kind), floats by width before integers."""
+    found = [t for t in DTYPES.values() if t.operand and kind in ("", t.kind)]
+    return tuple(sorted(found, key=lambda t: t.kind))
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an arithmetic result: float over int over bool, then the wider one."""
+    """The type of an arithmetic result: float over int over bool, then the wider one. Literals are of
+    type index, so that an index and an i32 make an i32, which is no address until it is cast."""
     rank = {"bool": 0, "int": 1, "float": 2}
     if rank[a.kind] != rank[b.kind]:
         return a if rank[a.kind] > rank[b.kind] else b
     if a.bits == b.bits and a is not b:
-        if "index" in (a.name, b.name):
+        if index in (a, b):
             return b if a is index else a
         return f32 if a.kind == "float" else a
     return a if a.bits >= b.bits else b

@@ -129,12 +129,14 @@ class Lane(Expr):
     """The vector 0, 1, ... extent - 1 along one block of a tile.
 
     ``axis`` orders the dimensions of a tile: batch-like lanes first, then M, K, N, so that
-    ``a[m, k]``, ``b[k, n]`` and ``acc[m, n]`` come out as a matrix unit wants them.
+    ``a[m, k]``, ``b[k, n]`` and ``acc[m, n]`` come out as a matrix unit wants them. ``kind``: of the axes
+    that it runs along, B, M, N or K; empty where nobody asks.
     """
 
     name: str
     extent: int
     axis: int
+    kind: str = ""
 
     @property
     def dtype(self) -> DType:
@@ -350,31 +352,6 @@ class Call(Expr):
         for a in self.args[1:]:
             kind = promote(kind, a.dtype)
         return kind
-
-
-@node
-class Reduce(Expr):
-    """The sum (or max) of ``x`` along a lane; the result no longer has that lane."""
-
-    op: str
-    x: Expr
-    lane: Lane
-
-    @property
-    def dtype(self) -> DType:
-        return self.x.dtype
-
-
-@node
-class Spread(Expr):
-    """``x`` with all of these lanes: repeated along those that it does not vary along."""
-
-    x: Expr
-    lanes: tuple[Lane, ...]
-
-    @property
-    def dtype(self) -> DType:
-        return self.x.dtype
 
 
 TRUE = Const(True, boolean)

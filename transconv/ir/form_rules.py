@@ -11,12 +11,14 @@ from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir.calls import CALLS
 from transconv.ir.dtype import boolean
-from transconv.ir.evaluate import CALLS
 from transconv.ir.func import FUNCS
 from transconv.ir.node import Node
+from transconv.ir.reductions import REDUCERS
 from transconv.ir.sites import Site, title
 from transconv.ir.tensor import Tensor
+from transconv.ir.tile_expr import Reduce
 
 
 def expression_holds_no_statement(site: Site) -> Iterator[str]:
@@ -69,20 +71,22 @@ def mask_is_boolean(site: Site) -> Iterator[str]:
 
 def offset_is_integer(site: Site) -> Iterator[str]:
     for who, _, offset, _ in site.accesses():
-        if offset.dtype.kind != "int":
-            yield f"{who} has the offset `{offset}` of type {offset.dtype}"
+        if not offset.dtype.is_address:
+            yield f"{who} has the offset `{offset}` of type {offset.dtype}, which is no address (index)"
 
 
 def known_function(site: Site) -> Iterator[str]:
     """Functions exist and get as many arguments as they take, of the right kind."""
     for e in site.nodes():
         if isinstance(e, ex.Call):
-            count = CALLS[e.name][0] if e.name in CALLS else None
-            if count is None:
+            callee = CALLS.get(e.name)
+            if callee is None:
                 yield f"no function {e.name} is known"
-            elif count != len(e.args):
-                yield f"{e.name} takes {count} arguments, not {len(e.args)}"
-        elif isinstance(e, ex.Reduce) and e.op not in ("sum", "max"):
+            elif callee.arity != len(e.args):
+                yield f"{e.name} takes {callee.arity} arguments, not {len(e.args)}"
+            elif reason := callee.why_not(e.dtype):
+                yield f"{e.name} {reason}"
+        elif isinstance(e, Reduce) and e.op not in REDUCERS:
             yield f"no reduction {e.op} is known"
     if not isinstance(site.stmt, st.FuncCall):
         return
@@ -117,10 +121,12 @@ def lanes_agree(site: Site) -> Iterator[str]:
                 yield from beyond("the value", value, "the offset", site.lanes_of(offset))
                 yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
         case st.FuncCall(func, (ex.Var() as acc, ex.Expr() as a, ex.Expr() as b)):
-            if func.name in ("dot", "dot_async"):
+            if func.multiplies:
                 has, left, right = map(site.lanes_of, (acc, a, b))
                 if not (left & right) - has:
                     yield "a and b share no lane to sum over"
+                if wrong := {x for x in (left & right) - has if x.kind not in ("", "K")}:
+                    yield f"the lanes {_names(wrong)} run along a side of the tile and are summed over"
                 if lone := (left ^ right) - has:
                     yield f"only one of a and b has the lanes {_names(lone)}, and acc lacks them"
 
@@ -136,6 +142,37 @@ def lane_is_power_of_two(site: Site) -> Iterator[str]:
     for lane in dict.fromkeys(lanes):
         if lane.extent < 1 or lane.extent & (lane.extent - 1):
             yield f"the lane {lane.name} has {lane.extent} elements"
+
+
+SIDES = ("B", "M", "N", "K")
+
+
+ORIGINS = ("", "a", "b", "epilogue")
+
+
+def origin_is_read(site: Site) -> Iterator[str]:
+    """A let that says where its value is from has read it there."""
+    if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
+        if origin not in ORIGINS:
+            yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
+        elif not any(isinstance(e, (ac.Read, xp.Piece)) for e in site.nodes()):
+            yield f"{site.stmt.var.name} is of the origin {origin!r} and reads nothing"
+
+
+def side_is_known(site: Site) -> Iterator[str]:
+    """A lane, and the tile loop that becomes one, run along one kind of axes."""
+    lanes = [e for e in site.nodes() if isinstance(e, ex.Lane)]
+    if isinstance(site.stmt, st.Alloc):
+        lanes += site.stmt.lanes
+    for lane in dict.fromkeys(lanes):
+        if lane.kind not in ("", *SIDES):
+            yield f"the lane {lane.name} runs along {lane.kind!r}, which is none of {', '.join(SIDES)}"
+    if isinstance(site.stmt, st.For) and site.stmt.side:
+        loop = site.stmt
+        if loop.kind != "tile":
+            yield f"a {loop.kind} loop has no side of a tile, and this one says {loop.side!r}"
+        elif loop.side not in SIDES:
+            yield f"the side {loop.side!r} is none of {', '.join(SIDES)}"
 
 
 KINDS = ("parallel", "grid", "tile", "serial", "unroll", "jam", "dealt")

@@ -18,6 +18,11 @@ class Func(Node):
     def attr(self, key: str, default: str = "") -> str:
         return dict(self.attrs).get(key, default)
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a product, which adds to its first argument."""
+        return self.name in ("dot", "dot_async")
+
     def __str__(self) -> str:
         words = ", ".join(f"{k}={v}" for k, v in self.attrs)
         return f"{self.name}[{words}]" if words else self.name

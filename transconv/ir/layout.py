@@ -7,6 +7,7 @@ by the sizes of its blocks and multiply by their strides.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -125,12 +126,52 @@ class Layout(Node):
             sizes[b.dim] *= b.size
         return tuple(sizes)
 
+    def padding(self, shape: Sequence[int]) -> list[tuple[slice, ...]]:
+        """What the blocks hold beyond a shape: boxes, as slices of the blocks in their order."""
+        found = []
+        for dim, size in enumerate(shape):
+            at = [i for i, b in enumerate(self.blocks) if b.dim == dim]
+            inner, rest = self.extents[dim], size
+            box = [slice(None)] * len(self.blocks)
+            for i in at:  # coordinates from here on that are equal to the size so far, and then beyond
+                inner //= max(1, self.blocks[i].size)
+                digit, rest = divmod(rest, max(1, inner))
+                beyond = digit if i == at[-1] else digit + 1
+                if beyond < self.blocks[i].size:
+                    found.append((*box[:i], slice(beyond, None), *box[i + 1:]))
+                box[i] = slice(digit, digit + 1)
+        return found
+
     @property
     def span(self) -> int:
         """One more than the largest element offset; 0 for an empty array."""
         if any(b.size == 0 for b in self.blocks):
             return 0
         return self.offset + 1 + sum((b.size - 1) * b.stride for b in self.blocks)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether two elements share a place: whether steps that are not all zero lead back to it."""
+        if self.is_dense:
+            return False
+        blocks = sorted((abs(b.stride), b.size) for b in self.blocks if b.size > 1)
+        reach = [0]  # how far steps along the blocks before lead together
+        for stride, size in blocks:
+            reach.append(reach[-1] + (size - 1) * stride)
+
+        @functools.cache
+        def leads_back(count: int, away: int) -> bool:
+            """Whether steps along the first ``count`` blocks lead ``away`` places back."""
+            if not count:
+                return away == 0
+            (stride, size), near = blocks[count - 1], reach[count - 1]
+            least = max(1 - size, -((near + away) // stride)) if stride else 0
+            most = min(size - 1, (near - away) // stride) if stride else 0
+            return any(leads_back(count - 1, away + n * stride) for n in range(least, most + 1))
+
+        return any(not stride or any(leads_back(at, n * stride)
+                                     for n in range(1, min(size - 1, reach[at] // stride) + 1))
+                   for at, (stride, size) in enumerate(blocks))
 
     def of_dim(self, dim: int) -> tuple[LayoutBlock, ...]:
         """The blocks of one dimension, outermost first."""

@@ -9,6 +9,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.node import Node
+from transconv.ir.tile_expr import Reduce, Spread
 
 INFIX = {
     ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.Div: "/", ex.FloorDiv: "//", ex.Mod: "%",
@@ -59,7 +60,8 @@ class ExprPrinter:
 
     def text_Load(self, e: ac.Load) -> str:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
-        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask})"
+        fill = f", fill={e.fill:g}" if e.fill else ""
+        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill})"
 
     def text_BoxLoad(self, e: ac.BoxLoad) -> str:
         return f"box_load({e.tensor.name}, {self.box(e)})"
@@ -72,10 +74,10 @@ class ExprPrinter:
     def text_Piece(self, e: xp.Piece) -> str:
         return f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
 
-    def text_Spread(self, e: ex.Spread) -> str:
+    def text_Spread(self, e: Spread) -> str:
         return self.text(e.x)
 
-    def text_Reduce(self, e: ex.Reduce) -> str:
+    def text_Reduce(self, e: Reduce) -> str:
         return f"{e.op}({_bare(self.text(e.x))}, over={e.lane.name})"
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.ir.evaluate import Fault
 from transconv.ir.explicit import Barrier, Buffer, Piece
-from transconv.ir.memory import Array
+from transconv.ir.interp.evaluate import Fault
+from transconv.ir.interp.memory import Array
 
 
 @dataclass(slots=True)

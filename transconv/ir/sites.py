@@ -46,7 +46,7 @@ class Site:
             case xp.Send(_, corner, piece):
                 return (*corner, piece)
             case st.FuncCall(func, args):
-                read = args[1:] if func.name in ("dot", "dot_async") else args
+                read = args[1:] if func.multiplies else args
                 return tuple(a for a in read if isinstance(a, ex.Expr))
         return ()
 

@@ -30,10 +30,12 @@ class Seq(Stmt):
 
 @node
 class Let(Stmt):
-    """Bind a value to a name that never changes."""
+    """Bind a value to a name that never changes. ``origin`` says what it reads: operand ``a`` or ``b``
+    of the product, or what the ``epilogue`` adds; empty for all else. Rewriting keeps it."""
 
     var: Var
     value: Expr
+    origin: str = ""
 
 
 @node
@@ -47,6 +49,7 @@ class For(Stmt):
     ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
     kind ``dealt`` says the same inside a program: ``start``, ``start + programs``, ... in order.
     ``until``, at most ``stop``, ends a serial loop earlier where it is less.
+    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty where nobody asks.
     """
 
     var: Var
@@ -57,6 +60,7 @@ class For(Stmt):
     programs: int = 0
     start: Expr = ZERO
     until: Expr | None = None
+    side: str = ""
 
 
 @node

@@ -12,20 +12,26 @@ from transconv.ir.layout import Layout
 from transconv.ir.node import Node, node
 from transconv.ir.terms import all_of
 
-PLANE = "_plane"  # in the name of a dimension: which of the interleaved planes of another one is meant
-
 
 @node
 class Tensor(Node):
     """A named array. ``dims`` names the dimensions, ``shape`` their logical sizes; the layout may be
-    padded beyond them (``nChw16c`` of 17 channels holds 32). ``near``: a function of numbers, ``tf32``,
-    that the copy engine applies to what it fetches of it."""
+    padded beyond them (blocks of 16 hold 17 elements in 32 places). ``near``: a function of
+    numbers, ``tf32``, that the copy engine applies to what it fetches of it.
+
+    A workspace says whose it is: ``copy_of`` names the tensor that it is a copy of, ``rounded`` tells
+    whether its values were rounded to tf32 on the way, ``parts_of`` names the tensor whose partial sums
+    it holds. ``planes``: some dimension counts the interleaved planes of another one."""
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     layout: Layout
     near: str = ""
+    copy_of: str = ""
+    rounded: bool = False
+    parts_of: str = ""
+    planes: bool = False
 
     @property
     def dtype(self) -> DType:

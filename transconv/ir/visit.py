@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from transconv.ir.expr import Expr, Lane, Reduce, Spread, Var
+from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_names
 from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
+from transconv.ir.tile_expr import Reduce, Spread
 
 T = TypeVar("T", bound=Node)
 

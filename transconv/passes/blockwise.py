@@ -1,8 +1,8 @@
 """Stage 6. In: a gridwise kernel. Out: how operands are fetched and stored, and who sums what.
 
-    a = load(src, mb*.. + ih*.., mask=...)  ->  a = box_load(src, at=[mb_blk*2, oh_blk*8 + kh - 1, ..])
+    a = load(A, n*.. + h*.., mask=...)  ->  a = box_load(A, at=[n_blk*2, h_blk*8 + kh - 1, ..])
 
-An operand whose word in the config is ``box`` is moved in rectangular pieces by the copy engine
+An operand whose word in the schedule is ``box`` is moved in rectangular pieces by the copy engine
 (see ``boxes.py`` for when that is legal); the others keep one address and mask per element.
 
 A sum that is too long for one program is shared by several:
@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.algorithm import Algorithm, Axis
-from transconv.boxes import Box, box_of
-from transconv.config import Config
+from transconv.compute import Algorithm, Axis, total
 from transconv.ir import (
     ATOMIC_ADD,
     ZERO,
@@ -58,9 +56,9 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes import stream
-from transconv.piles import pile
-
-STEP, PART = Var("step"), Var("part")
+from transconv.passes.gridwise import STEP
+from transconv.passes.stream import PART
+from transconv.schedule import Box, Schedule, box_of, pile
 
 
 def workspace(algorithm: Algorithm, split: int) -> Tensor:
@@ -70,20 +68,20 @@ def workspace(algorithm: Algorithm, split: int) -> Tensor:
     order = list(dict.fromkeys(order))
     shape = (split, *c.shape)
     layout = Layout.dense(algorithm.acc, shape, [0, *(d + 1 for d in order)])
-    return Tensor("partials", ("part", *c.dims), shape, layout)
+    return Tensor("partials", ("part", *c.dims), shape, layout, parts_of=c.name)
 
 
-def meeting(config: Config, algorithm: Algorithm) -> int:
+def meeting(schedule: Schedule, algorithm: Algorithm) -> int:
     """How many partial sums of an element may meet in a second kernel; 0 if there is none."""
-    if config.reduce == "stream":
-        return stream.deal(config, algorithm).parts
-    return config.split_k if config.split_k > 1 and config.reduce == "partials" else 0
+    if schedule.reduce == "stream":
+        return stream.deal(schedule, algorithm).parts
+    return schedule.split_k if schedule.split_k > 1 and schedule.reduce == "partials" else 0
 
 
-def second(algorithm: Algorithm, config: Config) -> Algorithm:
-    """The algorithm of the kernel that adds the parts of a config's sums."""
-    made = combine(algorithm, meeting(config, algorithm))
-    return stream.meeting(algorithm, config, made) if config.reduce == "stream" else made
+def second(algorithm: Algorithm, schedule: Schedule) -> Algorithm:
+    """The algorithm of the kernel that adds the parts of a schedule's sums."""
+    made = combine(algorithm, meeting(schedule, algorithm))
+    return stream.meeting(algorithm, schedule, made) if schedule.reduce == "stream" else made
 
 
 def combine(algorithm: Algorithm, split: int) -> Algorithm:
@@ -96,8 +94,7 @@ def combine(algorithm: Algorithm, split: int) -> Algorithm:
     points = [x for x in algorithm.axes if algorithm.kind(x.name) != "K"]
     points.sort(key=lambda x: -_stride(algorithm.c, x))  # lanes then run along memory
     a = View(parts, (ViewDim(axis.var), *algorithm.c.dims))
-    return Algorithm(f"{algorithm.name}_sum", (*points, axis), a, None, algorithm.c, algorithm.acc,
-                     algorithm.epilogue)
+    return total(f"{algorithm.name}_sum", (*points, axis), a, algorithm.c, algorithm)
 
 
 def _stride(c: View, axis: Axis) -> int:
@@ -105,28 +102,28 @@ def _stride(c: View, axis: Axis) -> int:
     for dim, seen in enumerate(c.dims):
         if axis.var in free_vars(seen.coord):
             own = c.tensor.layout.of_dim(dim)[-1].stride
-            return own * (c.tensor.shape[dim] if axis.role == "group" else 1)
+            return own * (c.tensor.shape[dim] if axis.role == "batch" else 1)
     return 0
 
 
-def blockwise(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
-    """Choose the path of every operand, and split the sum, as the config says."""
-    return boxes(share(kernel, config, algorithm), config, algorithm)
+def blockwise(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+    """Choose the path of every operand, and split the sum, as the schedule says."""
+    return boxes(share(kernel, schedule, algorithm), schedule, algorithm)
 
 
-def boxes(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
+def boxes(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
     """Let the copy engine fetch and store the operands whose word is ``box``."""
     found: dict[Tensor, Box] = {}
-    for word, view in ((config.a, algorithm.a), (config.b, algorithm.b), (config.c, algorithm.c)):
+    for word, view in ((schedule.a, algorithm.a), (schedule.b, algorithm.b), (schedule.c, algorithm.c)):
         if word == "box" and view is not None:
-            box = box_of(view, config, algorithm, stored=view is algorithm.c)
+            box = box_of(view, schedule, algorithm, stored=view is algorithm.c)
             assert isinstance(box, Box), box
             found[view.tensor] = _rounded(box, algorithm) if view is not algorithm.c else box
     if not found:
         return kernel
     positions = _positions(kernel)
     for view in (algorithm.a, algorithm.b):
-        positions |= _piled(view, config, algorithm, positions) if view is not None else {}
+        positions |= _piled(view, schedule, algorithm, positions) if view is not None else {}
     made: Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
     return Kernel(kernel.name, params, made.body, kernel.notes)
@@ -150,12 +147,12 @@ def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
     return found
 
 
-def _piled(view: View, config: Config, algorithm: Algorithm,
+def _piled(view: View, schedule: Schedule, algorithm: Algorithm,
            positions: dict[Var, tuple[Expr, Expr]]) -> dict[Var, tuple[Expr, Expr]]:
-    """The same for the channels of a block that is a pile of boxes: where the lane's box begins."""
+    """The same for the features of a block that is a pile of boxes: where the lane's box begins."""
     found = {}
-    for block in config.blocks:
-        if wide := pile(block, view, config, algorithm):
+    for block in schedule.blocks:
+        if wide := pile(block, view, schedule, algorithm):
             first, within = positions[Var("_".join(block.axes))]
             begin = (first + within // wide * wide) % algorithm.size(block.axes[-1])
             found[Var(block.axes[-1])] = (begin, within % wide)
@@ -179,7 +176,7 @@ class _Boxes(Mutator):
         box = self.found.get(let.value.tensor) if isinstance(let.value, Load) else None
         if box is None:
             return let
-        return Let(let.var, BoxLoad(box.tensor, *self.place(box), box.extents))
+        return Let(let.var, BoxLoad(box.tensor, *self.place(box), box.extents), let.origin)
 
     def mutate_Store(self, at: Store) -> Stmt:
         box = self.found.get(at.tensor)
@@ -188,18 +185,19 @@ class _Boxes(Mutator):
         return BoxStore(box.tensor, *self.place(box), box.extents, at.value)
 
 
-def share(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
-    """Split the sum as the config says; a kernel whose sums stay whole is returned as it is."""
-    if config.reduce == "stream":
-        return stream.stream(kernel, config, algorithm, workspace(algorithm, meeting(config, algorithm)))
+def share(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+    """Split the sum as the schedule says; a kernel whose sums stay whole is returned as it is."""
+    if schedule.reduce == "stream":
+        parts = workspace(algorithm, meeting(schedule, algorithm))
+        return stream.stream(kernel, schedule, algorithm, parts)
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
-    if config.split_k == 1 or loop is None:
+    if schedule.split_k == 1 or loop is None:
         return kernel
-    shared: Kernel = _Share(config.split_k, loop.stop, config.via == "gluon").mutate(kernel)
-    if config.reduce == "atomic":
+    shared: Kernel = _Share(schedule.split_k, loop.stop, schedule.via == "gluon").mutate(kernel)
+    if schedule.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
-    parts = workspace(algorithm, config.split_k)
-    made: Kernel = _Partials(parts, algorithm.c).mutate(shared)
+    parts = workspace(algorithm, schedule.split_k)
+    made: Kernel = _Partials(parts, algorithm.c, stream.accumulator(kernel)).mutate(shared)
     used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
     return Kernel(kernel.name, (*params, parts), made.body, kernel.notes)
@@ -226,7 +224,7 @@ class _Share(Mutator):
         if self.explicit and self.chunk * self.split != self.steps:
             until = minimum(self.steps - PART * self.chunk, self.chunk)
         elif self.chunk * self.split != self.steps:
-            body = substitute(body, {x: Load(x.tensor, x.offset, all_of([x.mask, STEP < self.steps]))
+            body = substitute(body, {x: replace(x, mask=all_of([x.mask, STEP < self.steps]))
                                      for x in find(body, Load)})
         first = Let(STEP, PART * self.chunk + turn)
         return replace(loop, var=turn, stop=self.chunk, body=seq(first, body), until=until)
@@ -240,14 +238,16 @@ class _Atomic(Mutator):
 class _Partials(Mutator):
     """Store the bare sum to the workspace; what the epilogue reads is read by the second kernel."""
 
-    def __init__(self, parts: Tensor, c: View) -> None:
-        self.parts, self.c = parts, c
+    def __init__(self, parts: Tensor, c: View, acc: Var) -> None:
+        self.parts, self.c, self.acc = parts, c, acc
+        self.stored = False
 
     def mutate_Let(self, at: Let) -> Stmt | None:
-        epilogue = isinstance(at.value, Load) and at.var.name.endswith("_value")
-        return None if epilogue else at
+        return None if at.origin == "epilogue" else at
 
-    def mutate_Store(self, at: Store) -> Stmt:
-        acc = next(v for v in find(at.value, Var) if v.name == "acc")
+    def mutate_Store(self, at: Store) -> Stmt | None:
+        if self.stored:  # one sum, however many results are made of it
+            return None
+        self.stored = True
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        return Store(self.parts, view.offset(), acc, at.mask)
+        return Store(self.parts, view.offset(), self.acc, at.mask)

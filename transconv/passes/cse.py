@@ -1,8 +1,8 @@
 """Stage 8e. Compute a repeated index expression once.
 
-    a = load(src, m // 56 * 64 + k)             m_div = m // 56
-    b = load(res, m // 56 * 32 + k)     ->      a = load(src, m_div * 64 + k)
-                                                b = load(res, m_div * 32 + k)
+    a = load(A, m // 56 * 64 + k)             m_div = m // 56
+    b = load(R, m // 56 * 32 + k)     ->      a = load(A, m_div * 64 + k)
+                                                b = load(R, m_div * 32 + k)
 
 Only what costs something is named: divisions and remainders, and lets that have the same value.
 """
@@ -83,14 +83,14 @@ class _Cse(Mutator):
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         if isinstance(let.value, BoxLoad):
-            return Let(let.var, self.box(let.value))
+            return Let(let.var, self.box(let.value), let.origin)
         value = substitute(let.value, self.known)
         if let.value in self.known and not isinstance(let.value, Read):
             self.known[let.var] = self.known[let.value]
             return None
         if not isinstance(value, (Var, Const)) and not find(value, Read):
             self.known[let.value] = let.var
-        return let if value is let.value else Let(let.var, value)
+        return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
         return at  # its lanes are its type

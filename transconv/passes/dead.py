@@ -1,14 +1,14 @@
 """Part of stage 8a. In: a kernel whose masks are simplified. Out: the same without sums of nothing.
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
-    for step in 0..2:                                   store(src, .., acc)
-        a = load(dst, .., mask=False)          ->
-        b = load(wei, .., mask=kd < 7)
+    for step in 0..2:                                   store(C, .., acc)
+        a = load(A, .., mask=False)            ->
+        b = load(B, .., mask=kd < 7)
         acc = acc + a * b
-    store(src, .., acc)
+    store(C, .., acc)
 
-The taps of a stride phase may all lie in the padding. What is loaded under a mask that is never true is
-0 and adds nothing; Triton 3.6 falls over a loop of such loads in a persistent kernel.
+The whole window of a stride phase may lie in the padding. What is loaded under a mask that is never
+true is 0 and adds nothing; Triton 3.6 falls over a loop of such loads in a persistent kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 
 from transconv.ir import (
+    ASSUME,
     FALSE,
     Add,
     Cast,
@@ -77,7 +78,7 @@ class _Dead(Mutator):
         return at
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt | None:
-        return None if at.func.name == "dot" and any(map(self.is_zero, at.args[1:])) else at
+        return None if at.func.multiplies and any(map(self.is_zero, at.args[1:])) else at
 
     def mutate_For(self, loop: For) -> Stmt | None:
         made: Stmt = self.generic(loop)
@@ -96,5 +97,5 @@ class _Unnamed(Mutator):
 
 def _only_names(body: Stmt) -> bool:
     """Whether nothing happens in a block that anybody sees behind it."""
-    return all(isinstance(s, Let) or isinstance(s, FuncCall) and s.func.name == "assume"
+    return all(isinstance(s, Let) or isinstance(s, FuncCall) and s.func is ASSUME
                for s in statements(body))

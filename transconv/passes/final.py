@@ -8,7 +8,7 @@ numerators. Where one cannot be excluded, the numerator is shifted by a multiple
 Two bounds that leave one value. LLVM of Triton 3.6 folds such a mask of remainders to false, so the
 value is named, also where ``simplify`` did not do so:
 
-    (0 <= iw) & (iw < 1)   ->   iw == 0
+    (0 <= x) & (x < 1)   ->   x == 0
 
 16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
 cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32.
@@ -67,8 +67,8 @@ class _Final(Scope):
                 value.dtype.bits == 16):
             wide = Var(let.var.name, f32)
             self.cast[let.var] = wide
-            return Let(wide, Cast(value, f32))
-        return let if value is let.value else Let(let.var, value)
+            return Let(wide, Cast(value, f32), let.origin)
+        return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
         return at

@@ -1,12 +1,12 @@
-"""Stage 5. In: the naive nest and a config. Out: axes have become grid x loop x tile.
+"""Stage 5. In: the naive nest and a schedule. Out: axes have become grid x loop x tile.
 
-    for oh parallel:                        for pid grid:
-        for ow parallel:                        m_blk, n_blk = unpack(pid)
-            for oc parallel:            ->      for m in 0..128 tile, n in 0..64 tile:
-                acc = 0                             oh, ow = unpack(m_blk*128 + m); oc = n_blk*64 + n
-                for ic:                             acc = 0
-                    acc += a * b                    for step in 0..IC/32:
-                store(...)                              for k in 0..32 tile: ic = step*32 + k ...
+    for h parallel:                         for pid grid:
+        for w parallel:                         m_blk, n_blk = unpack(pid)
+            for f parallel:             ->      for m in 0..128 tile, n in 0..64 tile:
+                acc = 0                             h, w = unpack(m_blk*128 + m); f = n_blk*64 + n
+                for c:                              acc = 0
+                    acc += a * b                    for step in 0..C/32:
+                store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
 Tiling is substitution: position = block_index * extent + lane. Where an extent does not divide, the
@@ -16,21 +16,32 @@ dimension, because the others are limited to 65535 programs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from transconv.config import Block, Config
+from transconv.compute import Compute
 from transconv.ir import (
+    ASSUME,
+    REDUCERS,
     ZERO,
+    Add,
     Alloc,
+    Cast,
+    Const,
     Expr,
     ExprMutator,
     For,
     FuncCall,
     Kernel,
+    Le,
     Let,
     Load,
+    Lt,
+    Max,
+    Min,
+    Mul,
     Node,
+    Select,
     Seq,
     Stmt,
     Store,
@@ -41,11 +52,15 @@ from transconv.ir import (
     find,
     free_vars,
     minimum,
+    reducer_of,
     seq,
     statements,
+    substitute,
 )
-from transconv.ir.func import ASSUME
+from transconv.schedule import Block, Schedule
+from transconv.simplify import Facts, simplify
 
+STEP = Var("step")  # counts the steps of the sum
 LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
 
 
@@ -58,18 +73,6 @@ class Nest:
     summed: tuple[For, ...]
     body: Stmt
     after: tuple[Stmt, ...]
-
-    def kind(self, axis: Var) -> str:
-        """B, M, N or K by which loads depend on the axis, be it for where they read or whether."""
-        if any(axis is x.var for x in self.summed):
-            return "K"
-        lets = {s.var: s.value for s in (*self.before, *statements(self.body)) if isinstance(s, Let)}
-        loads = find(self.body, Load)
-        if not loads:
-            return "M"
-        in_a, in_b = (any(axis in _roots(e, lets) for x in loads[at:at + 1] for e in (x.offset, x.mask))
-                      for at in (0, 1))
-        return "B" if in_a and in_b else "N" if in_b else "M"
 
 
 def _roots(e: Expr, lets: dict[Var, Expr]) -> frozenset[Var]:
@@ -107,6 +110,7 @@ class _Side:
     the positions."""
 
     kind: str
+    name: str  # of its lanes
     counts: list[tuple[Var, int]] = field(default_factory=list)
     lets: list[Stmt] = field(default_factory=list)
     extent: int = 1
@@ -120,38 +124,40 @@ class _Side:
 
     @property
     def lane(self) -> Var:
-        return Var(LANES[self.kind])
+        return Var(self.name)
 
     def wrap(self, body: Stmt) -> Stmt:
         """The tile loop around what happens at each position of the tile."""
         for var, extent in reversed(self.written):
             body = For(var, extent, body, "jam")
         if not self.lanes:
-            return For(self.lane, self.extent, body, "tile") if self.extent > 1 else body
+            return self.tile_loop(self.lane, self.extent, body) if self.extent > 1 else body
         for block, lane in reversed(self.lanes.items()):
-            body = For(lane, block.extent, body, "tile")
+            body = self.tile_loop(lane, block.extent, body)
         return body
 
+    def tile_loop(self, lane: Var, extent: int, body: Stmt) -> For:
+        return For(lane, extent, body, "tile", side=self.kind)
 
-def gridwise(kernel: Kernel, config: Config) -> Kernel:
-    """Tile every axis as the config says, and put the tiles on the grid and into the loop."""
+
+def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+    """Tile every axis as the schedule says, and put the tiles on the grid and into the loop."""
     nest = parts(kernel)
     sizes = {x.var: x.stop for x in (*nest.around, *nest.summed)}
-    kinds = {v: nest.kind(v) for v in sizes}
-    product = len(find(nest.body, Load)) != 1
-    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, config, product)
+    kinds = {v: compute.kind(v.name) for v in sizes}
+    product = compute.factors is not None
+    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule, product)
              for kind in "BMNK"}
-    pid, grid_lets, grid = _unpack_grid(sides, config)
-    step = Var("step")
+    pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
-    loop_lets = _unpack(step, sides["K"].counts)
-    written = {v for v in tails if kinds[v] != "K" and v.name in config.regs.split(".")}
+    loop_lets = _unpack(STEP, sides["K"].counts)
+    written = {v for v in tails if kinds[v] != "K" and v.name in schedule.regs.split(".")}
     guard = _Guard(tails, nest, written)
     body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
     body = sides["K"].wrap(body)
-    kind = "unroll" if config.unroll else "serial"
-    loop: Stmt | None = For(step, sides["K"].count, seq(*loop_lets, body), kind,
-                           config.stages)
+    kind = "unroll" if schedule.unroll else "serial"
+    loop: Stmt | None = For(STEP, sides["K"].count, seq(*loop_lets, body), kind,
+                           schedule.stages)
     if not nest.summed:
         loop = body if statements(nest.body) else None
 
@@ -161,32 +167,35 @@ def gridwise(kernel: Kernel, config: Config) -> Kernel:
                       *(statements(guard.mutate(Seq(nest.after)))))
     for side in reversed(outer):
         inner = side.wrap(inner)
-    several = 0 < config.programs < grid * config.split_k  # parts of a sum are dealt out one by one
-    programs = config.programs if several else 0
+    several = 0 < schedule.programs < grid * schedule.split_k  # parts of a sum are dealt out one by one
+    programs = schedule.programs if several else 0
     whole = For(pid, grid, seq(*grid_lets, inner), "grid", programs=programs)
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
 
 
-def _side(kind: str, axes: list[Var], sizes: dict[Var, int], config: Config,
+def _side(kind: str, axes: list[Var], sizes: dict[Var, int], schedule: Schedule,
           product: bool) -> _Side:
     """``product``: two operands are multiplied, so that each side of a tile is one dimension. A copy
     has a dimension per block: it may load along the one and store along the other."""
-    side = _Side(kind)
-    if kind == "K" and config.order:
-        rank = {n: i for i, n in enumerate(config.order.split("."))}
+    taken = {v.name for v in sizes}
+    # Lanes of several blocks are counted: m0, m1.
+    clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
+    side = _Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind])
+    if kind == "K" and schedule.order:
+        rank = {n: i for i, n in enumerate(schedule.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
-    blocks = [b for b in config.blocks if Var(b.axes[0]) in axes and b.extent > 1]
-    blocks = [b for b in blocks if not config.in_registers(b)]
+    blocks = [b for b in schedule.blocks if Var(b.axes[0]) in axes and b.extent > 1]
+    blocks = [b for b in blocks if not schedule.in_registers(b)]
     blocks.sort(key=lambda b: axes.index(Var(b.axes[0])))
     side.extent = prod(b.extent for b in blocks)
     if not product and len(blocks) > 1:
         side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(blocks)}
     below = side.extent
     for axis in axes:
-        block = config.block_of(axis.name)
+        block = schedule.block_of(axis.name)
         if block is None or block.extent == 1:
             side.counts.append((axis, sizes[axis]))
-        elif config.in_registers(block):
+        elif schedule.in_registers(block):
             side.written.append((Var(f"{axis.name}_in"), block.extent))
             _tile(side, block, [axis], side.written[-1][0], sizes)
         elif axis.name == block.axes[0]:
@@ -239,14 +248,14 @@ def _unpack(packed: Var, counts: list[tuple[Var, int]], total: int = 0) -> list[
     return lets[::-1]
 
 
-def _unpack_grid(sides: dict[str, _Side], config: Config) -> tuple[Var, list[Stmt], int]:
+def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list[Stmt], int]:
     """One program number for the whole grid: (batch, row blocks x column blocks).
 
     Row blocks are taken in groups of ``group_m`` per sweep over the columns, so that programs that
     run at the same time share operands in the cache.
     """
     pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
-    group = min(config.group_m, rows)
+    group = min(schedule.group_m, rows)
     pair, m, n = Var("mn_blk"), Var("m_at"), Var("n_at")
     lets: list[Stmt] = []
     outer = sides["B"].counts
@@ -275,8 +284,9 @@ class _Guard(ExprMutator):
     def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
         super().__init__()
         self.tails, self.written = tails, written
-        self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body))
+        self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body), *nest.after)
                      if isinstance(s, Let)}
+        self.summed = {x.var for x in nest.summed}
 
     def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
         roots = _roots(offset, self.lets) - inside
@@ -284,9 +294,57 @@ class _Guard(ExprMutator):
         return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
 
     def mutate_Load(self, at: Load) -> Node:
-        inside = _roots(at.mask, self.lets) & self.written
-        return Load(at.tensor, at.offset, self.guarded(at.offset, at.mask, inside))
+        inside = frozenset(v for v in self.written if self.keeps_inside(at, v))
+        return replace(at, mask=self.guarded(at.offset, at.mask, inside))
+
+    def keeps_inside(self, at: Load, axis: Var) -> bool:
+        """Whether a load's own mask is false where the axis leads out of the tensor beyond its end: one
+        of the coordinates is held back at the side to which the axis moves it."""
+        seen = {*find(at.offset, Expr)}
+        for condition in conjuncts(at.mask):
+            match condition:
+                case Lt(coord, Const()) if coord in seen:
+                    towards = 1
+                case Le(Const(), coord) if coord in seen:
+                    towards = -1
+                case _:
+                    continue
+            if axis in _roots(coord, self.lets) and self.step(coord, axis) * towards > 0:
+                return True
+        return False
+
+    def step(self, coord: Expr, axis: Var) -> int:
+        """How far the next position of an axis is along a coordinate; 0 if that depends."""
+        while named := {v: self.lets[v] for v in free_vars(coord) if v in self.lets}:
+            coord = substitute(coord, named)
+        moved = simplify(substitute(coord, {axis: axis + 1}) - coord, Facts())
+        return int(moved.value) if isinstance(moved, Const) else 0
 
     def mutate_Store(self, at: Store) -> Node:
         return Store(at.tensor, at.offset, self.mutate(at.value),
                      self.guarded(at.offset, at.mask))
+
+    def mutate_Update(self, at: Update) -> Node:
+        """Positions beyond the end add nothing: they are loaded as 0, which is enough in a sum of
+        products; in any other reduction their terms are replaced."""
+        match at.value:
+            case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
+                op = type(at.value)
+                reducer = REDUCERS[reducer_of(op)]
+                lacking = [m for v, m in self.tails.items() if v in self.summed
+                           and not self.vanishes(term, v, reducer.neutral)]
+                if lacking:
+                    nothing = reducer.identity(term.dtype)
+                    kept = Select(all_of([p for m in lacking for p in conjuncts(m)]), term, nothing)
+                    return Update(at.var, op(old, kept))
+        return at
+
+    def vanishes(self, term: Expr, axis: Var, nothing: float) -> bool:
+        """Whether a term, or a factor of one that is summed, is loaded as what changes ``nothing`` where
+        the axis is beyond its end."""
+        if isinstance(term, Mul) and nothing == 0:
+            return any(self.vanishes(x, axis, nothing) for x in (term.a, term.b))
+        value = term.x if isinstance(term, Cast) else term
+        load = self.lets.get(value) if isinstance(value, Var) else None
+        return (isinstance(load, Load) and load.fill == nothing
+                and axis in _roots(load.offset, self.lets))

@@ -1,9 +1,9 @@
 """Stage 8c. Move what does not change out of the loop of the sum.
 
-    for step in 0..9:                            src_m = (mb*3136 + oh*56 + ow)*64
+    for step in 0..9:                            A_m = (n*3136 + h*56 + w)*64
         kh = step // 3; kw = step % 3            for step in 0..9:
-        a = load(src, mb*3136*64 +       ->          kh = step // 3; kw = step % 3
-                 (oh + kh)*56*64 + ...)              a = load(src, kh*3584 + kw*64 + src_m + k)
+        a = load(A, n*3136*64 +          ->          kh = step // 3; kw = step % 3
+                 (h + kh)*56*64 + ...)               a = load(A, kh*3584 + kw*64 + A_m + k)
 
 Whole lets move when nothing in them changes; a sum is split into the part that changes and one part
 per set of lanes that does not; of a mask, the conditions that do not change move together.
@@ -61,8 +61,8 @@ class _Hoist(Mutator):
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(load := let.value, Load):
-            let = Let(let.var, Load(load.tensor, self.grouped(load.offset),
-                                    self.together(load.mask)))
+            let = Let(let.var, replace(load, offset=self.grouped(load.offset),
+                                       mask=self.together(load.mask)), let.origin)
         self.scope[let.var] = lanes_of(let.value, self.scope)
         return let
 
@@ -127,17 +127,17 @@ class _Loop:
 
     def statement(self, s: Stmt) -> Stmt | None:
         match s:
-            case Let(var, Load(tensor, offset, mask)):
-                return Let(var, Load(tensor, self.sums(offset, tensor.name),
-                                     self.conditions(mask, f"{tensor.name}_in")))
+            case Let(var, Load(tensor, offset, mask) as load, origin):
+                return Let(var, replace(load, offset=self.sums(offset, tensor.name),
+                                        mask=self.conditions(mask, f"{tensor.name}_in")), origin)
             case Let(var, value) if self.invariant(value):
                 self.outside.append(s)
                 self.changing.discard(var)
                 return None
-            case Let(var, value) if value.dtype.kind == "int":
+            case Let(var, value, origin) if value.dtype.kind == "int":
                 made = self.sums(value, var.name)
                 self.owner.scope[var] = lanes_of(made, self.owner.scope)
-                return Let(var, made)
+                return Let(var, made, origin)
             case Store(tensor, offset, value, mask):
                 return Store(tensor, self.sums(offset, tensor.name), value,
                              self.conditions(mask, f"{tensor.name}_in"))

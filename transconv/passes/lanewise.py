@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.config import Config
 from transconv.ir import (
     Add,
     Alloc,
@@ -41,6 +40,8 @@ from transconv.ir import (
     Lane,
     Let,
     Load,
+    Max,
+    Min,
     Mul,
     Mutator,
     Node,
@@ -54,34 +55,35 @@ from transconv.ir import (
     f32,
     find,
     lanes_of,
+    reducer_of,
     seq,
     substitute,
     walk,
 )
-from transconv.packing import operand_of
+from transconv.schedule import Schedule
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
-AXIS = {"g": 0, "m": 1, "k": 2, "n": 3}
-SWAPPED = {"g": 0, "n": 1, "k": 2, "m": 3}
+AXIS = {"B": 0, "M": 1, "K": 2, "N": 3}
+SWAPPED = {"B": 0, "N": 1, "K": 2, "M": 3}
 
 
-def lanewise(kernel: Kernel, config: Config, precision: str) -> Kernel:
+def lanewise(kernel: Kernel, schedule: Schedule, precision: str) -> Kernel:
     """Turn tile loops into lanes. ``precision`` is how the matrix unit multiplies f32 operands."""
-    order = SWAPPED if config.swap else AXIS
-    lanes = {n.var: Lane(n.var.name, n.stop, order[n.var.name[0]])
+    order = SWAPPED if schedule.swap else AXIS
+    lanes = {n.var: Lane(n.var.name, n.stop, order[n.side], n.side)
              for n in walk(kernel) if isinstance(n, For) and n.kind == "tile"}
-    made = _Vectorise(lanes, config, precision).mutate(kernel)
+    made = _Vectorise(lanes, schedule, precision).mutate(kernel)
     assert isinstance(made, Kernel)
     return made
 
 
 class _Vectorise(Mutator):
-    def __init__(self, lanes: dict[Var, Lane], config: Config, precision: str) -> None:
-        self.lanes, self.config, self.precision = lanes, config, precision
+    def __init__(self, lanes: dict[Var, Lane], schedule: Schedule, precision: str) -> None:
+        self.lanes, self.schedule, self.precision = lanes, schedule, precision
         self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.whole: set[Var] = set()  # f32 that nothing has rounded
-        self.late = tuple(x for x in lanes.values() if config.late and x.axis == AXIS["k"])
+        self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -99,16 +101,16 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
-        if isinstance(value, Load) and value.dtype is f32 and not operand_of(value.tensor.name):
+        if isinstance(value, Load) and value.dtype is f32 and not value.tensor.rounded:
             self.whole.add(let.var)
-        return Let(let.var, value)
+        return Let(let.var, value, let.origin)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         made: list[Stmt | None] = []
         for s in at.stmts:
             made.append(self.mutate(s))  # type: ignore[arg-type]
-            made += [_added(x.var, self.late) for x in at.stmts if isinstance(x, Alloc)
-                     and self.late and x.var in {u.var for u in find(s, Update)}]
+            made += [_added(u, self.late) for x in at.stmts if isinstance(x, Alloc) and self.late
+                     for u in find(s, Update) if u.var is x.var]
         return seq(*made)
 
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
@@ -125,10 +127,11 @@ class _Vectorise(Mutator):
             sums = _of_lanes(at.var)
             at, value = Update(sums, value), substitute(value, {at.var: sums})
         own = self.scope[at.var]
-        summed = [x for x in lanes_of(value, self.scope) if x not in own]
+        here = {*self.around, *lanes_of(value, self.scope)}
+        summed = sorted((x for x in here if x not in own), key=lambda x: (x.axis, x.name))
         match value:
             case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
-                    old is at.var and self.config.unit == "mma"):
+                    old is at.var and self.schedule.unit == "mma"):
                 # What an operand does not vary along (an expanded tensor) may vanish from its address.
                 # An axis that only the result has belongs to the operand that lacks a side.
                 alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
@@ -138,10 +141,11 @@ class _Vectorise(Mutator):
                                      key=lambda s: s.lanes[0].axis)
                 return seq(*(Let(n, Call("tf32", (v,))) for v, n in near.items()),
                            FuncCall(dot(self.precision), (at.var, left, right)))
-            case Add(old, product) if old is at.var:
+            case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
+                op = type(value)
                 for lane in summed:
-                    product = Reduce("sum", product, lane)
-                return Update(at.var, old + product)
+                    term = Reduce(reducer_of(op), term, lane)
+                return Update(at.var, op(old, term))
         raise AssertionError(f"not a sum: {at}")
 
     def side(self, v: Var, own: tuple[Lane, ...], alone: list[Lane]) -> tuple[Lane, ...]:
@@ -156,9 +160,9 @@ def _of_lanes(acc: Var) -> Var:
     return Var("sums", acc.type)
 
 
-def _added(acc: Var, lanes: tuple[Lane, ...]) -> Stmt:
-    """``let acc = sum(sums)`` over the lanes that were kept."""
-    total: Expr = _of_lanes(acc)
+def _added(update: Update, lanes: tuple[Lane, ...]) -> Stmt:
+    """``let acc = sum(sums)`` over the lanes that were kept, or another reduction."""
+    total: Expr = _of_lanes(update.var)
     for lane in lanes:
-        total = Reduce("sum", total, lane)
-    return Let(acc, total)
+        total = Reduce(reducer_of(type(update.value)), total, lane)
+    return Let(update.var, total)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from transconv.ir import (
+    ASSUME,
     Const,
     Expr,
     FuncCall,
@@ -44,7 +45,7 @@ def _mentions(kernel: Kernel) -> list[Var]:
     """
     found: list[Var] = []
     for at in walk(kernel):
-        if isinstance(at, FuncCall) and at.func.name == "assume":
+        if isinstance(at, FuncCall) and at.func is ASSUME:
             continue
         if isinstance(at, Stmt):
             for child in at.children():
@@ -73,10 +74,10 @@ class _Lets(Mutator):
             return None
         if not self.uses[let.var]:
             return None
-        return let if value is let.value else Let(let.var, value)
+        return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_FuncCall(self, call: FuncCall) -> Stmt | None:
-        if call.func.name == "assume":
+        if call.func is ASSUME:
             condition = substitute(call.args[0], self.values)
             assert isinstance(condition, Expr)
             if not free_vars(condition) or not all(self.uses[v] for v in free_vars(condition)):

@@ -1,21 +1,25 @@
-"""Stage 4. In: Algorithm. Out: Kernel: a scalar loop nest that is right, and nothing else.
+"""Stage 4. In: Compute. Out: Kernel: a scalar loop nest that is right, and nothing else.
 
-    for every point of the B, M, N axes (parallel):
+    for every point of the axes that are not reduced (parallel):
         acc = 0
-        for every point of the K axes:
+        for every point of the reduced axes:
             a = load(...); b = load(...)
             acc = acc + a * b
         store(c, epilogue(acc))
+
+Without a reduction: loads, values and stores at every point.
 """
 
 from __future__ import annotations
 
-from transconv.algorithm import Algorithm
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transconv.compute import Compute, Read, Reduction, Step, Value, Write
 from transconv.ir import (
+    REDUCERS,
     TRUE,
     Alloc,
-    Call,
-    Cast,
     Const,
     Expr,
     For,
@@ -27,88 +31,135 @@ from transconv.ir import (
     Update,
     Var,
     View,
-    f32,
-    find,
     free_vars,
+    index,
     seq,
     store,
     substitute,
 )
-from transconv.packing import is_copy, rounds
+
+Seen = dict[Step, View]  # the views of steps, their coordinates named
 
 
-def naive(algorithm: Algorithm, name: str) -> Kernel:
-    """The loop nest of an algorithm. A sum over no elements at all has no loops: it is 0."""
-    summed = algorithm.axes_of("K")
-    around = [x for x in algorithm.axes if x not in summed]
-    taken = {x.name for x in algorithm.axes}
+def naive(compute: Compute, name: str) -> Kernel:
+    """The loop nest of a computation. A reduction over no elements has no loops: it is the identity."""
+    compute = _apart(compute)
+    summed = compute.axes_of("K")
+    nest = _Nest(compute)
+    whole = _map(compute, nest) if compute.sum is None else _reduction(compute, compute.sum, nest)
+    for x in reversed(compute.axes):
+        if x not in summed:
+            whole = For(x.var, x.size, whole, "parallel")
+    return Kernel(name, compute.tensors, whole)
 
-    if is_copy(algorithm):
-        return Kernel(name, algorithm.tensors, _copy(algorithm, taken))
-    acc = Var("acc", algorithm.acc)
+
+# What lanes and positions of a tile are called: a value of such a name gets another one.
+LANES = frozenset(("m", "n", "k", "grp"))
+
+
+def _is_lanes(name: str) -> bool:
+    """Whether a name may be that of lanes, which are counted where there are several."""
+    return name.rstrip("0123456789") in LANES
+
+
+def _apart(compute: Compute) -> Compute:
+    """The computation with values that are called as no lane is."""
+    old = [s.var for s in compute.steps if not isinstance(s, Write) and _is_lanes(s.name)]
+    if not old:
+        return compute
+    values: dict[Expr, Expr] = {v: Var(f"{v.name}_value", v.type) for v in old}
+    steps: list[Step] = []
+    for s in compute.steps:
+        if not isinstance(s, Read):
+            s = replace(s, value=substitute(s.value, values))
+        if not isinstance(s, Write) and _is_lanes(s.name):
+            s = replace(s, name=f"{s.name}_value")
+        steps.append(s)
+    return replace(compute, steps=tuple(steps))
+
+
+def _map(compute: Compute, nest: _Nest) -> Stmt:
+    """No accumulator, so that what is only moved keeps its bits."""
+    seen: Seen = {s: nest.named(s.view) for s in compute.steps if isinstance(s, (Read, Write))}
+    return seq(*nest.lets, *nest.steps(compute.steps, seen))
+
+
+def _reduction(compute: Compute, total: Reduction, nest: _Nest) -> Stmt:
+    """The coordinates that no reduced axis is in, the accumulator, the loops around the terms, and what
+    is behind them."""
+    acc, summed = total.var, compute.axes_of("K")
     k_vars = {x.var for x in summed}
-    c_lets, c = _name_coordinates(algorithm.c, taken)
-    body: list[Stmt] = []
-    factors: list[Expr] = []
-    for letter, view in (("a", algorithm.a), ("b", algorithm.b)):
-        if view is not None:
-            lets, named = _name_coordinates(view, taken)
-            body += [x for x in lets if x not in c_lets and x not in body]
-            value = Var(letter, named.tensor.dtype)
-            body.append(Let(value, Load(named.tensor, named.offset(), named.mask())))
-            factors.append(Cast(value, algorithm.acc))
-    product = factors[0] if len(factors) == 1 else factors[0] * factors[1]
-    outside = [x for x in body if isinstance(x, Let) and not isinstance(x.value, Load)
-               and not free_vars(x.value) & k_vars]
-    inside = [x for x in body if x not in outside]
-    nest: Stmt = seq(*inside, Update(acc, acc + product))
+    before = compute.steps[:compute.steps.index(total)]
+    results: Seen = {compute.writes[0]: nest.named(compute.c)}
+    named, nest.lets = nest.lets, []
+    loops: list[Stmt] = []
+    for step in before:
+        seen: Seen = {step: nest.named(step.view)} if isinstance(step, Read) else {}
+        loops += [*(x for x in nest.lets if x not in named), *nest.steps((step,), seen)]
+        nest.lets = []
+    outside = [x for x in loops if isinstance(x, Let) and not isinstance(x.value, Load)
+               and _is_coordinate(x) and not free_vars(x.value) & k_vars]
+    inside = [x for x in loops if x not in outside]
+    body: Stmt = seq(*inside, Update(acc, REDUCERS[total.op].node(acc, total.value)))
     for x in reversed(summed):
-        nest = For(x.var, x.size, nest)
+        body = For(x.var, x.size, body)
     if any(x.size == 0 for x in summed):
-        nest = Seq(())
-
-    finish = _finish(algorithm, acc, c)
-    whole: Stmt = seq(*c_lets, *outside, Alloc(acc, (), Const(0.0, algorithm.acc)), nest, *finish)
-    for x in reversed(around):
-        whole = For(x.var, x.size, whole, "parallel")
-    return Kernel(name, algorithm.tensors, whole)
-
-
-def _copy(algorithm: Algorithm, taken: set[str]) -> Stmt:
-    """Every element is loaded and stored; no accumulator, so that its bits stay what they are. What
-    would be cut to tf32 later is rounded to it on the way."""
-    a_lets, a = _name_coordinates(algorithm.a, taken)
-    c_lets, c = _name_coordinates(algorithm.c, taken)
-    value = Var("a", a.tensor.dtype)
-    lets = [*a_lets, *(x for x in c_lets if x not in a_lets),
-            Let(value, Load(a.tensor, a.offset(), a.mask()))]
-    if rounds(algorithm):
-        lets.append(Let(Var("near", f32), Call("tf32", (value,))))
-        value = Var("near", f32)
-    whole: Stmt = seq(*lets, store(c.tensor, c.offset(), value, c.mask()))
-    for x in reversed(algorithm.axes):
-        whole = For(x.var, x.size, whole, "parallel")
-    return whole
+        body = Seq(())
+    nest.names = {x.value: x.var for x in named}
+    behind: Seen = results | {s: nest.named(s.view) for s in compute.after
+                        if isinstance(s, (Read, Write)) and s not in results}
+    return seq(*named, *outside, Alloc(acc, (), REDUCERS[total.op].identity(acc.type)), body,
+               *(x for x in nest.lets if x not in named), *nest.steps(compute.after, behind, "epilogue"))
 
 
-def _name_coordinates(view: View, taken: set[str]) -> tuple[list[Stmt], View]:
-    """Give a computed coordinate the name of its dimension: ``let ih = oh*2 + kh - 1``."""
-    lets: list[Stmt] = []
-    for name, dim in zip(view.tensor.dims, view.dims, strict=True):
-        if isinstance(dim.coord, (Var, Const)) or name in taken:
-            continue
-        lets.append(Let(Var(name), dim.coord))
-        view = substitute(view, {dim.coord: Var(name)})
-    return lets, view
+def _is_coordinate(let: Let) -> bool:
+    return let.var.type is index
 
 
-def _finish(algorithm: Algorithm, acc: Var, c: View) -> list[Stmt]:
-    """The epilogue's loads, then the store."""
-    value = algorithm.epilogue.value(acc, c)
-    lets: list[Stmt] = []
-    for load in find(value, Load):
-        lets.append(Let(Var(f"{load.tensor.name}_value", load.dtype), load))
-    value = substitute(value, {x.value: x.var for x in lets if isinstance(x, Let)})
-    mask = c.mask()
-    return [*lets, store(c.tensor, c.offset(), Cast(value, c.tensor.dtype),
-                         TRUE if mask is TRUE else mask)]
+class _Nest:
+    """Names for computed coordinates: ``let y = h*2 + kh - 1``, each given once."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.taken = {x.name for x in compute.axes}
+        operands = (compute.factors or compute.reads)[:2 if compute.factors else 1]
+        self.origins = {read.name: letter for read, letter in zip(operands, "ab", strict=False)}
+        self.lets: list[Let] = []
+        self.given: dict[str, Expr] = {}  # what every name stands for
+        self.names: dict[Expr, Expr] = {}  # the names of the result, for what is read behind a sum
+
+    def named(self, view: View) -> View:
+        """The view over names; new ones are added to ``lets``."""
+        view = substitute(view, self.names)
+        for name, dim in zip(view.tensor.dims, view.dims, strict=True):
+            if isinstance(dim.coord, (Var, Const)) or name in self.taken:
+                continue
+            name = self.free(name, dim.coord)
+            let = Let(Var(name), dim.coord)
+            if let not in self.lets:
+                self.lets.append(let)
+            view = substitute(view, {dim.coord: Var(name)})
+        return view
+
+    def free(self, name: str, coord: Expr) -> str:
+        """A name that stands for nothing else: that of the dimension, or one with a number."""
+        tried, number = name, 1
+        while tried in self.taken or self.given.get(tried, coord) is not coord:
+            tried, number = f"{name}_{number}", number + 1
+        self.given[tried] = coord
+        return tried
+
+    def steps(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+        """The statements of some steps. ``origin``: what their lets are for, if not operands."""
+        made: list[Stmt] = []
+        for step in steps:
+            if isinstance(step, Read):
+                view = seen[step]
+                load = Load(view.tensor, view.offset(), view.mask(), step.fill)
+                made.append(Let(step.var, load, self.origins.get(step.name, origin)))
+            elif isinstance(step, Value):
+                made.append(Let(step.var, step.value, origin))
+            elif isinstance(step, Write):
+                view = seen[step]
+                mask = view.mask()
+                made.append(store(view.tensor, view.offset(), step.value, TRUE if mask is TRUE else mask))
+        return made

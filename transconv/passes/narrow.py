@@ -3,15 +3,19 @@
 An index expression stays 32-bit when every value in it, intermediate ones included, is proved to fit;
 otherwise the largest parts that fit are computed in 32 bits and cast where the wide part begins:
 
-    mb*4294967296 + oh*8192 + ow    ->    i64(mb)*4294967296 + i64(oh*8192 + ow)
+    n*4294967296 + h*8192 + w    ->    i64(n)*4294967296 + i64(h*8192 + w)
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transconv.ir import (
+    Arithmetic,
     BoxLoad,
     BoxStore,
     Cast,
+    Compare,
     Const,
     Expr,
     FuncCall,
@@ -28,7 +32,6 @@ from transconv.ir import (
     index,
     substitute,
 )
-from transconv.ir.expr import Arithmetic, Compare
 from transconv.passes.simplification import Scope
 from transconv.simplify import range_of
 
@@ -50,7 +53,7 @@ class _Narrow(Scope):
         """Whether every value in the expression is proved to fit into 32 bits."""
         if isinstance(e, (Load,)):
             return self.fits(e.offset)
-        if e.dtype.kind == "int" and e.dtype is not i64:
+        if e.dtype is index:  # integers that a tensor holds are as wide as it says
             found = range_of(self.whole(e), self.facts)
             if found.lo is None or found.hi is None or found.lo < -LIMIT or found.hi > LIMIT:
                 return False
@@ -66,6 +69,8 @@ class _Narrow(Scope):
             return Const(e.value, i64)
         if isinstance(e, (Var, Lane)) or self.fits(e):
             return e if e.dtype is i64 else Cast(e, i64)
+        if isinstance(e, Cast) and e.type is index:  # what a tensor holds, used as an address
+            return Cast(e.x, i64)
         if isinstance(e, (Arithmetic, Compare)):
             return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
         if isinstance(e, Select):
@@ -78,13 +83,14 @@ class _Narrow(Scope):
             return let  # coordinates count along one dimension: they fit
         if isinstance(let.value, Load):
             load = let.value
-            return Let(let.var, Load(load.tensor, self.index(load.offset), self.index(load.mask)))
+            narrow = replace(load, offset=self.index(load.offset), mask=self.index(load.mask))
+            return Let(let.var, narrow, let.origin)
         value = self.index(let.value)
         if value.dtype is i64 and let.var.type is index:
             var = Var(let.var.name, i64)
             self.wide[let.var] = var
-            return Let(var, value)
-        return let if value is let.value else Let(let.var, value)
+            return Let(var, value, let.origin)
+        return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
         return at

@@ -1,16 +1,16 @@
 """Stage 8a. What is loaded twice is loaded once.
 
-    iw_0_1 = ow + 0 + 1 - 1                 iw_0_1 = ow
-    a_0_1 = load(src, .. iw_0_1)            a_0_1 = load(src, .. iw_0_1)
-    iw_1_0 = ow + 1 + 0 - 1          ->     acc_0 = acc_0 + a_0_1 * b_1
-    a_1_0 = load(src, .. iw_1_0)            acc_1 = acc_1 + a_0_1 * b_0
+    x_0_1 = w + 0 + 1 - 1                   x_0_1 = w
+    a_0_1 = load(A, .. x_0_1)               a_0_1 = load(A, .. x_0_1)
+    x_1_0 = w + 1 + 0 - 1            ->     acc_0 = acc_0 + a_0_1 * b_1
+    a_1_0 = load(A, .. x_1_0)               acc_1 = acc_1 + a_0_1 * b_0
     acc_0 = acc_0 + a_0_1 * b_1
     acc_1 = acc_1 + a_1_0 * b_0
 
-Positions and taps that are written out (``regs=ow.kw``) look at the same pixels: 8 pixels of a row
-and 7 taps are 56 products of 14 pixels. Indices are compared by what they come to, loads by tensor,
-address and mask; a tensor that the kernel stores to is left alone. An index that comes to a number
-is that number.
+Positions and window elements that are written out (``regs=w.kw``) read the same elements: 8 positions of
+a row and a window of 7 are 56 products of 14 elements. Indices are equal if they simplify to the same
+expression, loads if tensor, address and mask are equal. Loads of a tensor that the kernel stores to are
+not shared. An index that is always the same number is replaced by that number.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Reuse(Scope):
             return None
         if key is not None:
             self.known[key] = let.var
-        return let if value is let.value else Let(let.var, value)
+        return let if value is let.value else Let(let.var, value, let.origin)
 
     def key(self, value: Expr) -> Expr | None:
         """What two lets have in common that mean the same; None for what is not worth asking."""

@@ -1,7 +1,7 @@
 """Stage 9b, shared memory. In: the boxes that a step of the sum fetches. Out: a ring of buffers for
 each, with the copies that fill a slot of it (see ``roles.py``).
 
-    a = box_load(src, at=[..])   ->   shared src_ring[3]; fetch src at=[..] -> src_ring[slot]
+    a = box_load(A, at=[..])   ->   shared A_ring[3]; fetch A at=[..] -> A_ring[slot]
 
 Where a lane lies in one of several boxes (a pile), a slot has a member for each: boxes that differ along
 the lanes of a row lie side by side, those that differ along the other side of the tile below one another.
@@ -25,13 +25,13 @@ from transconv.ir import (
     Let,
     Piece,
     Stmt,
+    Tensor,
     Var,
     free_vars,
     i32,
     lanes_of,
     substitute,
 )
-from transconv.passes.lanewise import AXIS as LANE_AXES
 from transconv.simplify import simplify
 
 SLOT = Var("slot", i32)
@@ -84,15 +84,17 @@ class Rings:
         return self.landed.slots
 
 
-def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int, loop: For,
+def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: For,
           keep: str = "") -> Rings:
     """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes. What
     is kept (operand ``keep``) has a slot for each step of the sum, the ``loop``."""
     landed, kept = Barrier("landed", stages), Barrier("kept", loop.stop)
     spread = _laned_lets(lets)
     made = {}
-    for var, box in fetched.items():
-        stays = var.name == keep
+    for let in fetched:
+        box = let.value
+        assert isinstance(box, BoxLoad)
+        stays = bool(keep) and let.origin == keep
         barrier, slot = (kept, loop.var) if stays else (landed, SLOT)
         corners = [_whole(c, spread) for c in box.corner]
         within = tuple(_whole(w, spread) for w in box.within)
@@ -105,21 +107,21 @@ def rings(fetched: dict[Var, BoxLoad], lets: tuple[Stmt, ...], stages: int, loop
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), barrier, slot)
             for j in range(buffer.members))
-        made[var] = Ring(buffer, piece, fetches, _turned(piece))
+        made[let.var] = Ring(buffer, piece, fetches, _turned(piece, box.tensor))
     readers = len({r.turned is None for r in made.values()})
     free = Barrier("free", stages, readers)
     return Rings(made, landed, free, Barrier("turned", stages), Barrier("taken", stages),
                  kept if keep else None)
 
 
-def _turned(piece: Piece) -> Piece | None:
+def _turned(piece: Piece, tensor: Tensor) -> Piece | None:
     """Where a piece goes, K innermost, that the matrix unit does not take as it lies."""
     if piece.dtype.bits <= 16:
         return None
-    along, across = sorted(lanes_of(piece), key=lambda x: x.axis != LANE_AXES["k"])
+    along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):
         return None
-    buffer = Buffer(piece.buffer.name.replace("_ring", "_turned"), piece.dtype, piece.buffer.slots,
+    buffer = Buffer(f"{tensor.name}_turned", piece.dtype, piece.buffer.slots,
                     (across.extent, along.extent))
     return Piece(buffer, SLOT, ZERO, (across, along))
 
@@ -155,7 +157,7 @@ class _Pile:
 
 def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> _Pile | None:
     """The lane that the corner varies along, or that one box does not hold all of: where a block goes
-    on behind the only tap, all boxes have one corner."""
+    on behind the only window element, all boxes have one corner."""
     for lane in moved.union(*map(lanes_of, within)):
         inner = prod(e for w, e in zip(within, extents, strict=True) if lane in lanes_of(w))
         if lane in moved or lane.extent > inner:

@@ -2,15 +2,15 @@
 written down, and its warps in two roles (``via=gluon``).
 
     for pid in 0..784 grid programs=132:          for program in 0..132 grid:
-        ...lets                                       shared src_ring[3], wei_ring[3], dst_tile
+        ...lets                                       shared A_ring[3], B_ring[3], C_tile
         acc = 0                                       barrier landed[3], free[3]
         for step in 0..36:                            role products warps=8:
-            a = box_load(src, at=[..])                    for pid in program..784 dealt:
-            b = box_load(wei, at=[..])       ->               for step: wait landed; dot_async; free
-            dot(acc, b, a)                                    put, fence, send dst_tile
-        box_store(dst, at=[..], acc)                  role fetches warps=1:
+            a = box_load(A, at=[..])                      for pid in program..784 dealt:
+            b = box_load(B, at=[..])         ->               for step: wait landed; dot_async; free
+            dot(acc, b, a)                                    put, fence, send C_tile
+        box_store(C, at=[..], acc)                    role fetches warps=1:
                                                           for pid in program..784 dealt:
-                                                              for step: wait free; fetch src, wei
+                                                              for step: wait free; fetch A, B
 
 One warp runs ahead and fills the rings, also with boxes of the next tile while the result of this one
 is stored; the others only multiply. A product is waited for one step later, so two are under way.
@@ -25,13 +25,13 @@ the one stores its tile, the other multiplies. The rings stay as they are, in th
             wait(baton, 0, 1)                               wait(baton, 0, 0)
             for step: wait landed; dot_async; free          ...
             arrive(baton)                                   arrive(baton)
-            put, fence, send dst_tile0                      put, fence, send dst_tile1
+            put, fence, send C_tile0                        put, fence, send C_tile1
 
 A barrier knows only whether a phase is even or odd, so a team that waits for a slot must not be a round
 of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
 a barrier whose parity is the team whose turn it is.
 
-With ``keep=b`` all tiles of a program multiply the same boxes of B (a filter of few channels): these
+With ``keep=b`` all tiles of a program multiply the same boxes of B (one that fits shared memory): these
 are fetched once, before the first tile, each into a buffer of its own, and nobody frees them.
 
 The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.turned``)
@@ -39,7 +39,7 @@ are turned between the two by a third role, into a ring of their own:
 
     role turns warps=4:
         for pid in program..784 dealt:
-            for step: wait landed, taken; put src_turned = src_ring; fence; arrive turned, free
+            for step: wait landed, taken; put A_turned = A_ring; fence; arrive turned, free
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transconv.config import Config
 from transconv.ir import (
     ARRIVE,
     DOT_ASYNC,
@@ -92,6 +91,7 @@ from transconv.ir import (
 )
 from transconv.passes.lets import optimise_lets
 from transconv.passes.rings import SLOT, Rings, rings
+from transconv.schedule import Schedule
 
 TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
@@ -101,19 +101,19 @@ PROGRAM, PHASE, FETCHED = Var("program"), Var("phase", i32), Var("fetched")
 BATON = Barrier("baton", 1)  # its phase completes at the end of a tile's sum
 
 
-def roles(kernel: Kernel, config: Config) -> Kernel:
-    """Make the rings, barriers and roles of a kernel explicit, if the config asks for it."""
-    if config.via != "gluon":
+def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
+    """Make the rings, barriers and roles of a kernel explicit, if the schedule asks for it."""
+    if schedule.via != "gluon":
         return kernel
     grid = kernel.body
     assert isinstance(grid, For) and grid.kind == "grid", "an explicit kernel is one grid"
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
     outer = (s for before, _ in around for s in before)
-    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), config.stages, tile.loop,
-                 config.keep)
-    teams = [_Team(number, config.teams) for number in range(config.teams)]
-    own = [_clean(t.name, config.warps, TEAM_REGISTERS if t.number else 0,
+    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), schedule.stages, tile.loop,
+                 schedule.keep)
+    teams = [_Team(number, schedule.teams) for number in range(schedule.teams)]
+    own = [_clean(t.name, schedule.warps, TEAM_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
     if ring.turns:
         own.append(_clean("turns", TURN_WARPS, TURN_REGISTERS,
@@ -121,7 +121,7 @@ def roles(kernel: Kernel, config: Config) -> Kernel:
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.turned.buffer) for r in ring.of.values() if r.turned is not None]
     reserved += [Shared(b) for b in ring.barriers]
-    reserved += [Shared(BATON)] if config.teams > 1 else []
+    reserved += [Shared(BATON)] if schedule.teams > 1 else []
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1]
     own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring, grid.var))))
@@ -150,7 +150,7 @@ class _Tile:
     acc: Alloc
     loop: For
     lets: tuple[Stmt, ...]
-    fetched: dict[Var, BoxLoad]
+    fetched: tuple[Let, ...]  # of boxes
     product: FuncCall
     after: tuple[Stmt, ...]
 
@@ -173,7 +173,7 @@ def _take_apart(body: Stmt) -> _Tile:
     parts = statements(body)
     at = next((i for i, s in enumerate(parts) if isinstance(s, For)), None)
     if at is None:  # a sum of one step, which has been written out
-        at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.name == "dot")
+        at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.multiplies)
         end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
         once = For(Var("once"), 1, seq(*parts[first:end]))
         parts = (*parts[:first], once, *parts[end:])
@@ -182,9 +182,9 @@ def _take_apart(body: Stmt) -> _Tile:
     assert isinstance(loop, For)
     acc = next(s for s in parts[:at] if isinstance(s, Alloc))
     *steps, product = statements(loop.body)
-    assert isinstance(product, FuncCall) and product.func.name == "dot"
-    fetched = {s.var: s.value for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad)}
-    lets = tuple(s for s in steps if not (isinstance(s, Let) and s.var in fetched))
+    assert isinstance(product, FuncCall) and product.func.multiplies
+    fetched = tuple(s for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad))
+    lets = tuple(s for s in steps if s not in fetched)
     return _Tile(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
                  parts[at + 1:])
 

@@ -1,8 +1,8 @@
 """Stage 8a. In: any kernel. Out: shorter index arithmetic and fewer masks, with the facts named.
 
 Walking in program order gathers facts: loops and lanes have ranges, lets have the ranges of their
-values, ``assume`` states conditions. Addresses are expanded through affine lets (``ih = oh*2 + kh``)
-into one polynomial, so that later passes can split them; lets that divide (``oh = m // 28 % 28``)
+values, ``assume`` states conditions. Addresses are expanded through affine lets (``y = h*2 + kh``)
+into one polynomial, so that later passes can split them; lets that divide (``h = m // 28 % 28``)
 keep their names. A mask condition that holds for every value the facts allow is dropped, and the
 kernel's notes say which and why; a sum of what no mask lets through is dropped (see ``dead``).
 """
@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from transconv.ir import (
+    ASSUME,
+    ATOMIC_ADD,
     FALSE,
     TRUE,
     Alloc,
@@ -45,14 +47,13 @@ from transconv.ir import (
     conjuncts,
     find,
     free_vars,
+    readable,
     seq,
     substitute,
     walk,
 )
-from transconv.ir.reading import readable
 from transconv.passes.dead import drop_dead_sums
-from transconv.simplify import Facts, range_of, simplify
-from transconv.simplify.reasons import reason
+from transconv.simplify import Facts, range_of, reason, simplify
 
 
 class Scope(Mutator):
@@ -99,7 +100,7 @@ class Scope(Mutator):
             if s.var in self.defs:
                 self._expand_anew()
             self.defs[s.var] = s.value
-        elif isinstance(s, FuncCall) and s.func.name == "assume":
+        elif isinstance(s, FuncCall) and s.func is ASSUME:
             condition = s.args[0]
             assert isinstance(condition, Expr)
             self.facts = self.facts.assume(condition)
@@ -191,15 +192,15 @@ class _Simplify(Scope):
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, Load):
-            return Let(let.var, self.load(let.value))
+            return Let(let.var, self.load(let.value), let.origin)
         if isinstance(let.value, BoxLoad):
-            return Let(let.var, self.box(let.value))
+            return Let(let.var, self.box(let.value), let.origin)
         if let.value.dtype.kind == "float":
             return let
-        return Let(let.var, simplify(let.value, self.facts))
+        return Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: Load) -> Load:
-        return Load(at.tensor, self.index(at.offset), self.mask(at.mask, at.tensor.name))
+        return replace(at, offset=self.index(at.offset), mask=self.mask(at.mask, at.tensor.name))
 
     def box(self, at: B) -> B:
         """Shorter corners; what the lanes add is spelled over the lanes alone."""
@@ -214,7 +215,7 @@ class _Simplify(Scope):
         return Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
-        if at.func.name != "atomic_add":
+        if at.func is not ATOMIC_ADD:
             return at
         tensor, offset, value, mask = at.args
         assert isinstance(offset, Expr) and isinstance(mask, Expr)

@@ -18,11 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.algorithm import Algorithm
-from transconv.config import Config
-from transconv.counts import k_steps
+from transconv.compute import Algorithm
 from transconv.ir import (
     ZERO,
+    Alloc,
     Expr,
     For,
     If,
@@ -42,8 +41,10 @@ from transconv.ir import (
     seq,
     substitute,
 )
+from transconv.passes.gridwise import STEP
+from transconv.schedule import Schedule, k_steps
 
-STEP, PART, TILE = Var("step"), Var("part"), Var("tile")
+PART, TILE = Var("part"), Var("tile")
 SHARE, SEGMENT, FIRST, LAST = Var("share"), Var("segment"), Var("first"), Var("last")
 BEGIN, END = Var("begin"), Var("end")
 
@@ -92,12 +93,12 @@ class Deal:
         return (tile * self.steps + (self.steps - 1)) // self.chunk - tile * self.steps // self.chunk
 
 
-def deal(config: Config, algorithm: Algorithm) -> Deal:
-    """The deal that a config makes of an algorithm's tiles."""
-    return Deal(_counted(config, algorithm)[1], k_steps(config, algorithm), config.programs)
+def deal(schedule: Schedule, algorithm: Algorithm) -> Deal:
+    """The deal that a schedule makes of an algorithm's tiles."""
+    return Deal(_counted(schedule, algorithm)[1], k_steps(schedule, algorithm), schedule.programs)
 
 
-def _counted(config: Config, algorithm: Algorithm) -> tuple[Expr, int]:
+def _counted(schedule: Schedule, algorithm: Algorithm) -> tuple[Expr, int]:
     """The number of the tile that a point of C is in, and how many tiles there are; rows and columns
     of tiles are counted as ``gridwise`` numbers them when it does not group rows."""
     number: Expr = ZERO
@@ -105,7 +106,7 @@ def _counted(config: Config, algorithm: Algorithm) -> tuple[Expr, int]:
     tiles = 1
     for kind in "BMN":
         for axis in algorithm.axes_of(kind):
-            block = config.block_of(axis.name)
+            block = schedule.block_of(axis.name)
             if block is None or block.extent == 1:
                 index, count = axis.var, axis.size
             elif axis.name == block.axes[0]:
@@ -120,26 +121,26 @@ def _counted(config: Config, algorithm: Algorithm) -> tuple[Expr, int]:
     return number, tiles
 
 
-def meeting(algorithm: Algorithm, config: Config, second: Algorithm) -> Algorithm:
+def meeting(algorithm: Algorithm, schedule: Schedule, second: Algorithm) -> Algorithm:
     """The second kernel, restricted to the tiles and the parts that are left to it."""
-    dealt = deal(config, algorithm)
-    more = dealt.more(_counted(config, algorithm)[0])
+    dealt = deal(schedule, algorithm)
+    more = dealt.more(_counted(schedule, algorithm)[0])
     part, *rest = second.a.dims
-    there = (PART < dealt.fewest) | (PART <= more)  # the first few are there for every tile
+    there = (part.coord < dealt.fewest) | (part.coord <= more)  # the first few are there for every tile
     a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
     if dealt.fewest > 1:
-        return replace(second, a=a)
+        return second.through(a=a)
     head, *tail = second.c.dims
     c = View(second.c.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
-    return replace(second, a=a, c=c)
+    return second.through(a=a, c=c)
 
 
-def stream(kernel: Kernel, config: Config, algorithm: Algorithm, parts: Tensor) -> Kernel:
+def stream(kernel: Kernel, schedule: Schedule, algorithm: Algorithm, parts: Tensor) -> Kernel:
     """Deal the steps of all tiles out evenly. ``parts`` is where tiles worked at by several meet."""
-    dealt = deal(config, algorithm)
+    dealt = deal(schedule, algorithm)
     grid = kernel.body
     assert isinstance(grid, For)
-    tile: Stmt = _Tile(dealt, parts, algorithm.c).mutate(grid.body)
+    tile: Stmt = _Tile(dealt, parts, algorithm.c, accumulator(kernel)).mutate(grid.body)
     units = dealt.tiles * dealt.steps
     names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
              Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),
@@ -152,11 +153,18 @@ def stream(kernel: Kernel, config: Config, algorithm: Algorithm, parts: Tensor) 
     return Kernel(kernel.name, (*kernel.params, parts), body, kernel.notes)
 
 
+def accumulator(kernel: Kernel) -> Var:
+    """What a kernel of tiles sums in: the only variable that it allocates."""
+    (alloc,) = find(kernel, Alloc)
+    return alloc.var
+
+
 class _Tile(Mutator):
     """The steps of one share, and where their sum goes."""
 
-    def __init__(self, dealt: Deal, parts: Tensor, c: View) -> None:
-        self.dealt, self.parts, self.c = dealt, parts, c
+    def __init__(self, dealt: Deal, parts: Tensor, c: View, acc: Var) -> None:
+        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, acc
+        self.stored = False
 
     def mutate_For(self, loop: For) -> Stmt:
         if loop.var is not STEP:
@@ -164,10 +172,10 @@ class _Tile(Mutator):
         return replace(loop, var=Var("turn"), body=seq(Let(STEP, BEGIN + Var("turn")), loop.body),
                        until=END - BEGIN)
 
-    def mutate_Store(self, at: Store) -> Stmt:
-        acc = next(v for v in find(at.value, Var) if v.name == "acc")
+    def mutate_Store(self, at: Store) -> Stmt | None:
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        part = Store(self.parts, view.offset(), acc, at.mask)
+        part = None if self.stored else Store(self.parts, view.offset(), self.acc, at.mask)
+        self.stored = True  # one sum, however many results are made of it
         if self.dealt.chunk < self.dealt.steps:  # no program works at a whole tile
             return part
         return If(END - BEGIN > self.dealt.steps - 1, at, part)

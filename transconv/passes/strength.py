@@ -1,8 +1,8 @@
 """Stage 8d. Replace a multiplication by the loop counter with an addition per iteration.
 
     for step in 0..16:                          step_64 = 0
-        a = load(src, step*64 + src_m)   ->     for step in 0..16:
-                                                    a = load(src, step_64 + src_m)
+        a = load(A, step*64 + A_m)       ->     for step in 0..16:
+                                                    a = load(A, step_64 + A_m)
                                                     step_64 = step_64 + 64
 """
 

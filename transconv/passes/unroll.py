@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.ir import (
+    ASSUME,
     ZERO,
     Alloc,
     Const,
@@ -39,7 +40,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
-from transconv.legality import LONGEST
+from transconv.schedule import LONGEST
 
 
 def unroll(kernel: Kernel) -> Kernel:
@@ -80,7 +81,7 @@ class _Jam:
     def statement(self, s: Stmt) -> Stmt:
         if isinstance(s, For):
             return replace(s, body=self.written(s.body))
-        pure = isinstance(s, Let) or isinstance(s, FuncCall) and s.func.name == "assume"
+        pure = isinstance(s, Let) or isinstance(s, FuncCall) and s.func is ASSUME
         if pure and not any(free_vars(e) & self.names[0].keys() for e in _values(s)):
             return s
         if isinstance(s, (Let, Alloc)):

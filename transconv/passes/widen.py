@@ -1,8 +1,8 @@
 """Stage 8g. An operand that lacks lanes of its products is loaded along all of them.
 
-    b = load(dst + (grp + k*96))        ->      b = load(dst + spread(grp + k*96, [grp m k]))
+    b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))
 
-Triton chooses for each load how it lies in registers. A narrow one (32 channels x 4 pixels for 128
+Triton chooses for each load how it lies in registers. A narrow one (32 x 4 elements for 128
 threads) is dealt out one element to a thread, and goes through shared memory with two barriers to
 where the product wants it. Along all lanes every thread loads what it multiplies, 16 bytes at a time;
 that several load the same costs no more than a look into the cache.
@@ -10,8 +10,9 @@ that several load the same costs no more than a look into the cache.
 
 from __future__ import annotations
 
-from transconv.algorithm import Algorithm
-from transconv.config import Config
+from dataclasses import replace
+
+from transconv.compute import Algorithm
 from transconv.ir import (
     Add,
     Alloc,
@@ -28,11 +29,12 @@ from transconv.ir import (
     Var,
     lanes_of,
 )
+from transconv.schedule import Schedule
 
 
-def widen(kernel: Kernel, config: Config, algorithm: Algorithm) -> Kernel:
-    """Spread the addresses of operands, where a config keeps sums or pixels in registers."""
-    if not (config.late or config.regs):
+def widen(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+    """Spread the addresses of operands, where a schedule keeps sums or operands in registers."""
+    if not (schedule.late or schedule.regs):
         return kernel
     views = [v for v in (algorithm.a, algorithm.b) if v is not None]
     return _Widen({v.tensor for v in views}).mutate(kernel)  # type: ignore[no-any-return]
@@ -55,7 +57,8 @@ class _Widen(Mutator):
         if isinstance(load, Load) and load.tensor in self.operands:
             own = lanes_of(load, self.scope)
             if own != self.lanes and set(own) <= set(self.lanes) and self.neighbours(load.offset):
-                let = Let(let.var, Load(load.tensor, Spread(load.offset, self.lanes), load.mask))
+                spread = replace(load, offset=Spread(load.offset, self.lanes))
+                let = Let(let.var, spread, let.origin)
         else:
             self.values[let.var] = let.value
         self.scope[let.var] = lanes_of(let.value, self.scope)

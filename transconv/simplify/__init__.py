@@ -1,11 +1,16 @@
-"""Simplification and proofs over index and mask expressions."""
+"""Simplification and proofs over index and mask expressions; the only SymPy.
 
-from transconv.simplify.facts import Facts as Facts
-from transconv.simplify.fixpoint import one_value as one_value
-from transconv.simplify.fixpoint import prove as prove
-from transconv.simplify.fixpoint import simplify as simplify
-from transconv.simplify.interval import Range as Range
-from transconv.simplify.ranges import multiple_of as multiple_of
-from transconv.simplify.ranges import range_of as range_of
+In: an expression and what is known of its variables. Out: a shorter one, a range, a proof or None.
+Knows: the IR.
+"""
 
-__all__ = ["Facts", "Range", "multiple_of", "one_value", "prove", "range_of", "simplify"]
+from transconv.simplify.facts import Facts
+from transconv.simplify.fixpoint import one_value, prove, simplify, witnessed
+from transconv.simplify.interval import Range
+from transconv.simplify.ranges import multiple_of, range_of
+from transconv.simplify.reasons import reason
+
+__all__ = [
+    "Facts", "Range", "multiple_of", "one_value", "prove", "range_of", "reason", "simplify",
+    "witnessed",
+]

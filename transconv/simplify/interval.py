@@ -62,7 +62,6 @@ class Range:
 
 ANY = Range()
 BIT = Range(0, 1)
-BYTE = Range(-128, 127)
 
 
 def between(lo: float, hi: float) -> Range:

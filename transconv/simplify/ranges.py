@@ -25,7 +25,7 @@ from transconv.ir import (
     Sub,
     Xor,
 )
-from transconv.simplify.interval import ANY, BIT, BYTE, INF, Range, between, quotient
+from transconv.simplify.interval import ANY, BIT, INF, Range, between, quotient
 from transconv.simplify.linear import Mono, Poly, is_polynomial
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
 
 
 def _of_tree(e: Expr, facts: Facts) -> Range:
-    narrow = BYTE if e.dtype.bits == 8 else ANY
+    narrow = Range(*e.dtype.limits) if e.dtype.bits == 8 else ANY
     if e.dtype.kind == "float":
         return ANY
     match e:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from transconv.ir import Const, Eq, Expr, Le, Lt, Mod, Not, Var, find, free_vars
-from transconv.ir.expr import Lane
-from transconv.ir.reading import readable
+from transconv.ir import Const, Eq, Expr, Lane, Le, Lt, Mod, Not, Var, find, free_vars, readable
 from transconv.simplify.facts import Facts
 from transconv.simplify.fixpoint import simplify
 from transconv.simplify.ranges import range_of

@@ -1,1 +1,5 @@
-"""The torch border: functions, registered operators, modules, model conversion."""
+"""The torch border: calls, autograd, torch.compile, modules.
+
+In: torch tensors. Out: torch tensors, computed by a plan or, with the reason, by torch. Knows:
+everything below it.
+"""

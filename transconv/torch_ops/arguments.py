@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.ir import multiplied
+
 Ints = tuple[int, ...]
-SHORT = (torch.float16, torch.bfloat16)
+SHORT = tuple(getattr(torch, t.torch) for t in multiplied("float") if t.bits == 16)
 
 
 class Params(NamedTuple):
@@ -138,6 +140,18 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
     return params
 
 
+def means_more(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a plain tensor is not what it means: of a negated view (the imaginary part
+    of a conjugate, say) it holds the opposite, and zeros that torch has made up have none."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def spelled_out(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy whose memory is what it means. A copy may have other strides, so this
+    comes before anything is looked up or planned for them."""
+    return tensor.clone() if means_more(tensor) else tensor
+
+
 def is_wide(bias: torch.Tensor | None, input: torch.Tensor) -> bool:
     """Whether a bias is float32 beside 16-bit tensors: the kernel adds it as it is."""
     return bias is not None and bias.dtype is torch.float32 and input.dtype in SHORT
@@ -147,15 +161,20 @@ def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
                   wide: bool = False) -> None:
     """Element types and devices must agree; torch lets some mixes with meta tensors through and
     returns uninitialised memory, we do not. A ``wide`` bias may be float32."""
-    for role, other in (("weight", weight), ("bias", bias)):
-        if other is None or (other.device == input.device and (
-                other.dtype == input.dtype or (wide and role == "bias" and is_wide(bias, input)))):
-            continue
-        text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "
-                "should be the same")
-        if other.device != input.device:
-            text += f", but they are on {input.device} and {other.device}"
-        raise RuntimeError(text)
+    check_same(input, "weight", weight)
+    if bias is not None and not (wide and is_wide(bias, input) and bias.device == input.device):
+        check_same(input, "bias", bias)
+
+
+def check_same(input: torch.Tensor, role: str, other: torch.Tensor) -> None:
+    """RuntimeError unless a tensor has the type and device of the input."""
+    if other.dtype == input.dtype and other.device == input.device:
+        return
+    text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "
+            "should be the same")
+    if other.device != input.device:
+        text += f", but they are on {input.device} and {other.device}"
+    raise RuntimeError(text)
 
 
 def _type_name(tensor: torch.Tensor) -> str:
@@ -257,7 +276,7 @@ def _check_transposed(input_shape: Sequence[int], weight_shape: Sequence[int], p
         raise RuntimeError("a transposed convolution needs at least one output channel, but got "
                            f"weight of size {list(weight_shape)}")
     sizes = transposed_sizes(input_shape[2:], weight_shape[2:], p)
-    if any(s < 1 for s in sizes):
+    if any(s < 0 for s in sizes):  # torch's kernels make of an empty result what they will
         shape = " x ".join(map(str, input_shape[2:]))
         raise RuntimeError(
             f"Given input size per channel: ({shape}). Calculated output size per channel: "

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.torch_ops import execute, library, routes, stats, warm
+from transconv.torch_ops.arguments import spelled_out
 from transconv.torch_ops.route import Route, Run
 
 Tensor = torch.Tensor
@@ -66,6 +67,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")
         return execute.aten_backward(grad, input, weight, params, mask, dual=True)
+    grad = spelled_out(grad)
     made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask)
     warm.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
@@ -75,8 +77,8 @@ def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
                 bound: bool = True) -> Callable[..., Tensor]:
     """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function that knows
     its route: each argument, and each thing kept in the context, would cost a tenth of a
-    microsecond and more per call. If it is ``bound``, for the device and the tensors that
-    ``route.start`` is for. With ``cast`` it casts weight and bias to this type, as
+    microsecond and more per call. If it is ``bound``, for the device that ``route.start`` is
+    for. With ``cast`` it casts weight and bias to this type, as
     CastConvolutionFunction has them cast."""
     made = route.functions.get((cast, bound))
     if made is None:

@@ -15,15 +15,12 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import execute, modules, routes
+from transconv.torch_ops import exchange, execute, routes, stats
+from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
-
-_OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
-                           for name in modules.__all__}
-_TORCHS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}
 
 
 @dataclass(frozen=True)
@@ -42,41 +39,37 @@ def _is_convolution(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.conv._ConvNd)
 
 
-def _exchange(model: torch.nn.Module, classes: dict[type, type],
-              filter_fn: Callable[[torch.nn.Module, str], bool] | None) -> Report:
-    converted: list[str] = []
-    skipped: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if not _is_convolution(module):
-            continue
-        kind = type(module)
-        if kind in classes.values():
-            continue  # already there
-        if kind not in classes:
-            if kind not in _OURS and kind not in _TORCHS:
-                skipped[name] = f"its class {kind.__qualname__} has a forward of its own"
-        elif filter_fn is not None and not filter_fn(module, name):
-            skipped[name] = "filter_fn said no"
-        else:
-            module.__class__ = classes[kind]
-            converted.append(name)
-    return Report(tuple(converted), skipped)
-
-
 def convert_(model: torch.nn.Module,
              filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> Report:
     """Let every torch.nn convolution of ``model`` compute with transconv, in place.
 
     Parameters, buffers, hooks, the state dict and the optimizer's references stay what they are.
-    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules are left alone,
-    because their forward is their own; `enable` reaches those.
+    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
+    their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
+    FallbackWarning, once for each class. `enable` reaches those.
     """
-    return _exchange(model, _OURS, filter_fn)
+    converted: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not _is_convolution(module) or exchange.is_ours(type(module)):
+            continue
+        if filter_fn is not None and not filter_fn(module, name):
+            skipped[name] = "filter_fn said no"
+            continue
+        why = exchange.why_not(module)
+        if not why:
+            exchange.exchange(module)
+            converted.append(name)
+            continue
+        skipped[name] = why
+        stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
+    return Report(tuple(converted), skipped)
 
 
 def revert_(model: torch.nn.Module) -> Report:
     """Undo `convert_`, in place."""
-    return _exchange(model, _TORCHS, None)
+    return Report(tuple([name for name, module in model.named_modules()
+                         if _is_convolution(module) and exchange.exchange(module, back=True)]))
 
 
 # -- aten's own operators --------------------------------------------------------------------------
@@ -89,6 +82,8 @@ _local = threading.local()
 
 
 def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(devices, str):
+        devices = (devices,)
     if devices is None:
         return ("cuda", "cpu") if settings.cpu == "interpret" else ("cuda",)
     for device in devices:
@@ -184,7 +179,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
              *numbers: Any) -> Tensor:
     device = input.device.type
     originals = execute.ORIGINALS.get(device)
-    if _is_on(device):
+    if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         route = routes.forward_route(request("aten", 0, *numbers), input, weight, bias)
         if route.compiled is not None or originals is None:
             found: Tensor = route.forward(input, weight, bias)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.problem import Prop
 from transconv.torch_ops import arguments, execute, shapes, stats
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
@@ -58,7 +58,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     """Decide who computes a checked forward call."""
     route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
-    why = execute.reasons(x, w)
+    why = execute.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
     if why:
         settle(route, why)
         return route
@@ -81,10 +81,10 @@ def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.
     """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
     arguments.check_tensors(x, w, None)
     arguments.check_shapes(x.shape, w.shape, None, params)
-    shapes.check_grad(grad, x.shape, w.shape, params)
+    shapes.check_grad(grad, x, w, params)
     channels_last = shapes.channels_last_result(x, w)
     made: list[Route | None] = [None, None]
-    why = execute.reasons(x, w)
+    why = execute.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
     data_direction = Prop.FWD if params.transposed else Prop.BWD_D
     for at, (direction, wanted) in enumerate(((data_direction, x), (Prop.BWD_W, w))):
         if not mask[at]:

@@ -71,6 +71,10 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
         return _hand_over(f, input, weight, bias, *rest)
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
+    if (input.is_neg() or weight.is_neg() or input._is_zerotensor()
+            or weight._is_zerotensor() or (bias is not None and arguments.means_more(bias))):
+        input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
+        bias = None if bias is None else arguments.spelled_out(bias)
     given, cast = (input, weight, bias, None), None
     if torch._C._is_any_autocast_enabled():
         cast = autocast_dtype(input)
@@ -88,6 +92,8 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             stats.handed_over(f"dtype:{str(input.dtype).removeprefix('torch.')}")
             return _hand_over(f, input, weight, bias, *rest)  # in real parts, by torch
         check_bias(f, input, bias, padding)
+        if is_bias_left_to_torch(f, input, bias, padding):
+            return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
@@ -113,7 +119,7 @@ def _note_transform(reason: str, input: Any) -> None:
 def is_plain(tensor: Any) -> bool:
     """A tensor of torch's own, whose elements lie in strided memory."""
     return ((tensor.__class__ is Tensor or tensor.__class__ is _Parameter)
-            and tensor.layout is torch.strided)
+            and tensor.layout is torch.strided and not tensor.is_nested)
 
 
 def is_known(tensor: Tensor) -> bool:
@@ -185,7 +191,8 @@ def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation:
     """The same as torch's parser makes them; None where one has a form that is left to torch."""
     n = f.ndims
     parsed = (arguments.ints(stride, n),
-              padding if type(padding) is str and not f.transposed else arguments.ints(padding, n),
+              str.__str__(padding) if isinstance(padding, str) and not f.transposed
+              else arguments.ints(padding, n),
               arguments.ints(output_padding, n), arguments.ints(dilation, n),
               arguments.integer(groups))
     return None if None in parsed else parsed  # type: ignore[return-value]
@@ -195,6 +202,22 @@ def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) ->
     kept = arguments.is_wide(bias, input) and autocast_dtype(input) is not None
     if not f.transposed and not isinstance(padding, str) and not kept:
         arguments.check_bias_dtype(input, bias)
+
+
+def is_bias_left_to_torch(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> bool:
+    """Whether a bias has another type where torch looks at it no sooner than its kernels do: those of
+    GPUs add it, those of the CPU refuse it."""
+    return (bias is not None and bias.dtype != input.dtype and bias.device == input.device
+            and (f.transposed or isinstance(padding, str))
+            and not (arguments.is_wide(bias, input) and autocast_dtype(input) is not None))
+
+
+def _mixed_types(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None,
+                 *rest: Any) -> Tensor:
+    made = _hand_over(f, input, weight, bias, *rest)
+    if not torch.compiler.is_compiling():
+        stats.handed_over("dtype:bias")
+    return made
 
 
 def check_types(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -220,6 +243,9 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
         check_types(input, weight, bias)
         return library.call(input, weight, bias, *numbers, output_padding, groups)
     check_bias(f, input, bias, padding)
+    # Traced on the CPU, the refusal would only come when the graph runs.
+    if input.device.type != "cpu" and is_bias_left_to_torch(f, input, bias, padding):
+        return _mixed_types(f, input, weight, bias, *rest)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
     p: Params = arguments.resolve(
@@ -233,7 +259,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
 def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
     """Inside torch.compile or export: no graph break on this way."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if torch._C._are_functorch_transforms_active() or not all(
-            isinstance(t, Tensor) for t in tensors):
+    if (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+            or not all(isinstance(t, Tensor) for t in tensors)):
         return _hand_over(f, input, weight, bias, *rest)
     return _operator(f, *traced_autocast(input, weight, bias), *rest)

@@ -15,28 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.errors import ConfigError, ProblemError, Unsupported
-from transconv.ir import dtype as dtypes
-from transconv.ir.dtype import DType
-from transconv.ir.layout import Layout
-from transconv.problem import ConvProblem, Prop, TensorSpec
+from transconv.conv import ConvProblem, Prop, TensorSpec
+from transconv.errors import ProblemError, ScheduleError, Unsupported
+from transconv.ir import DType, Layout, multiplied
 from transconv.torch_ops.arguments import Params, is_wide
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.compiler import Compiled
+    from transconv.conv import Compiled
     from transconv.target import Target
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 
 log = logging.getLogger("transconv.dispatch")
 
-DTYPES: dict[torch.dtype, DType] = {
-    torch.float16: dtypes.f16,
-    torch.bfloat16: dtypes.bf16,
-    torch.float32: dtypes.f32,
-    torch.float64: dtypes.f64,
-}
+DTYPES: dict[torch.dtype, DType] = {getattr(torch, t.torch): t for t in multiplied("float")}
 SLOW_CALL = 1.0  # seconds after which building a kernel is worth a line in the log
 
 _many_devices = False  # looked up with the first kernel: importing must not start CUDA
@@ -72,7 +65,7 @@ def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
 
 
 def layout_name(tensor: torch.Tensor) -> str:
-    return str(tensor.layout).removeprefix("torch.")
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def capturing(device: torch.device) -> bool:
@@ -137,11 +130,15 @@ def describe(dtype: torch.dtype, near: Like, weight: Like, far: Like, p: Params,
 
 def target_of(device: torch.device) -> Target:
     """The machine that a tensor's device stands for; CPU tensors go to Triton's interpreter."""
-    from transconv import target
+    from transconv import knobs
+    from transconv.target import TARGETS, detect
 
     if device.type == "cpu":
-        return target.TARGETS["interpreter"]
-    return target.detect(device)
+        if not knobs.interpret():
+            raise Unsupported("interpreter:off", 'transconv.config.cpu is "interpret", but Triton\'s '
+                              "interpreter is off; start the program with TRITON_INTERPRET=1")
+        return TARGETS["interpreter"]
+    return detect(device)
 
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
@@ -152,8 +149,7 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
     def plan() -> Compiled:
-        from transconv import compiler
-        from transconv.epilogue import Epilogue
+        from transconv.conv import Epilogue, compiler
 
         bia = None if bias is None else DTYPES[bias]
         result = getattr(problem, prop.result).dtype
@@ -168,13 +164,13 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
            **operands: torch.Tensor) -> Compiled:
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
-    from transconv import trust
+    from transconv.runtime import trust
 
     if trust.is_trusted(compiled, aligned):
         return compiled
 
     def check() -> Compiled:
-        tensors = {name: t.detach().resolve_neg() for name, t in operands.items()}
+        tensors = {name: t.detach() for name, t in operands.items()}
         with _on(next(iter(tensors.values())).device):
             return trust.run(compiled, {**tensors, compiled.prop.result: result()})
 
@@ -192,8 +188,8 @@ def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Pr
         return make()
     except Unsupported:
         raise
-    except (ConfigError, ProblemError) as error:
-        raise Unsupported("config:refused", str(error)) from error
+    except (ScheduleError, ProblemError) as error:
+        raise Unsupported("schedule:refused", str(error)) from error
     except ImportError as error:
         raise Unsupported(f"import:{error.name}", str(error)) from error
     except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -207,20 +203,17 @@ def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Pr
             log.warning("building a kernel took %.1f s: %s %s", elapsed, problem, prop)
 
 
-def config_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
+def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
                    aligned: bool, deterministic: bool) -> tuple[str, str]:
-    """The config line of the plan, and what spoke for it. Unsupported, with a reason, if there is
+    """The schedule line of the plan, and what spoke for it. Unsupported, with a reason, if there is
     none."""
     made = planned(problem, prop, device, epilogue, aligned, deterministic)
-    return str(made.config), made.why
+    return str(made.schedule), made.why
 
 
 def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
            **extra: torch.Tensor) -> None:
     """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
-    # A negated view (the imaginary part of a conjugate, say) holds the opposite of what it means.
-    if src.is_neg() or wei.is_neg() or dst.is_neg():
-        src, wei, dst = src.resolve_neg(), wei.resolve_neg(), dst.resolve_neg()
     if _many_devices and src.device.index != torch.cuda.current_device():
         with torch.cuda.device(src.device):
             compiled.launch(src, wei, dst, **extra)
@@ -240,9 +233,10 @@ def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
     return torch.nn.functional.pad(x, extra), least
 
 
-def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                 p: Params) -> torch.Tensor:
-    """torch's convolution; never one that `enable` replaced."""
+def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Params,
+                 dual: bool = False) -> torch.Tensor:
+    """torch's convolution; never one that `enable` replaced, but for ``dual`` numbers: see
+    aten_backward."""
     padding: Sequence[int] = p.padding
     if b is not None and is_wide(b, x):
         b = b.to(x.dtype)
@@ -250,7 +244,7 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
         x, padding = _one_sided(x, p)
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
     original = ORIGINALS.get(x.device.type)
-    if original is not None:
+    if original is not None and not dual:
         keys, forward, _ = original
         return forward.call_boxed(keys, *args)  # type: ignore[no-any-return]
     return torch.convolution(*args)  # the same operator, without the way through torch.ops

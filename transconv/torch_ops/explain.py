@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from transconv.conv import ConvProblem, Prop
 from transconv.errors import Unsupported
-from transconv.problem import ConvProblem, Prop
 from transconv.torch_ops import arguments, execute, shapes
 from transconv.torch_ops.autocast import autocast
 from transconv.torch_ops.decide import like
@@ -28,13 +28,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor that a call or its backward computes. ``config`` is the text of the plan, ``why``
+    """One tensor that a call or its backward computes. ``schedule`` is the text of the plan, ``why``
     says what spoke for it; if it is empty, ``reasons`` say why torch computes this one."""
 
     computes: str  # "result", "input gradient", "weight gradient"
     direction: Prop
     problem: ConvProblem | None = None
-    config: str = ""
+    schedule: str = ""
     reasons: tuple[str, ...] = ()
     why: str = ""
 
@@ -46,7 +46,7 @@ class Part:
         head = f"{self.computes} ({self.direction})"
         if self.reasons:
             return f"{head}: torch, because {'; '.join(self.reasons)}"
-        return f"{head}: {self.config}\n    {self.why}"
+        return f"{head}: {self.schedule}\n    {self.why}"
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
         epilogue = "bias" if b is not None and name == "result" else ""
         problem = execute.describe(x.dtype, *given, p, flags.math)
         try:
-            config, won = execute.config_and_why(problem, direction, x.device, epilogue, aligned,
+            schedule, won = execute.schedule_and_why(problem, direction, x.device, epilogue, aligned,
                                                  flags.deterministic)
-            parts.append(Part(name, direction, problem, config, why=won))
+            parts.append(Part(name, direction, problem, schedule, why=won))
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
             parts.append(Part(name, direction, problem, reasons=(reason,)))

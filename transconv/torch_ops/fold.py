@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 from collections import Counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from transconv.compute import OPS, named
 from transconv.torch_ops import fused_modules, modules
 from transconv.torch_ops.writes import is_hooked, stays
 
-_FUSED: dict[type, type] = {
+_FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
+    **{kind: ours for ours in (modules.ConvTranspose1d, modules.ConvTranspose2d,
+                               modules.ConvTranspose3d) for kind in (ours, ours.__bases__[1])},
     torch.nn.Conv1d: fused_modules.FusedConv1d, modules.Conv1d: fused_modules.FusedConv1d,
     torch.nn.Conv2d: fused_modules.FusedConv2d, modules.Conv2d: fused_modules.FusedConv2d,
     torch.nn.Conv3d: fused_modules.FusedConv3d, modules.Conv3d: fused_modules.FusedConv3d,
 }
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
-_MODULES: dict[type, str] = {
-    torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.Sigmoid: "sigmoid",
-    torch.nn.Tanh: "tanh", torch.nn.SiLU: "silu", torch.nn.Hardswish: "hardswish",
-}
-_FUNCTIONS: dict[Any, str] = {
-    torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu6: "relu6",
-    torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", torch.tanh: "tanh", F.tanh: "tanh",
-    F.silu: "silu", F.hardswish: "hardswish",
-    "relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "tanh": "tanh",
-}
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
-        return type(m) in _FUSED or super().is_leaf_module(m, name)
+        return type(m) in _FUSED or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
 
 
 def fold(model: torch.nn.Module) -> fx.GraphModule:
@@ -81,12 +74,13 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
         chain.append(norm)
     else:
         norm = None
-    addition = _addition_after(chain[-1])
+    activates = issubclass(_FUSED[type(conv)], fused_modules.Activates)
+    addition = _addition_after(chain[-1]) if activates else None
     residual: Any = None
     if addition and extends(addition):
         residual = next(a for a in addition.args if a is not chain[-1])
         chain.append(addition)
-    activation = _activation_after(traced, chain[-1])
+    activation = _activation_after(traced, chain[-1]) if activates else ""
     if activation:
         last = next(iter(chain[-1].users))
         if extends(last) and (residual is None or stays(traced, residual, chain[-1], last, chain)):
@@ -96,7 +90,8 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     if len(chain) == 1:
         return
     made = _with_norm(conv, traced.get_submodule(str(norm.target))) if norm else _plain_copy(conv)
-    made.activation = activation
+    if activates:
+        made.activation = activation
     traced.set_submodule(str(node.target), made)
     with traced.graph.inserting_before(chain[-1]):
         args = (node.args[0],) if residual is None else (node.args[0], residual)
@@ -144,15 +139,40 @@ def _activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
         return ""
     if user.op == "call_module":
         module: Any = traced.get_submodule(str(user.target))
-        if is_hooked(module):
-            return ""
-        if type(module) is torch.nn.GELU:
-            return "gelu_tanh" if module.approximate == "tanh" else "gelu"
-        return _MODULES.get(type(module), "")
-    if user.op in ("call_function", "call_method"):
-        if user.target in (F.relu, F.relu6, F.silu, F.hardswish):
-            return _FUNCTIONS[user.target]  # their only other argument is `inplace`
-        return "" if user.kwargs or len(user.args) > 1 else _FUNCTIONS.get(user.target, "")
+        return "" if is_hooked(module) else _spelled(type(module), module)
+    if user.op == "call_function":
+        return (_spelled(user.target) if _takes_one(user) else "") or _with_options(user)
+    if user.op == "call_method":
+        return _spelled(f".{user.target}") if _takes_one(user) else ""
+    return ""
+
+
+def _takes_one(user: fx.Node) -> bool:
+    """Whether a call has one operand, and at most says whether it is in place."""
+    if len(user.args) == 1 and not {*user.kwargs} - {"inplace"}:
+        return True
+    return callable(user.target) and inspect.isfunction(user.target) and (
+        [*inspect.signature(user.target).parameters][1:] == ["inplace"])
+
+
+def _with_options(user: fx.Node) -> str:
+    """The activation that a call of a function with options is (gelu's ``approximate``); without a word
+    it is the function's first row."""
+    rows = [op for op in OPS.values() if op.activation and op.options and user.target is named(op.torch)]
+    if len(user.args) != 1 or not rows:
+        return ""
+    return next((op.name for op in rows if dict(user.kwargs or op.options) == dict(op.options)), "")
+
+
+def _spelled(target: Any, module: Any = None) -> str:
+    """The activation that a function, ``.method`` or type of module is; one of several rows of a
+    module is the one whose options it has."""
+    for op in OPS.values():
+        if op.activation:
+            names = op.spelled if op.options else (op.torch, *op.spelled)
+            if any(target == (n if str(n).startswith(".") else named(n)) for n in names) and (
+                    module is None or all(getattr(module, k) == v for k, v in op.options)):
+                return op.name
     return ""
 
 
@@ -165,7 +185,25 @@ def _plain_copy(conv: Any) -> Any:
 
 def _with_norm(conv: Any, norm: Any) -> Any:
     made = _plain_copy(conv)
+    if conv.transposed:
+        return _with_norm_transposed(made, norm)
     made.weight, made.bias = fuse_conv_bn_weights(
         conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
         norm.bias)
+    return made
+
+
+def _with_norm_transposed(made: Any, norm: Any) -> Any:
+    """The same where the output channels of a group are the weight's second dim; torch's own function
+    knows no groups there."""
+    weight: Any = made.weight
+    groups = made.groups
+    grouped = weight.unflatten(0, (groups, -1)).transpose(0, 1)  # ic/g, g, oc/g, *k
+    grouped, bias = fuse_conv_bn_weights(
+        torch.nn.Parameter(grouped.flatten(1, 2)), made.bias, norm.running_mean, norm.running_var,
+        norm.eps, norm.weight, norm.bias, transpose=True)
+    apart: Any = grouped.detach()
+    folded = apart.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
+    made.weight = torch.nn.Parameter(folded.contiguous(), weight.requires_grad)
+    made.bias = bias
     return made

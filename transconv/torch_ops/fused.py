@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
+from transconv.compute import table
 from transconv.torch_ops import (
     arguments,
     dispatch,
@@ -79,12 +80,18 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     if residual is not None:
         residual = cast_like(residual, input)
     dispatch.check_bias(f, input, bias, padding)
+    if dispatch.is_bias_left_to_torch(f, input, bias, padding):
+        return _composed(f, *given, stride, padding, dilation, groups, as_result=True)
     if not arguments.batched(f.name, f.ndims, input.shape):
         residual = None if residual is None else residual.unsqueeze(0)
         return _send(f, input.unsqueeze(0), weight, bias, *numbers, residual).squeeze(0)
     stride, padding, output_padding, dilation, groups = parsed
     tensors = (input, weight, bias, residual)
     if _eager(tensors):
+        input, weight, bias, residual = tensors = (
+            arguments.spelled_out(input), arguments.spelled_out(weight),
+            None if bias is None else arguments.spelled_out(bias),
+            None if residual is None else arguments.spelled_out(residual))
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
         found = fused_route.find(req, tensors, f.activation)
         differentiated = library.differentiated(*tensors)
@@ -154,10 +161,10 @@ def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
 
 def _one_operator(given: list[Any], activation: str) -> bool:
     """Whether the single operator may stand for the call; else it is composed."""
-    if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
+    if (not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0
+            or torch._C._are_functorch_transforms_active()):
         return False
-    if not torch.compiler.is_compiling() and (
-            forward_ad._current_level >= 0 or not all(dispatch.is_known(t) for t in given)):
+    if not torch.compiler.is_compiling() and not all(dispatch.is_known(t) for t in given):
         return False
     return not library.differentiated(*given) or activation in GRAD_FROM_RESULT
 
@@ -208,9 +215,13 @@ def broadcasting(kinds: Kinds, input: Tensor, weight: Tensor, bias: Tensor | Non
 
 def _kinds(conv: Function, public: Callable[..., Tensor], general: Callable[..., Tensor]) -> Kinds:
     assert conv.public is not None
-    return {activation: FusedFunction(conv.name, conv.ndims, False, conv.aten, general, public,
-                                      plain=conv.public, activation=activation or "")
-            for activation in (None, *ACTIVATIONS)}
+    plain = conv.public
+
+    def made(activation: str) -> FusedFunction:
+        return FusedFunction(conv.name, conv.ndims, False, conv.aten, general, public, plain=plain,
+                             activation=activation)
+
+    return table(lambda op: made(op.name) if op.activation else None, {None: made(""), "": made("")})
 
 
 # A function of its own for calls with a residual, so that entries need not ask whether there is one.

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import autograd, library, operators
+from transconv.compute import OPS, table
+from transconv.torch_ops import autograd, execute, fused_route, library, operators
 from transconv.torch_ops.fused_route import FusedRoute
 from transconv.torch_ops.route import Run
 
@@ -19,19 +20,10 @@ Tensor = torch.Tensor
 
 _compiling = torch.compiler.is_dynamo_compiling
 
-_aten: Any = torch.ops.aten
-_threshold_backward = _aten.threshold_backward.default
-_hardtanh_backward = _aten.hardtanh_backward.default
-
 # grad of the activation's input from the result's gradient g and, where there is one, its result y:
 # one kernel of torch's.
-GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = {
-    "": lambda g: g,
-    "relu": lambda g, y: _threshold_backward(g, y, 0),
-    "relu6": lambda g, y: _hardtanh_backward(g, y, 0, 6),
-    "sigmoid": _aten.sigmoid_backward.default,
-    "tanh": _aten.tanh_backward.default,
-}
+GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = table(
+    lambda op: op.from_result() if op.activation else None, {"": lambda g: g})
 
 
 # -- the operator ----------------------------------------------------------------------------------
@@ -85,6 +77,12 @@ _apply: Any = FusedConvolution.apply
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                       activation: str, *numbers: Any) -> Tensor:
+    if library.dual(input):
+        p = operators.resolve(input, weight, bias, numbers)
+        fused_route.check(input, weight, residual, activation, p)
+        y = execute.aten_forward(input, weight, bias, p, dual=True)
+        total: Tensor = y if residual is None else y + residual
+        return OPS[activation].function()(total) if activation else total
     run = (_apply if library.differentiated(input, weight, bias, residual)
            else FusedConvolution.forward)
     made: Tensor = run(input, weight, bias, residual, activation, *numbers)

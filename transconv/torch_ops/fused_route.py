@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 import torch
-import torch.nn.functional as F
 
+from transconv.compute import table
+from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.problem import Prop
 from transconv.torch_ops import arguments, execute, route, routes, shapes
 from transconv.torch_ops.decide import compile_route, make_forward
 from transconv.torch_ops.requests import Request
@@ -22,17 +22,8 @@ from transconv.torch_ops.route import ALIGNMENT, Route, Run
 
 Tensor = torch.Tensor
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda y: y,
-    "relu": torch.relu,
-    "relu6": F.relu6,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
-    "hardswish": F.hardswish,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = table(
+    lambda op: op.function() if op.activation else None, {"": lambda y: y})
 
 
 class FusedRoute(Route):
@@ -68,7 +59,7 @@ class FusedRoute(Route):
         extra = self.extra(b, res)
         assert self.compiled is not None
         execute.launch(self.compiled, x, w, y, **extra)
-        if not (x.is_neg() or w.is_neg()) and all(map(operator.is_, given[2:], extra.values())):
+        if all(map(operator.is_, given[2:], extra.values())):
             self.bind(x, w.dtype, "src", "wei", *extra, "dst")
         return y
 
@@ -83,9 +74,9 @@ class FusedRoute(Route):
         """What the epilogue reads, by name, laid out as the kernel expects it."""
         found = {}
         if b is not None:
-            found["bia"] = b.resolve_neg().contiguous()
+            found["bia"] = b.contiguous()
         if res is not None:
-            found["res"] = shapes.with_result_strides(res.resolve_neg(), self.channels_last)
+            found["res"] = shapes.with_result_strides(res, self.channels_last)
         return found
 
 
@@ -125,7 +116,7 @@ def find(req: Request, tensors: Tensors, activation: str) -> Found:
     flags = execute.flags(x.dtype)
     aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
     key = ("fused", req, activation, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg())
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device)
         for t in tensors))
     known = routes.find(key)
     if known is not None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from transconv.torch_ops import operators, shapes
+from transconv.torch_ops import execute, operators, shapes, stats
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -44,7 +45,7 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> 
 def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
-    shapes.check_grad(grad, input.shape, weight.shape,
+    shapes.check_grad(grad, input, weight,
                       operators.resolve(input, weight, None, given))
     channels_last = shapes.channels_last_result(input, weight)
     wanted = [(input, input.shape), (weight, weight.shape)]
@@ -99,7 +100,7 @@ class ConvolutionBackward(torch.autograd.Function):
     def forward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
         *given, mask = numbers
         p = operators.resolve(input, weight, None, given)
-        shapes.check_grad(grad, input.shape, weight.shape, p)
+        shapes.check_grad(grad, input, weight, p)
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
                 operators.bwd_w(grad, input, weight, text) if mask[1] else None,
@@ -142,7 +143,19 @@ _apply: Any = Convolution.apply
 _apply_backward: Any = ConvolutionBackward.apply
 
 
+def dual(input: Tensor) -> bool:
+    """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
+    if forward_ad._current_level < 0:
+        return False
+    if input.device.type not in execute.replaced:  # else torch's operator comes back to us
+        stats.handed_over("transform:forward_ad")
+    return True
+
+
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    if dual(input):
+        p = operators.resolve(input, weight, bias, numbers)
+        return execute.aten_forward(input, weight, bias, p, dual=True)
     run = _apply if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)
     return made
@@ -150,6 +163,12 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbe
 
 def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
                                *numbers: Any) -> tuple[Tensor, ...]:
+    if dual(input):
+        *given, mask = numbers
+        p = operators.resolve(input, weight, None, given)
+        shapes.check_grad(grad, input, weight, p)
+        made_by_torch = execute.aten_backward(grad, input, weight, p, mask, dual=True)
+        return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
     run = (_apply_backward if differentiated(grad, input, weight)
            else ConvolutionBackward.forward)
     made: tuple[Tensor, ...] = run(grad, input, weight, *numbers)

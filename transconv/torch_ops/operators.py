@@ -153,7 +153,7 @@ def _fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tens
 
 def _fake_gradient(like: Tensor, grad: Tensor, input: Tensor, weight: Tensor,
                    numbers: str) -> Tensor:
-    shapes.check_grad(grad, input.shape, weight.shape,
+    shapes.check_grad(grad, input, weight,
                       resolve(input, weight, None, read(numbers).params))
     return shapes.empty_result(like, like.shape, shapes.channels_last_result(input, weight))
 

@@ -49,6 +49,8 @@ class Request:
         return p
 
 
+LIMIT = 4096  # sets of numbers known
+
 _requests: dict[Hashable, Request] = {}
 
 
@@ -60,5 +62,7 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
            tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
     found = _requests.get(key)
     if found is None:
+        if len(_requests) >= LIMIT:
+            _requests.clear()  # two objects of the same numbers cost a route, no more
         found = _requests.setdefault(key, Request(*key))
     return found

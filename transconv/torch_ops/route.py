@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv import allocator
-from transconv.problem import Prop
+from transconv.conv import Prop
+from transconv.runtime import allocator
 from transconv.torch_ops import execute, shapes, stats
 from transconv.torch_ops.arguments import Ints, Params
 
 if TYPE_CHECKING:
-    from transconv.compiler import Compiled
+    from transconv.conv import Compiled
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
@@ -75,7 +75,7 @@ class Route:
         self.aligned = False
         self.device = -1
         # From the given tensors to the result with nothing left to decide, on `device` as the
-        # current one and for tensors that are no negated views. Bound after the first launch.
+        # current one. Bound after the first launch.
         self.start: Run | None = None
         # Its autograd functions, by the type they cast to and whether they are for `start`.
         self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
@@ -94,11 +94,8 @@ class Route:
                 b: torch.Tensor | None = None) -> torch.Tensor:
         """Run a forward route: a fresh result."""
         start = self.start
-        if start is not None and current_device() == self.device and not (x.is_neg() or w.is_neg()):
-            if b is None:
-                return start(x, w)
-            if not b.is_neg():
-                return start(x, w, b)
+        if start is not None and current_device() == self.device:
+            return start(x, w) if b is None else start(x, w, b)
         self.calls += 1
         compiled = self.compiled
         if compiled is None:
@@ -113,8 +110,8 @@ class Route:
             execute.launch(compiled, **tensors)
             y += b.view(-1, *[1] * (x.dim() - 2))
         else:
-            if self.copies_bias or b.is_neg():
-                b = b.resolve_neg().contiguous()
+            if self.copies_bias:
+                b = b.contiguous()
             execute.launch(compiled, **tensors, bia=b)
             if not self.copies_bias:
                 self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
@@ -126,7 +123,7 @@ class Route:
 
     def bound(self) -> Run:
         """The same with nothing left to decide, where the kernel has its start function: for the
-        device and the tensors that `start` is for."""
+        device that `start` is for."""
         return self.start or self.of_given()
 
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
@@ -136,8 +133,7 @@ class Route:
         start = self.start
         given = near if w is None else w
         assert given is not None
-        if start is not None and current_device() == self.device and not (
-                given.is_neg() or far.is_neg()):
+        if start is not None and current_device() == self.device:
             return start(given, far)
         self.calls += 1
         assert self.compiled is not None
@@ -243,7 +239,7 @@ class BackwardRoutes:
 
     def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         """``run`` with nothing left to decide, where every kernel has its start function: on the
-        device of these as the current one, for tensors that are no negated views."""
+        device of these as the current one."""
         starts = [None if r is None else r.start for r in (self.data, self.weight)]
         data, weight = starts
         if self.aten or starts.count(None) > (self.data, self.weight).count(None):

@@ -70,8 +70,8 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     """The routes of the gradients, found or made, and what of their key is not in the tensors."""
     flags = execute.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
-    key = (params, grad.shape, grad.stride(), grad.dtype, x.shape, x.stride(), x.dtype, x.device,
-           w.shape, w.stride(), aligned, flags, *mask)
+    key = (params, grad.shape, grad.stride(), grad.dtype, grad.device, x.shape, x.stride(), x.dtype,
+           x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
     routes = _routes.get(key)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned)

@@ -43,10 +43,10 @@ class Settings:
             listener()
 
     def __getattr__(self, name: str) -> Any:
-        # The module of kernel configs has the same dotted name; its contents stay reachable.
+        # Config, Block: what a module of this dotted name held before it became transconv.schedule.
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(importlib.import_module("transconv.config"), name)
+        return getattr(importlib.import_module("transconv.schedule.schedule"), name)
 
     def __dir__(self) -> list[str]:
         return [*WORDS, "on_change"]

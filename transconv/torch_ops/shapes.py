@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from transconv.torch_ops.arguments import Ints, Params, transposed_sizes
+from transconv.torch_ops.arguments import Ints, Params, check_same, transposed_sizes
 
 _sym_max: Callable[[int, int], int] = torch.sym_max
 
@@ -31,10 +31,10 @@ def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Par
     return (input_shape[0], channels, *spatial)
 
 
-def check_grad(grad: torch.Tensor, input_shape: Sequence[int], weight_shape: Sequence[int],
-               p: Params) -> None:
-    """RuntimeError unless a gradient has the shape of the result."""
-    shape = output_shape(input_shape, weight_shape, p)
+def check_grad(grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, p: Params) -> None:
+    """RuntimeError unless a gradient has the type, device and shape of the result."""
+    check_same(input, "grad_output", grad)
+    shape = output_shape(input.shape, weight.shape, p)
     if tuple(grad.shape) != shape:
         raise RuntimeError(f"Expected grad_output of size {list(shape)}, "
                            f"but got {list(grad.shape)}")

@@ -76,6 +76,15 @@ def announce(reason: str, message: str = "") -> None:
                       FallbackWarning, stacklevel=2)
 
 
+def tell_once(key: str, text: str) -> None:
+    """A FallbackWarning, the first time that the key is given."""
+    with lock:
+        if key in _warned:
+            return
+        _warned.add(key)
+    warnings.warn(text, FallbackWarning, stacklevel=3)
+
+
 def forget_warnings() -> None:
     """Warn again for reasons that were already named."""
     with lock:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transconv.torch_ops import entries
+from transconv.torch_ops.arguments import means_more
 from transconv.torch_ops.entries import Call
 from transconv.torch_ops.route import BackwardRoutes, Route
 
@@ -43,9 +44,9 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that says whether other tensors, here and now, look like these. None for negated
-    views, whose memory no kernel may read as it is."""
-    if any(t.is_neg() for t in tensors):
+    """A function that says whether other tensors, here and now, look like these. None for tensors whose
+    memory no kernel may read as it is."""
+    if any(means_more(t) for t in tensors):
         return None
     try:
         made = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)

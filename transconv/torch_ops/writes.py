@@ -18,9 +18,13 @@ _KNOWN = ("torch", "_operator", "operator", "builtins", "math", "transconv")
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether somebody sees or changes what goes in or comes out."""
+    """Whether somebody sees or changes what goes in or comes out: a hook, or a forward that was given to
+    the module alone, as those of `accelerate` do."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-                or module._backward_pre_hooks)
+                or module._backward_pre_hooks or not _OWN.isdisjoint(vars(module)))
+
+
+_OWN = {"forward", "_conv_forward", "_call_impl"}
 
 
 def stays(traced: fx.GraphModule, value: fx.Node, first: fx.Node, last: fx.Node,

@@ -1,1 +1,4 @@
-"""Above the compiler and the proving ground: configs are tried, timed, and the best remembered."""
+"""Tuning: schedules are tried and timed, and the fastest are remembered.
+
+In: problems, a GPU. Out: a log of every trial, and rows of the fastest. Knows: verify and runtime.
+"""

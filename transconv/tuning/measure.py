@@ -1,4 +1,4 @@
-"""Tuning, inside worker processes. In: a problem and a config as texts. Out: right or not, and how fast.
+"""Tuning, inside worker processes. In: a problem and a schedule as texts. Out: right or not, and how fast.
 
 Some processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
 problems stay on the GPU, because trials of several problems come in turn.
@@ -10,36 +10,35 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from transconv.epilogue import Epilogue
-from transconv.errors import ConfigError, Unsupported
-from transconv.problem import ConvProblem, Prop
+from transconv.conv import ConvProblem, Epilogue, Prop
+from transconv.errors import ScheduleError, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
+    from transconv.conv import Compiled
     from transconv.ir import Layout
-    from transconv.plans import Compiled
-    from transconv.proving.case import Case
     from transconv.tuning.timing import Call, Make
+    from transconv.verify.case import Case
 
 Found = dict[str, Any]
 
 SHARE = 0.4  # of the GPU's memory that kept problems may take
 
 
-def compile_trial(problem: str, prop: str, epilogue: str = "", config: str = "") -> Found:
+def compile_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "") -> Found:
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal
     is not told here: whoever measures meets it again."""
-    from transconv.compiler import build
-    from transconv.config import Config
-    from transconv.proving.case import device, warm
+    from transconv.conv import build
+    from transconv.schedule import Schedule
     from transconv.target import detect
+    from transconv.verify.case import device, warm
 
     start = time.perf_counter()
     try:
         compiled = build(ConvProblem.parse(problem), Prop(prop), detect(),
-                         Config.parse(config) if config else None, Epilogue.parse(epilogue))
-    except (ConfigError, Unsupported):
+                         Schedule.parse(schedule) if schedule else None, Epilogue.parse(epilogue))
+    except (ScheduleError, Unsupported):
         return {}
     found: Found = {"lower_s": time.perf_counter() - start, "kernels": len(compiled.steps)}
     if device() == "cuda":
@@ -53,14 +52,14 @@ _cases: OrderedDict[tuple[str, str, str], Case] = OrderedDict()
 _clocks: list[Any] = []
 
 
-def measure_trial(problem: str, prop: str, epilogue: str = "", config: str = "",
+def measure_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "",
                   budget_ms: float = 30.0) -> Found:
-    """Check a config on exact data (every element, and guard bands around the tensors), then time
+    """Check a schedule on exact data (every element, and guard bands around the tensors), then time
     it on random data. ``verdict``: right, wrong or refused, with a reason."""
     case = case_of(problem, prop, epilogue)
     try:
-        compiled = case.plan(config)
-    except (Unsupported, ConfigError) as refusal:
+        compiled = case.plan(schedule)
+    except (Unsupported, ScheduleError) as refusal:
         return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     judged = case.same(compiled)
     _record(compiled, judged.reason)
@@ -76,7 +75,7 @@ def measure_trial(problem: str, prop: str, epilogue: str = "", config: str = "",
 
 def case_of(problem: str, prop: str, epilogue: str) -> Case:
     """The problem's tensors, from among those kept."""
-    from transconv.proving.case import Case
+    from transconv.verify.case import Case
 
     key = (problem, prop, epilogue)
     if key in _cases:
@@ -119,20 +118,20 @@ def _clock(where: str) -> Any:
 
 def _record(compiled: Compiled, reason: str) -> None:
     """Tell other processes about a kernel that is wrong. Of several kernels nobody knows which."""
-    from transconv import verdicts
+    from transconv.runtime import verdicts
 
     if reason and len(compiled.steps) == 1:
         step, = compiled.steps
         verdicts.record(verdicts.variant(step.digest, True), verdicts.WRONG, reason=reason,
                         function=step.launcher.function, problem=str(compiled.problem),
-                        config=str(step.config))
+                        schedule=str(step.schedule))
 
 
 def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.Tensor:
     """Normally distributed values in a strided layout. Raises ValueError for a blocked one."""
     import torch
 
-    from transconv.proving.data import torch_dtype
+    from transconv.verify.data import torch_dtype
 
     strides = layout.strides()
     if strides is None:
@@ -143,7 +142,7 @@ def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.T
 
 def our_calls(case: Case, compiled: Compiled) -> Make:
     """The plan on tensors of random data, a new set for each index."""
-    from transconv.proving.case import epilogue_tensors
+    from transconv.verify.case import epilogue_tensors
 
     def make(index: int) -> Call:
         p = case.problem

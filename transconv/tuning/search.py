@@ -1,6 +1,6 @@
-"""Tuning. In: what was measured so far. Out: which configs to try next, a bounded number of them.
+"""Tuning. In: what was measured so far. Out: which schedules to try next, a bounded number of them.
 
-Best estimates first; the last part of the trials explores around the best config found: its
+Best estimates first; the last part of the trials explores around the best schedule found: its
 neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the
 order of their estimates. What values a word may take is read off the proposals of the heuristics,
 so a new word takes part without being mentioned here.
@@ -14,12 +14,11 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, inf
 from typing import Any
 
-from transconv import heuristics
-from transconv.algorithm import Algorithm
-from transconv.config import Block, Config
+from transconv.compute import Algorithm
 from transconv.cost import estimate
-from transconv.database.choice import believable, fitted
-from transconv.errors import ConfigError
+from transconv.errors import ScheduleError
+from transconv.schedule import Block, Schedule
+from transconv.selection import believable, fitted, heuristics
 from transconv.target import Target
 
 EXPLORED = 0.4  # share of the trials that explore
@@ -30,49 +29,49 @@ NUMBERS = {"stages": (-1, 1), "warps": (0.5, 2), "split_k": (0.5, 2), "group_m":
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A config to measure; ``rank`` in the order of estimates (-1: not among the proposals);
+    """A schedule to measure; ``rank`` in the order of estimates (-1: not among the proposals);
     ``origin``: ``database``, ``ranking``, ``spread`` or ``neighbour``."""
 
-    config: Config
+    schedule: Schedule
     estimate: float
     rank: int
     origin: str
 
 
 class Search:
-    """The trials of one direction of a problem. ``phases``: its algorithms, which share a config;
-    ``seeds``: configs to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
+    """The trials of one direction of a problem. ``phases``: its algorithms, which share a schedule;
+    ``seeds``: schedules to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
     ranking, as fitting the estimate wants it."""
 
     def __init__(self, phases: Sequence[Algorithm], target: Target, trials: int,
-                 seeds: Sequence[Config] = (), explore: str = "near") -> None:
+                 seeds: Sequence[Schedule] = (), explore: str = "near") -> None:
         self.phases, self.target, self.trials = tuple(phases), target, trials
         self.ranking = ranking(self.phases, target)
         self.ranks = {c: i for i, c in enumerate(self.ranking)}
         self.explore = explore
-        self.asked: set[Config] = set()
-        self.waiting: set[Config] = set()
-        self.times: dict[Config, float] = {}
+        self.asked: set[Schedule] = set()
+        self.waiting: set[Schedule] = set()
+        self.times: dict[Schedule, float] = {}
         self.seeds = [c for c in dict.fromkeys(seeds) if self.legal(c)]
         self.wave = 0
 
-    def legal(self, config: Config) -> bool:
-        return all(believable(fitted(config, a), a, self.target) for a in self.phases)
+    def legal(self, schedule: Schedule) -> bool:
+        return all(believable(fitted(schedule, a), a, self.target) for a in self.phases)
 
-    def guess(self, config: Config) -> float:
-        return sum(estimate(fitted(config, a), a, self.target) for a in self.phases)
+    def guess(self, schedule: Schedule) -> float:
+        return sum(estimate(fitted(schedule, a), a, self.target) for a in self.phases)
 
     @property
-    def best(self) -> Config | None:
-        """The fastest config that was right."""
+    def best(self) -> Schedule | None:
+        """The fastest schedule that was right."""
         right = [c for c, us in self.times.items() if us < inf]
         return min(right, key=lambda c: self.times[c], default=None)
 
-    def tell(self, config: Config, us: float | None) -> None:
-        """A trial has ended: microseconds, or None for a config that is refused, wrong or hangs."""
-        self.waiting.discard(config)
-        self.asked.add(config)
-        self.times[config] = inf if us is None else us
+    def tell(self, schedule: Schedule, us: float | None) -> None:
+        """A trial has ended: microseconds, or None for a schedule that is refused, wrong or hangs."""
+        self.waiting.discard(schedule)
+        self.asked.add(schedule)
+        self.times[schedule] = inf if us is None else us
 
     def next(self) -> list[Trial]:
         """Trials to run at the same time; none while some are under way, and none when all is
@@ -89,12 +88,12 @@ class Search:
             self.wave += 1
             count = left if self.wave >= WAVES else ceil(left / WAVES)
             made = list(itertools.islice(self._around(), count))
-        self.asked |= {t.config for t in made}
-        self.waiting |= {t.config for t in made}
+        self.asked |= {t.schedule for t in made}
+        self.waiting |= {t.schedule for t in made}
         return made
 
-    def _trial(self, config: Config, origin: str) -> Trial:
-        return Trial(config, self.guess(config), self.ranks.get(config, -1), origin)
+    def _trial(self, schedule: Schedule, origin: str) -> Trial:
+        return Trial(schedule, self.guess(schedule), self.ranks.get(schedule, -1), origin)
 
     def _first(self) -> Iterator[Trial]:
         for c in dict.fromkeys((*self.seeds, *self.ranking)):
@@ -108,80 +107,80 @@ class Search:
             if c not in self.asked:
                 yield self._trial(c, "neighbour")
         known = {*near}
-        yield from (t for t in self._first() if t.config not in known)
+        yield from (t for t in self._first() if t.schedule not in known)
 
     def _spread(self, count: int) -> list[Trial]:
-        """Configs from the whole ranking, closer together near its top."""
+        """Schedules from the whole ranking, closer together near its top."""
         rest = [c for c in self.ranking if c not in self.asked]
         at = sorted({int(len(rest) * ((i + 1) / (count + 1)) ** 2) for i in range(count)})
         return [self._trial(rest[i], "spread") for i in at if i < len(rest)]
 
 
-def ranking(phases: Sequence[Algorithm], target: Target) -> list[Config]:
+def ranking(phases: Sequence[Algorithm], target: Target) -> list[Schedule]:
     """The candidates of the first phase that are legal for all, by the sum of their estimates."""
     found = heuristics.candidates(phases[0], target)
     if len(phases) == 1:
         return found
-    sums: dict[Config, float] = {}
-    for config in found:
-        each = [fitted(config, a) for a in phases]
+    sums: dict[Schedule, float] = {}
+    for schedule in found:
+        each = [fitted(schedule, a) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
-            sums[config] = sum(estimate(c, a, target)
+            sums[schedule] = sum(estimate(c, a, target)
                                for c, a in zip(each, phases, strict=True))
     if not sums:
-        raise ConfigError(f"no config is legal for all {len(phases)} stride phases "
+        raise ScheduleError(f"no schedule is legal for all {len(phases)} stride phases "
                           f"of {phases[0].name}")
     return sorted(sums, key=lambda c: sums[c])
 
 
-def neighbours(config: Config, search: Search) -> list[Config]:
-    """Legal configs one change away, best estimate first."""
-    limit = FACTOR * search.guess(config)
-    found: dict[Config, float] = {}
-    for other in dict.fromkeys(_changed(config, search)):
-        if other != config and other not in found and search.legal(other):
+def neighbours(schedule: Schedule, search: Search) -> list[Schedule]:
+    """Legal schedules one change away, best estimate first."""
+    limit = FACTOR * search.guess(schedule)
+    found: dict[Schedule, float] = {}
+    for other in dict.fromkeys(_changed(schedule, search)):
+        if other != schedule and other not in found and search.legal(other):
             guess = search.guess(other)
             if guess <= limit:
                 found[other] = guess
     return sorted(found, key=lambda c: found[c])
 
 
-def _changed(config: Config, search: Search) -> Iterator[Config]:
+def _changed(schedule: Schedule, search: Search) -> Iterator[Schedule]:
     alg = search.phases[0]
-    mine = _by_kind(config, alg)
-    words = [f.name for f in fields(config) if f.name != "blocks"]
+    mine = _by_kind(schedule, alg)
+    words = [f.name for f in fields(schedule) if f.name != "blocks"]
     for kind, blocks in dict.fromkeys(x for other in search.ranking
                                       for x in _by_kind(other, alg).items()):
         if blocks != mine[kind]:
             changed = {**mine, kind: blocks}
-            yield replace(config, blocks=tuple(b for k in "BMNK" for b in changed[k]))
+            yield replace(schedule, blocks=tuple(b for k in "BMNK" for b in changed[k]))
     for word in words:
         for value in dict.fromkeys(getattr(other, word) for other in search.ranking):
-            yield _with_word(config, word, value)
-    for i, block in enumerate(config.blocks):
+            yield _with_word(schedule, word, value)
+    for i, block in enumerate(schedule.blocks):
         for extent in (block.extent * 2, block.extent // 2):
-            yield _with_extent(config, {i: extent})
-        for j, other_block in enumerate(config.blocks):
+            yield _with_extent(schedule, {i: extent})
+        for j, other_block in enumerate(schedule.blocks):
             if i != j and alg.kind(block.axes[0]) == alg.kind(other_block.axes[0]):
-                yield _with_extent(config, {i: block.extent * 2, j: other_block.extent // 2})
+                yield _with_extent(schedule, {i: block.extent * 2, j: other_block.extent // 2})
     for word, steps in NUMBERS.items():
         for step in steps:
-            now: int = getattr(config, word)
+            now: int = getattr(schedule, word)
             new = int(now + step if word == "stages" else now * step)
             if new >= 1:
-                yield _with_word(config, word, new)
+                yield _with_word(schedule, word, new)
 
 
-def _with_word(config: Config, word: str, value: Any) -> Config:
-    return replace(config, **{word: value})
+def _with_word(schedule: Schedule, word: str, value: Any) -> Schedule:
+    return replace(schedule, **{word: value})
 
 
-def _by_kind(config: Config, alg: Algorithm) -> dict[str, tuple[Block, ...]]:
-    return {kind: tuple(b for b in config.blocks if alg.kind(b.axes[0]) == kind)
+def _by_kind(schedule: Schedule, alg: Algorithm) -> dict[str, tuple[Block, ...]]:
+    return {kind: tuple(b for b in schedule.blocks if alg.kind(b.axes[0]) == kind)
             for kind in "BMNK"}
 
 
-def _with_extent(config: Config, extents: dict[int, int]) -> Config:
+def _with_extent(schedule: Schedule, extents: dict[int, int]) -> Schedule:
     blocks = tuple(replace(b, extent=extents.get(i, b.extent))
-                   for i, b in enumerate(config.blocks))
-    return replace(config, blocks=tuple(b for b in blocks if b.extent >= 1))
+                   for i, b in enumerate(schedule.blocks))
+    return replace(schedule, blocks=tuple(b for b in blocks if b.extent >= 1))

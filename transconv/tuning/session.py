@@ -12,19 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transconv.algorithm import Algorithm, algorithms
-from transconv.config import Config
-from transconv.database import choice, rows
-from transconv.database.rows import Row
-from transconv.epilogue import Epilogue
+from transconv.compute import Algorithm
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import TransconvError
-from transconv.problem import ConvProblem, Prop
-from transconv.proving.pool import Group, Pool, Task
-from transconv.target import Target
+from transconv.schedule import Schedule
+from transconv.selection import Row, choice, rows
+from transconv.target import Target, triton_version
 from transconv.tuning.progress import Progress
 from transconv.tuning.search import Search, Trial
 from transconv.tuning.table import Table, number
-from transconv.verdicts import triton_version
+from transconv.verify.pool import Group, Pool, Task
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "machine", "trial", "origin", "rank", "config", "estimate", "us", "p20", "p80",
@@ -63,18 +60,21 @@ class Job:
     ended: bool = False
 
     @property
+    def workload(self) -> ConvWorkload:
+        return ConvWorkload(self.problem, self.prop, self.epilogue)
+
+    @property
     def key(self) -> tuple[str, str, str]:
-        return rows.problem_text(self.problem), self.prop.value, str(self.epilogue)
+        return self.workload.text, self.prop.value, str(self.epilogue)
 
     def phases(self) -> list[Algorithm]:
-        """What one config must serve; empty where there is nothing to compute."""
-        return [a for a in algorithms(self.problem, self.prop, self.epilogue)
-                if all(x.size for x in a.axes)]
+        """What one schedule must serve; empty where there is nothing to compute."""
+        return [a for a in self.workload.computations if all(x.size for x in a.axes)]
 
-    def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Config]:
+    def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Schedule]:
         """What the database says already."""
-        first = choice.ranked(phases[0], target, self.problem, self.prop)[0]
-        return [] if first.row is None else [first.config]
+        first = choice.ranked(phases[0], target, self.workload)[0]
+        return [] if first.row is None else [first.schedule]
 
 
 class Session:
@@ -142,7 +142,7 @@ class Session:
                 yield from self._ask(job, say, skip)
 
     def _open(self, job: Job) -> None:
-        """Make the search of a job and tell it what the log has. Raises Unsupported, ConfigError."""
+        """Make the search of a job and tell it what the log has. Raises Unsupported, ScheduleError."""
         phases = job.phases()
         if not phases:
             return
@@ -150,7 +150,7 @@ class Session:
                         job.seeds(phases, self.target), self.explore)
         for row in self.log.rows:
             if self._same(row, job):
-                self._tell(job, search, Config.parse(row["config"]), row)
+                self._tell(job, search, Schedule.parse(row["config"]), row)
         job.search = search
 
     def _same(self, row: Found, job: Job) -> bool:
@@ -167,7 +167,7 @@ class Session:
         for trial in job.search.next():
             problem, prop, epilogue = job.key
             what = {"problem": problem, "prop": prop, "epilogue": epilogue,
-                    "config": str(trial.config)}
+                    "schedule": str(trial.schedule)}
             second = Task("gpu", what | {"budget_ms": self.limits.budget_ms}, self.limits.trial_s)
             first = Task("compile", what, self.limits.compile_s, then=second)
             for task in (first, second):
@@ -194,15 +194,15 @@ class Session:
         problem, prop, epilogue = job.key
         row = {**job.about, **self.versions, "problem": problem, "prop": prop,
                "epilogue": epilogue, "trial": len(job.search.times), "origin": trial.origin,
-               "rank": trial.rank, "config": str(trial.config), "estimate": trial.estimate,
+               "rank": trial.rank, "config": str(trial.schedule), "estimate": trial.estimate,
                **self.seconds.get(id(first), {}), **told}
         self.log.add(row)
-        self._tell(job, job.search, trial.config, row)
+        self._tell(job, job.search, trial.schedule, row)
 
-    def _tell(self, job: Job, search: Search, config: Config, row: Found) -> None:
+    def _tell(self, job: Job, search: Search, schedule: Schedule, row: Found) -> None:
         us = number(row, "us") if row["verdict"] == "right" else None
         job.tried += us is not None
-        search.tell(config, us)
+        search.tell(schedule, us)
 
     def winners(self) -> list[Row]:
         """A row for each job of which a trial was right."""
@@ -211,7 +211,7 @@ class Session:
             best = job.search.best if job.search is not None else None
             if best is not None:
                 assert job.search is not None
-                made.append(rows.make(job.problem, job.prop, job.epilogue, self.target, str(best),
+                made.append(rows.make(job.workload, self.target, str(best),
                                       job.search.times[best], job.tried))
         return made
 
@@ -235,7 +235,7 @@ def of_log(log: Iterable[Found]) -> list[Row]:
     for row in log:
         if row["verdict"] != "right" or not number(row, "us"):
             continue
-        kind = rows.epilogue_kind(Epilogue.parse(row["epilogue"]))
+        kind = Epilogue.parse(row["epilogue"]).kind
         key = (row["problem"], row["prop"], kind, row["machine"], row["triton"], row["lowering"])
         tried[key] = tried.get(key, 0) + 1
         if key not in best or float(row["us"]) < float(best[key]["us"]):

@@ -1,0 +1,123 @@
+"""Every function that kernels may call is spelled, compiles for chips of two makers, and in Triton's
+interpreter computes what it computes in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from transconv import ir
+from transconv.backend_triton import emit_gluon, emit_tl
+from transconv.backend_triton.module import load
+from transconv.backend_triton.offline import Job, Resources, compile_offline
+from transconv.compute import OPS
+from transconv.ir.calls import CALLS
+from transconv.target import TARGETS
+
+N = 128
+FAR = (-1e4, -88.0, -20.0, -1.0, -0.7, -0.625, -0.62, -1e-3, -1e-6, 0.0, 1e-6, 0.3, 0.624, 0.63, 1.0,
+       9.0, 30.0, 1e4)
+POSITIVE = ("log", "log2", "sqrt", "rsqrt")
+UNARY = [op for op in OPS.values() if op.arity == 1]
+
+
+def tensor(name: str, dtype: ir.DType = ir.f32) -> ir.Tensor:
+    return ir.Tensor(name, ("x",), (N,), ir.Layout.dense(dtype, (N,)))
+
+
+def kernel(value: object, dtype: ir.DType = ir.f32) -> ir.Kernel:
+    """y[i] = value(x[i]) for all i at once."""
+    x, y = tensor("x", dtype), tensor("y", dtype)
+    program, lane, held = ir.Var("pid"), ir.Lane("i", N, 1), ir.Var("v", dtype)
+    body = ir.seq(ir.Let(held, ir.Load(x, program * N + lane, ir.TRUE)),
+                  ir.Store(y, program * N + lane, value(held), ir.TRUE))  # type: ignore[operator]
+    return ir.Kernel("each", (x, y), ir.For(program, 1, body, kind="grid"))
+
+
+def called(name: str) -> object:
+    return lambda v: ir.Call(name, (v,) * CALLS[name].arity)
+
+
+def points(name: str) -> np.ndarray:
+    given = np.resize(np.array(FAR, np.float32), N)
+    return np.abs(given) + np.float32(1e-3) if name in POSITIVE else given
+
+
+def emitted(value: object, x: np.ndarray) -> np.ndarray:
+    """The result in Triton's interpreter."""
+    function = load(emit_tl.emit(kernel(value)), "each")
+    out = torch.full((N,), float("nan"))
+    function[(1,)](torch.from_numpy(x), out)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_calls_in_triton_s_interpreter(name: str) -> None:
+    x = points(name)
+    with np.errstate(all="ignore"):
+        want = CALLS[name].numpy(*[x] * CALLS[name].arity).astype(np.float32)
+    np.testing.assert_allclose(emitted(called(name), x), want, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("op", UNARY, ids=str)
+def test_operations_in_triton_s_interpreter(op: object) -> None:
+    x = points(str(op))
+    want = op.function()(torch.from_numpy(x)).numpy()  # type: ignore[attr-defined]
+    np.testing.assert_allclose(emitted(op, x), want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_hyperbolic_tangent_is_right_near_zero_and_far_from_it() -> None:
+    x = np.resize(np.array([1e-30, 1e-6, -1e-3, 0.01, 0.6249, 0.6251, 20, -3e38, np.inf], np.float32), N)
+    np.testing.assert_allclose(emitted(called("tanh"), x), np.tanh(x), rtol=1e-6)
+    assert np.isnan(emitted(called("tanh"), np.full(N, np.nan, np.float32))).all()
+
+
+def test_what_a_function_does_not_take_is_refused_in_words() -> None:
+    with pytest.raises(ir.VerifyError, match="exp takes 32-bit floats or 64-bit floats, not f16"):
+        ir.verify(kernel(called("exp"), ir.f16))
+    ir.verify(kernel(called("abs"), ir.f16))
+
+
+def test_gluon_has_the_functions_that_are_spelled() -> None:
+    gl = pytest.importorskip("triton.experimental.gluon.language")
+    for callee in CALLS.values():
+        if not callee.helper and "{" not in callee.gluon:
+            assert hasattr(gl, callee.gluon)
+    assert emit_gluon.GluonEmitter.space == "gl"
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_every_function_compiles(chip: str) -> None:
+    t, jobs = TARGETS[chip], []
+    for dtype in ("f32", "f64"):
+        names = [n for n in sorted(CALLS) if not CALLS[n].why_not(ir.DTYPES[dtype])]
+
+        def all_of(v: ir.Expr, names: list[str] = names) -> ir.Expr:
+            return ir.sum_of([called(n)(v) for n in names])  # type: ignore[operator]
+
+        made = kernel(all_of, ir.DTYPES[dtype])
+        ir.verify(made)
+        jobs.append(Job(emit_tl.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
+                        t.warp_size))
+    for found in compile_offline(jobs):
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_every_function_compiles_in_gluon(name: str) -> None:
+    """On its own: what a role's expressions are made of."""
+    speller = emit_gluon.GluonEmitter((), 4, 0)
+    lane, v = ir.Lane("i", N, 1), ir.Var("v", ir.f32)
+    speller.scope[v] = (lane,)
+    text = speller.text(called(name)(v))  # type: ignore[operator]
+    layout = "gl.BlockedLayout([1], [32], [4], [0])"
+    source = "\n".join([
+        "from triton.experimental import gluon", "from triton.experimental.gluon import language as gl",
+        *ir.helpers({name}, set(), "gluon.jit", "gl"), "", "", "@gluon.jit", "def each(x, y):",
+        f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
+        f"    gl.store(y + i, {text})", ""])
+    t = TARGETS["sm_90"]
+    (found,) = compile_offline([Job(source, "each", (("f32", ()), ("f32", ())), "sm_90", t.backend, t.arch,
+                                    t.warp_size, explicit=True)])
+    assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"

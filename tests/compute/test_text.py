@@ -1,0 +1,107 @@
+"""The text of computations: what it says, reads back, and how it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transconv.compute import Compute, parse
+from transconv.conv import ConvProblem, Prop, algorithms
+from transconv.errors import ComputeError
+from transconv.ir import f16, f32, f64
+
+ROOT = Path(__file__).parents[2]
+TEXTS = sorted((ROOT / "bench" / "computes").glob("*.txt"))
+POOL = """
+compute pool                                      # a remark
+    tensor x f16 [n=2, c=3, h=9, w=8] nhwc
+    axes   n=2 c=3 oh=5 ow=4 | kh=3 kw=3
+    read   a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf
+    let    most = max(a; kh kw)
+    store  y[n, c, oh, ow] = most
+"""
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.stem)
+def test_texts_read_back_and_are_short(path: Path) -> None:
+    made = parse(path.read_text())
+    assert parse(str(made)) == made
+    assert str(parse(str(made))) == str(made)
+    assert len(path.read_text().splitlines()) <= 10  # the heading, and at most nine lines
+
+
+def test_what_a_text_says() -> None:
+    made = parse(POOL)
+    assert [t.name for t in made.tensors] == ["x", "y"]
+    assert made.a.tensor.dtype is f16 and made.c.tensor.dtype is f32
+    assert made.c.tensor.shape == (2, 3, 5, 4)  # as far as it is stored
+    assert made.kinds == {"n": "M", "c": "M", "oh": "M", "ow": "M", "kh": "K", "kw": "K"}
+    assert made.reads[0].fill == float("-inf")
+    assert str(made.a.mask()) != "True"  # rows and columns leave the image
+    assert str(made.c.mask()) == "True"
+
+
+def test_kinds_of_products_are_computed() -> None:
+    made = parse("compute p\n axes b=2 m=3 n=4 k=5\n read x = X[b, m, k]\n read w = W[b, k, n]\n"
+                 "let s = sum(x*w; k)\n store Y[b, m, n] = s")
+    assert made.kinds == {"b": "B", "m": "M", "n": "N", "k": "K"}
+    assert made.factors is not None and made.b is not None
+    square = parse("compute p\n axes m=3 k=5\n read x = X[m, k]\nstore Y[m] = sum(x**2; k) / 5")
+    assert square.factors is None and square.kinds == {"m": "M", "k": "K"}
+
+
+def test_types() -> None:
+    double = parse("compute p\n tensor X f64 [3]\n axes m=3\n read x = X[m]\n store Y[m] = x + 1")
+    assert double.c.tensor.dtype is f64
+    moved = parse("compute p\n tensor X f16 [3]\n tensor Y f16 [3]\n axes m=3\n read x = X[2 - m]\n"
+                  "store Y[m] = x")
+    assert moved.moves and str(moved.writes[0].value) == "x"  # keeps its bits
+
+
+def test_selections_and_conditions_of_stores_read_back() -> None:
+    made = parse("compute p\n axes m=3 n=4\n read x = X[m, n]\n"
+                 "store Y[m, n] where m <= n and n % 2 == 0 = where(x == 1, x, 2)")
+    assert "where m <= n and n % 2 == 0 = where(x == 1" in str(made)
+    assert parse(str(made)) == made
+
+
+@pytest.mark.parametrize("prop", Prop)
+def test_convolutions_print_as_texts_that_read_back(prop: Prop) -> None:
+    problem = ConvProblem.parse("mb2g2ic8ih9oc8oh5kh3sh2ph1 dt=f16 tag=nhwc")
+    for made in algorithms(problem, prop):
+        again = parse(str(made))
+        assert isinstance(again, Compute)
+        assert again.tensors == made.tensors and again.kinds == made.kinds
+        assert str(parse(str(again))) == str(again)
+
+
+HEAD = "compute p\n axes m=3 k=5\n"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "line 1: a computation begins with 'compute NAME'"),
+    ("axes m=3", "line 1: a computation begins"),
+    ("compute p\nfoo", "line 2: 'foo' is unknown; expected one of compute tensor axes read let store"),
+    ("compute p\n axes m", "line 2: axis 'm'; expected name=size"),
+    ("compute p\n axes m=3 m=4", "line 2: axis 'm' is there twice"),
+    ("compute p\n axes pid=3", "'pid' is a word of generated kernels"),
+    ("compute p\n axes m=3", "nothing is stored"),
+    (HEAD + "store Y[m] = 1", "nothing is read"),
+    (HEAD + "read x = X[m, k]\nstore Y[m] = z",
+     "store 'Y[m] = z': 'z' is not known; expected one of m k x"),
+    (HEAD + "read x = X[m, k]\nstore Y[m] = sum(x; q)", "'q' in sum(...; q) is no axis; the axes are m k"),
+    (HEAD + "read x = X[m, k]\nstore Y[m] = swish(x)", "swish(...) of 1 values is unknown"),
+    (HEAD + "read x = X[m, k\nstore Y[m] = x", "expected tensor[coordinates]"),
+    (HEAD + "read x = X[m, k] else much\nstore Y[m] = x", "else much; expected a number"),
+    (HEAD + "read x = X[m, k]\nlet x = 1\nstore Y[m] = x", "'x' is an axis or a value already"),
+    (HEAD + "read x = X[m / 2]\nstore Y[m] = x", "expected whole numbers"),
+    (HEAD + "tensor X f16 [3]\nread x = X[m, k]\nstore Y[m] = x", "X has 1 dimensions, 2 coordinates"),
+    (HEAD + "tensor X q9 [3]\nread x = X[m]\nstore Y[m] = x", "expected a name, a type and sizes"),
+    (HEAD + "read x = X[m, k]\nstore Y[m] = sum((x; k)", "open parenthesis"),
+    ("compute p math=odd\n axes m=3", "'math=odd' is unknown"),
+])
+def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ComputeError) as error:
+        parse(text)
+    assert said in str(error.value) and "\n" not in str(error.value)

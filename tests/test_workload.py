@@ -1,0 +1,109 @@
+"""Choices and plans are about any workload: here of a front end that the package has never heard of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from transconv import knobs, runtime
+from transconv.compute import Alone, Found, Workload, parse
+from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.errors import Unsupported
+from transconv.runtime import Plan, trust, verdicts
+from transconv.selection import choice, rows, store
+from transconv.target import TARGETS
+
+pytestmark = pytest.mark.usefixtures("nothing_known")
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+SM90, INTERPRETER = TARGETS["sm_90"], TARGETS["interpreter"]
+TEXT = """
+compute product
+    axes   m={m} n=32 k=64
+    read   a = A[m, k]
+    read   b = B[n, k]
+    let    s = sum(a * b; k)
+    store  C[m, n] = s
+"""
+
+
+@dataclass(frozen=True)
+class Product(Alone):
+    """So many rows times one matrix: rows of the database speak of them, and results are checked."""
+
+    @property
+    def text(self) -> str:
+        return f"rows {self.compute.size('m')}"
+
+    def group(self, machine: str) -> str:
+        return f"products_{machine}"
+
+    def like(self, text: str) -> Product | None:
+        return replace(self, compute=product(text)) if text.startswith("rows ") else None
+
+    def distance(self, other: Workload) -> float | None:
+        return 0.0 if self.text == other.text else 0.5
+
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+        right = torch.allclose(result, tensors["A"] @ tensors["B"].T, atol=1e-3)
+        return Found(result.numel(), result.numel(), True, (), "" if right else "not the product")
+
+
+def product(text: str) -> Any:
+    return parse(TEXT.format(m=text.split()[1]).strip())
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(text: str, direction: str) -> Workload | None:
+        return Product(product(text)) if text.startswith("rows ") and not direction else None
+
+    monkeypatch.setattr(store, "_readers", [*store._readers])
+    store.register_reader(read)
+
+
+def test_rows_of_another_front_end(known: None) -> None:
+    work = Product(product("rows 64"))
+    ranked = choice.ranked(work.compute, SM90, work)
+    assert {c.source for c in ranked} == {"estimate"}
+    second = ranked[1].schedule
+    store.remember([rows.make(work, SM90, str(second), 1.0, 2)])
+    first = choice.ranked(work.compute, SM90, work)[0]
+    assert (first.source, first.schedule) == ("tuned", second)
+    assert runtime.plan(work, SM90, None, False, Plan).schedule == second
+    other = Product(product("rows 128"))
+    assert all(c.away == 0.5 for c in choice.ranked(other.compute, SM90, other) if c.row)
+
+
+def test_front_ends_do_not_read_each_other(known: None) -> None:
+    p = ConvProblem.parse("mb1ic16ih4oc16oh4kh3ph1")
+    conv, work = ConvWorkload(p, Prop.FWD), Product(product("rows 64"))
+    assert conv.like(work.text) is None and work.like(conv.text) is None
+    assert conv.distance(work) is None
+    found = store.grouped([rows.make(w, SM90, "x", 1.0, 1) for w in (conv, work)])
+    machine = rows.machine(SM90)
+    assert sorted(found) == sorted(w.group(machine) for w in (conv, work))
+
+
+@interpreted
+def test_a_first_result_is_checked_as_the_workload_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    work = Product(product("rows 64"))
+    plan = runtime.plan(work, INTERPRETER, None, False, Plan)
+    tensors = {"A": torch.randn(64, 64), "B": torch.randn(32, 64), "C": torch.empty(64, 32)}
+    assert trust.run(plan, tensors) is plan and trust.is_trusted(plan)
+    verdicts.forget()
+    monkeypatch.setattr(Product, "examine", lambda *_: Found(9, 9, True, ((0, 0),), "wrong"))
+    monkeypatch.setattr(trust, "MOST_REJECTED", 2)
+    with pytest.raises(Unsupported, match="gave wrong results|known to give wrong"):
+        trust.run(plan, tensors)
+
+
+def test_a_computation_by_itself_has_no_rows_and_no_sampled_check() -> None:
+    alone = Alone(product("rows 64"))
+    assert not alone.group("sm_90x132") and alone.innermost() is None and alone.like("x") is None
+    assert alone.part_of((0, 0)) == () and alone.named("product") is alone.compute
+    with pytest.raises(NotImplementedError, match="not checked at samples"):
+        alone.examine({}, torch.empty(0))

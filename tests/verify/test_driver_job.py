@@ -1,0 +1,149 @@
+"""What benchdnn's words mean here, and what is refused with which status and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.verify.driver import Driver
+from transconv.verify.driver_attr import Refused
+from transconv.verify.driver_job import Job, job_of, spaced
+
+P = "mb1ic8ih6oc16oh6kh3ph1"
+
+
+def job(*words: str) -> Job:
+    request, = Driver().requests([*words, P] if not words or words[-1].startswith("--") else words)
+    return job_of(request)
+
+
+def test_the_default_is_a_forward_with_bias_in_f32() -> None:
+    assert job() == Job(f"{P} math=ieee", "fwd", "bias", "f32")
+
+
+@pytest.mark.parametrize(("words", "problem", "prop", "epilogue", "bia"), [
+    (["--dir=BWD_D", "--dt=f16", "--tag=axb"], f"{P} dt=f16 tag=nhwc", "bwd_d", "", ""),
+    (["--dir=FWD_I", "--dt=tf32"], P, "fwd", "", ""),
+    (["--dir=FWD_D", "--attr-fpmath=any"], P, "fwd", "", ""),
+    (["--dir=BWD_W", "--dt=bf16:bf16:f32"], f"{P} dt=bf16:bf16:f32 math=ieee", "bwd_w", "", ""),
+    (["--dir=BWD_W", "--cfg=bf16bf16f32"], f"{P} dt=bf16:bf16:f32 math=ieee", "bwd_w", "", ""),
+    (["--dt=f64"], f"{P} dt=f64", "fwd", "bias", "f64"),
+    (["--dt=f16", "--bia-dt=f16"], f"{P} dt=f16", "fwd", "bias", "f16"),
+    (["--mb=5", "--dir=FWD_D"], "mb5ic8ih6oc16oh6kh3ph1 math=ieee", "fwd", "", ""),
+    (["--dir=FWD_D", "--attr-post-ops=sum+relu"], f"{P} math=ieee", "fwd", "res+relu", ""),
+    (["--attr-post-ops=swish:1+sum"], f"{P} math=ieee", "fwd", "bias+silu+res", "f32"),
+    (["--attr-post-ops=clip:0:6+linear:1"], f"{P} math=ieee", "fwd", "bias+relu6", "f32"),
+    (["--dir=FWD_D", "--dt=f16", "--attr-post-ops=gelu_erf+add:f32:per_oc"], f"{P} dt=f16",
+     "fwd", "gelu+bias", "f32"),
+    (["--dir=FWD_D", "--dt=f16", "--attr-post-ops=add:f16:15:any"], f"{P} dt=f16", "fwd", "res",
+     ""),
+    (["--dir=BWD_D", "--epilogue=bias+silu", "--bia-dt=bf16"], f"{P} math=ieee", "bwd_d",
+     "bias+silu", "bf16"),
+])
+def test_meaning(words: list[str], problem: str, prop: str, epilogue: str, bia: str) -> None:
+    made = job(*words)
+    assert (made.problem, made.prop, made.epilogue, made.bia) == (problem, prop, epilogue, bia)
+    assert str(ConvProblem.parse(made.problem)) == made.problem
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    (["--dir=BWD_WB"], "gradient of the bias"),
+    (["--dt=s8:s8:s32"], "dtype s8: kernels compute with f16 bf16 f32 f64"),
+    (["--dt=f8_e4m3"], "dtype f8_e4m3"),
+    (["--cfg=u8s8f32"], "dtype u8"),
+    (["--bia-dt=s32"], "--bia-dt=s32"),
+    (["--alg=WINO"], "Winograd"),
+    (["--attr-scales=src:common:0.25"], "nothing here is quantised (--attr-scales)"),
+    (["--attr-zero-points=src:common:1"], "zero points"),
+    (["--attr-fpmath=bf16"], "f32 multiplied as bf16"),
+    (["--attr-acc-mode=f16"], "sums are kept in f32"),
+    (["--attr-rounding-mode=dst:stochastic"], "rounded to the nearest"),
+    (["--attr-dropout=0.5"], "no epilogue draws random numbers"),
+    (["--attr-post-ops=relu:0.1"], "relu with alpha 0.1"),
+    (["--attr-post-ops=swish"], "epilogues have swish:1:0"),
+    (["--attr-post-ops=sum:0.5"], "with a scale or a zero point"),
+    (["--attr-post-ops=sum:1:0:s8"], "post-op sum of s8 to f32"),
+    (["--attr-post-ops=mul:f32"], "epilogues only add"),
+    (["--attr-post-ops=add:f32:per_oc"], "two values per channel"),
+    (["--attr-post-ops=add:s8:per_tensor"], "result's type (f32)"),
+    (["--attr-post-ops=dw:k3s1p1"], "post-op dw"),
+    (["--attr-post-ops=dw_k3s1p1"], "post-op dw_k3s1p1"),
+    (["--attr-post-ops=prelu:per_oc"], "post-op prelu"),
+    (["--attr-post-ops=mish"], "post-op mish: epilogues have relu, relu6"),
+    (["--attr-post-ops=sum+sum"], "uses 'res' twice"),
+    (["--dir=BWD_W", "--attr-post-ops=relu"], "an epilogue of the weight gradient"),
+    (["--mode=P"], "times are measured by 'python -m bench'"),
+    (["--wtag=decab", "g2ic4ih6oc8oh4kh3"], ""),
+    (["--wtag=Abcde16a", "g2ic4ih6oc8oh4kh3"], "groups are not outermost"),
+])
+def test_unimplemented(words: list[str], reason: str) -> None:
+    if not reason:
+        assert job(*words).problem == "g2ic4ih6oc8oh4kh3 tag=nchw:hwio:nchw math=ieee"
+        return
+    with pytest.raises(Refused) as refused:
+        job(*words)
+    assert refused.value.status == "UNIMPLEMENTED"
+    assert reason in refused.value.reason
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    (["--dt=f17"], "dtype 'f17' is unknown"),
+    (["--dt=f16:f16"], "has 2 types; expected 1 or 3"),
+    (["--cfg=f16bar"], "--cfg=f16bar is unknown"),
+    (["--stag=Goih"], "unknown dim 'g'"),
+    (["--tag=axb", "--stag=abx"], "expected it alone"),
+    (["--strides=1x2:"], "has 2 parts; expected SRC:WEI:DST"),
+    (["--strides=1x2::"], "has 2 numbers; expected 4"),
+    (["--strides=axb::"], "has no numbers"),
+    (["--attr-post-ops=foo"], "post-op 'foo' is unknown"),
+    (["--attr-post-ops=relu:x"], "no number"),
+    (["--attr-post-ops=add"], "expected add:DT"),
+    (["--attr-post-ops=add:f32:per_x"], "mask 'per_x'"),
+    (["--attr-fpmath=fp4"], "--attr-fpmath=fp4 is unknown"),
+    (["--epilogue=bias", "--attr-post-ops=relu"], "expected one"),
+    (["--epilogue=rely"], "has 'rely', expected one of"),
+    (["--bia-dt=x"], "--bia-dt=x"),
+    (["--config=nonsense"], "'nonsense' is neither a block"),
+    (["g3ic4ih6oc8oh4kh3"], "argument 1: ic = 4 does not divide into 3 groups"),
+    (["ic4ih16oc8oh4kh1sh4"], "leaves input unused on both sides"),
+    (["ic3"], "argument 1: problem 'ic3': 'oc' is missing or 0"),
+    (["--stag=aBx16b", "--strided=rows"], "a blocked layout has no strides"),
+])
+def test_invalid_arguments(words: list[str], reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        job(*words)
+    assert refused.value.status == "INVALID_ARGUMENTS"
+    assert reason in refused.value.reason
+
+
+def test_modes() -> None:
+    assert [job(f"--mode={m}").mode for m in ("C", "R", "I", "B", "RC", "L")] == [
+        "C", "R", "I", "B", "C", "I"]
+
+
+def test_strides_of_each_tensor() -> None:
+    made = ConvProblem.parse(job("--strides=640x40x6x1::1000x36x6x1").problem)
+    assert made.src.layout.strides() == (640, 40, 6, 1)
+    assert made.wei.layout.strides() == (72, 9, 3, 1)
+    assert made.dst.layout.strides() == (1000, 36, 6, 1)
+    grouped = job("--strides=:40x20x10x3x1:", "g2ic4ih6oc4oh4kh3")
+    assert ConvProblem.parse(grouped.problem).wei.layout.strides() == (20, 10, 3, 1)
+    with pytest.raises(Refused, match="groups are not one after another"):
+        job("--strides=:41x20x10x3x1:", "g2ic4ih6oc4oh4kh3")
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_spaced_tensors_are_views_of_others(layout: str) -> None:
+    import torch
+
+    p = ConvProblem.make(2, 4, 6, (5, 7), (3, 3), layout=layout)
+    whole = torch.empty(3, 5, 6, 8)
+    if layout == "nhwc":
+        whole = whole.to(memory_format=torch.channels_last)
+    assert spaced(p, Prop.FWD, "rows").src.layout.strides() == whole[:2, :4, :5, :7].stride()
+    doubled = spaced(p, Prop.FWD, "steps").wei.layout.strides()
+    assert doubled == tuple(2 * s for s in p.wei.layout.strides() or ())
+    for prop, zero in ((Prop.FWD, ["src"]), (Prop.BWD_D, ["dst"]), (Prop.BWD_W, ["src", "dst"])):
+        made = spaced(p, prop, "expanded")
+        assert [n for n, s in made.specs.items() if 0 in (s.layout.strides() or ())] == zero
+        assert str(ConvProblem.parse(str(made))) == str(made)

@@ -1,0 +1,370 @@
+"""The fuzzer: trials are the same everywhere, their lines read back, failures are seen and shrunk,
+workers may hang or die; and a hundred and some trials a day keep the bugs away."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.errors import ProblemError, ScheduleError
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.word import Word
+from transconv.schedule.words import by_name, register, unregister, words
+from transconv.selection import heuristics
+from transconv.target.records import TARGETS
+from transconv.verify import draw, draw_schedule, fuzz, fuzz_run
+from transconv.verify.corpus import Entry, corpus, read
+from transconv.verify.fuzz_run import GOOD, work
+from transconv.verify.fuzz_tally import Tally
+from transconv.verify.fuzz_trial import Trial, draw_trial
+from transconv.verify.shrink import shrink, simpler
+
+ROOT = Path(__file__).parents[2]
+DRAWN = [draw_trial("tests", n) for n in range(250)]
+RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
+
+
+@pytest.mark.parametrize("entry", corpus(), ids=lambda e: e.place)
+def test_what_failed_once(entry: Entry) -> None:
+    row = work(line=str(entry.trial))
+    assert row["status"] in GOOD, row["reason"]
+
+
+def test_trials() -> None:
+    """Through the interpreter of the IR; `make check-all` runs two thousand."""
+    bad = [row for n in range(130) if (row := work("ci", n))["status"] not in GOOD]
+    assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{fuzz.repeated(r)}" for r in bad)
+
+
+def test_trials_in_tritons_interpreter() -> None:
+    """The emitted text, in a process of its own: Triton decides at its import what it is."""
+    done = subprocess.run(
+        [sys.executable, "-m", "transconv", "fuzz", "--n", "24", "--seed", "2", "--jobs", "1",
+         "--share", "1", "--no-corpus", "--interpreter", "--shrink", "0"],
+        capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "24 trials" in done.stdout
+
+
+def test_a_trial_is_the_same_in_another_process() -> None:
+    code = ("from transconv.verify.fuzz_trial import draw_trial;"
+            "print('\\n'.join(str(draw_trial('tests', n)) for n in range(12)))")
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    assert told.split("\n")[:-1] == [str(t) for t in DRAWN[:12]]
+
+
+@pytest.mark.parametrize("passes", ["-simplify,-tidy", ""])
+def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
+    """Its verdict is kept by its text: a name that depended on the order of a set would lose it."""
+    code = ("from transconv.conv import Epilogue, build\n"
+            "from transconv.verify.fuzz_trial import draw_trial\n"
+            "from transconv.target import Target\n"
+            "for t in (draw_trial('names', n) for n in range(152, 155)):\n"
+            "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.schedule,"
+            " Epilogue.parse(t.epilogue))\n"
+            "    print(*(s.source + s.digest for s in made.steps))")
+    told = [subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "TRANSCONV_PASSES": passes}).stdout
+        for seed in ("1", "2")]
+    assert told[0] == told[1] and told[0].count("def ") >= 3
+
+
+def test_lines_read_back() -> None:
+    for trial in DRAWN:
+        line = str(trial)
+        assert Trial.parse(line) == trial and str(Trial.parse(line)) == line
+        assert all(c.isalnum() or c in "-_=+:.,@() " for c in line)
+
+
+def test_what_lines_must_say() -> None:
+    with pytest.raises(ProblemError, match="--speed=3"):
+        Trial.parse("--speed=3 ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ProblemError, match="BWD_WB"):
+        Trial.parse("--dir=BWD_WB ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ProblemError, match="2 shapes"):
+        Trial.parse("ic8ih5oc8oh5kh3ph1 ic8ih5oc8oh5kh3ph1")
+    with pytest.raises(ScheduleError):
+        Trial.parse("--config=oh.ow:16+fast=1 ic8ih5oc8oh5kh3ph1")
+
+
+def test_everything_is_drawn() -> None:
+    """Every value of every word, every direction, kind of layout, padding, type. Explicit kernels are
+    few among so many: what they keep is drawn below."""
+    seen: dict[str, Counter[str]] = {}
+    for trial in DRAWN:
+        for name, word in trial.facts.items():
+            seen.setdefault(name, Counter())[word] += 1
+    for word in words():
+        if isinstance(word.values, tuple) and isinstance(word.default, str):
+            assert set(word.values) - {"gluon"} <= set(seen[word.name]) or word.name == "keep", word.name
+    assert {w.name for w in words()} <= set(seen)
+    assert set(seen["direction"]) == {p.value for p in Prop}
+    assert set(seen["axes"]) == {"1D", "2D", "3D"}
+    assert {"f16", "bf16", "f32", "f64"} <= set(seen["dtype"])
+    assert set(seen["groups"]) == {"one", "grouped", "depthwise"}
+    assert set(seen["padding"]) == {"negative", "none", "even", "uneven"}
+    assert set(seen["alignment"]) == {"aligned", "shifted"} and seen["passes"]["switched"] > 20
+    assert set(seen["math"]) == {"ieee", "tf32", "tf32x3"}
+    layouts = {kind for words in seen["layout"] for kind in words.split("+")}
+    assert layouts == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
+    assert any(k > i for t in DRAWN for k, i in zip(t.problem.k, t.problem.i, strict=True))
+    assert any(len(t.algorithms) > 1 for t in DRAWN)
+
+
+def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
+    problem = ConvProblem.parse("mb4ic16ih8oc32oh8kh3ph1 dt=f16 tag=axb")
+    legal = algorithms(problem, Prop.FWD)
+    drawn = [draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300)]
+    assert any(c is not None and c.keep == "b" for c in drawn)
+
+
+def test_drawn_schedules_are_legal() -> None:
+    for trial in DRAWN:
+        if trial.schedule is not None:
+            legal = [a for a in trial.algorithms if all(x.size for x in a.axes)]
+            assert draw_schedule.is_legal(trial.schedule, legal, trial.chip), str(trial)
+
+
+def test_a_new_word_is_drawn_by_itself() -> None:
+    """A word that joins the table is in the next draw, with its values, the smallest of its range, what
+    its row says, or what is seen among proposals."""
+    def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
+        rng, algorithm = random.Random(1), DRAWN[0].algorithms[0]
+        return {draw_schedule._value(rng, word, Schedule(), algorithm, seen) for _ in range(80)}
+
+    assert drawn(by_name()["reduce"]) == {"partials", "atomic", "stream"}
+    assert drawn(by_name()["stages"]) == {1, 2, 3, 4}
+    named = (dataclasses.replace(Schedule(), pack="a.b"), dataclasses.replace(Schedule(), order="x"))
+    assert drawn(by_name()["pack"], named) == {"", "a.b"}
+    depth = Word("depth", 2, "A number.", range(2, 100))
+    assert drawn(depth) == {2, 3, 4, 5}
+    assert drawn(dataclasses.replace(depth, draw=(7, 9))) == {7, 9}
+    assert drawn(dataclasses.replace(depth, draw=lambda rng, schedule, algorithm: 8)) == {8}
+    problem = ConvProblem.parse("mb2ic16ih8oc16oh8kh3ph1")
+    asked = algorithms(problem, Prop.FWD)
+    register(depth)
+    try:
+        made = [draw_schedule.schedule(random.Random(n), asked, TARGETS["sm_90"]) for n in range(40)]
+        assert {2, 5} <= {c.word("depth") for c in made if c is not None}
+    finally:
+        unregister("depth")
+
+
+@pytest.mark.parametrize(("what", "reason"), [
+    ("value", "1 of 200 elements are wrong"), ("nothing", "elements are wrong"),
+    ("guard", "wrote outside of dst"), ("gap", "wrote outside of dst"), ("operand", "changed src")])
+def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong element, one that is not written, a write before, after, between, or to an operand."""
+    honest = fuzz_run._judged
+
+    def tampered(trial: Trial, compiled: object, tensors: dict[str, object],
+                 cut: bool = False) -> object:
+        dst, src = tensors["dst"], tensors["src"]
+        if what == "value":
+            dst.view[0, 1, 2, 3] += 1  # type: ignore[attr-defined]
+        elif what == "nothing":
+            dst.poison()  # type: ignore[attr-defined]
+        elif what == "operand":
+            src.memory[src.start + 1] += 1  # type: ignore[attr-defined]
+        else:
+            place = dst.start - 1 if what == "guard" else dst.start + 5  # type: ignore[attr-defined]
+            dst.memory[place] = 1.0  # type: ignore[attr-defined]
+        return honest(trial, compiled, tensors, cut)  # type: ignore[arg-type]
+
+    line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
+        "strides(400_48_8_1)" if what == "gap" else "nchw")
+    assert work(line=line)["status"] == "passed"
+    monkeypatch.setattr(fuzz_run, "_judged", tampered)
+    row = work(line=line)
+    assert row["status"] == "failed" and reason in row["reason"]
+
+
+def test_refusals_are_no_failures() -> None:
+    row = work(line="--dir=FWD_D --config=oh.ow:16+oc:8+ic:16+mma mb1ic8ih5oc8oh5kh3ph1")
+    assert row["status"] == "refused" and "matrix unit takes 16" in row["reason"]
+
+
+def test_shrinking_keeps_what_fails() -> None:
+    """The one condition that fails is found: three columns of taps, in whatever else."""
+    trial = next(t for t in DRAWN if t.problem.ndims == 3 and t.problem.k[2] >= 3)
+
+    def fails(trials: object) -> int | None:
+        return next((n for n, t in enumerate(trials) if t.problem.k[-1] >= 3), None)  # type: ignore
+
+    simple, asked = shrink(trial, fails, most=1500)
+    p = simple.problem
+    assert p.k == (3,) and (p.mb, p.ic, p.oc, p.g) == (1, 1, 1, 1) and p.o == (1,)
+    assert not simple.epilogue and not simple.passes and not simple.shift and asked <= 1500 + 16
+    assert Trial.parse(str(simple)) == simple
+
+
+def test_simpler_trials_are_trials() -> None:
+    for trial in DRAWN[:12]:
+        for simple in simpler(trial):
+            assert Trial.parse(str(simple)) == simple != trial
+
+
+def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str],
+                                                 tmp_path: Path) -> None:
+    """Forked workers inherit a planted bug: wherever padding is read, it is not zero."""
+    monkeypatch.setattr(fuzz_run, "work", _planted)
+    plan = fuzz.Plan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
+    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
+    assert fuzz.fuzz(plan, tmp_path / "out.json") == 1
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert set(told["versions"]) == {"transconv", "torch", "triton"}
+    assert set(told["counts"]["device"]) == {"none"}  # nothing was launched
+    bad = told["not good"]
+    assert told["asked"] == 8 and bad and all("--dir=BWD_W" in r["line"] for r in bad)
+    simple = Trial.parse(bad[0]["shrunk"])
+    assert simple.prop is Prop.BWD_W and simple.problem.ndims == 1 and simple.problem.macs_padded <= 4
+    assert f"--line='{bad[0]['line']}'" in capsys.readouterr().out
+    assert sum(sum(c.values()) for c in told["counts"]["dtype"].values()) == 8
+
+
+def _planted(**asked: object) -> dict[str, object]:
+    """Every weight gradient is wrong."""
+    line = str(asked.get("line") or draw_trial(asked["seed"], asked["number"]))  # type: ignore
+    trial = Trial.parse(line)
+    wrong = trial.prop is Prop.BWD_W
+    return {"line": line, "facts": trial.facts, "way": "numpy", "seconds": 0.0,
+            "status": "failed" if wrong else "passed", "reason": "wrong" if wrong else ""}
+
+
+@pytest.mark.parametrize("how", ["crash", "timeout"])
+def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(**asked: object) -> dict[str, object]:
+        if asked["number"] == 2:
+            if how == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", lost)
+    plan = fuzz.Plan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
+    tally = fuzz.Campaign(plan).run()
+    assert tally.statuses == {"passed": 5, how: 1}
+    assert tally.bad[0]["line"] == str(draw_trial("lost", 2))
+
+
+def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(**asked: object) -> dict[str, object]:
+        time.sleep(0.5)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", slow)
+    tally = fuzz.Campaign(fuzz.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
+    assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
+
+
+def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Out of time or stopped, which its workers leave to it: every trial of a seed in two reports."""
+    def stopping(**asked: object) -> dict[str, object]:
+        if asked["number"] == 5 and asked["seed"] == "first":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
+        return _planted(**asked) | {"status": "passed"}
+
+    monkeypatch.setattr(fuzz_run, "work", stopping)
+    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
+    asked = {"jobs": 2, "interpreted": True, "known": False, "share": 0}
+    path = tmp_path / "out.json"
+    before = signal.getsignal(signal.SIGTERM)
+    assert fuzz.fuzz(fuzz.Plan(9, seed="first", **asked), path) == 0  # type: ignore[arg-type]
+    assert signal.getsignal(signal.SIGTERM) is before
+    told = json.loads(path.read_text())
+    assert told["next"] == 5 and told["asked"] >= 5 and told["statuses"] == {"passed": told["asked"]}
+    assert "go on with --seed first --first 5" in capsys.readouterr().out
+    rest = fuzz.Plan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
+    assert fuzz.fuzz(rest, path) == 0
+    told = json.loads(path.read_text())
+    assert (told["first"], told["next"], told["asked"]) == (5, 9, 4)
+    assert "go on" not in capsys.readouterr().out
+
+
+def test_the_next_trial_is_the_first_that_has_not_ended() -> None:
+    tally = Tally()
+    assert tally.next(7) == 7
+    for n in (7, 8, 10):
+        tally.add(_planted(seed="next", number=n) | {"status": "passed", "number": n})
+    assert tally.next(7) == 9
+
+
+def test_lines_that_end_early_are_named() -> None:
+    """Too slow is a failure; too large is none, but the report says which."""
+    tally = Tally()
+    for status in ("resources", "timeout", "refused"):
+        tally.add(_planted(seed="large", number=1) | {"status": status, "reason": f"{status}: why"})
+    told = tally.to_json()
+    line = str(draw_trial("large", 1))
+    assert told["out of resources"] == [{"line": line, "reason": "resources: why"}]
+    assert [(r["line"], r["status"]) for r in told["not good"]] == [(line, "timeout")]  # type: ignore
+    assert told["refusals"] == {"resources: why": 1, "refused: why": 1}
+
+
+def test_files_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text(f"# why\n\n{RIGHT}  # and more\n{RIGHT} --fast=1\n")
+    entries = read(path)
+    assert next(entries) == Entry("some.txt:3", Trial.parse(RIGHT))
+    with pytest.raises(ProblemError, match=r"some\.txt:4.*--fast=1"):
+        next(entries)
+
+
+def test_strange_strides_are_said() -> None:
+    """Repeats, gaps, an offset, and blocks survive the text."""
+    rng = random.Random(5)
+    p = ConvProblem.parse("mb2ic8ih7oc8oh7kh3ph1")
+    kinds = set()
+    for _ in range(60):
+        layouts = [draw.layout(rng, s.dtype, p.shapes[n], n != "dst") for n, s in p.specs.items()]
+        trial = Trial(p.with_layout(layouts), Prop.FWD)
+        assert Trial.parse(str(trial)) == trial
+        kinds |= {word for word in trial.facts["layout"].split("+")}
+    assert kinds == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
+
+
+def test_the_heuristic_is_drawn_from() -> None:
+    """Some schedules are the heuristic's, as it would have them; others are nobody's idea."""
+    own = Counter(t.schedule in heuristics.candidates(t.algorithms[0], t.chip)
+                  for t in DRAWN[:60] if t.schedule is not None)
+    assert own[True] > 5 and own[False] > 20
+
+
+FAMILIES = Path(__file__).parent / "families.txt"
+
+
+def test_every_family_of_kernels_is_right_and_named() -> None:
+    """What `make sanitize` runs on a GPU."""
+    lines = FAMILIES.read_text().partition("\n\n")[2].splitlines()
+    families = [line[2:].split(", ") for line in lines if line.startswith("# ")]
+    entries = list(read(FAMILIES))
+    assert len(families) == len(entries)
+    for names, entry in zip(families, entries, strict=True):
+        schedule = entry.trial.schedule
+        assert schedule is not None
+        for name in names:
+            for word in name.split():
+                key, eq, value = word.partition("=")
+                if eq:
+                    assert str(getattr(schedule, key)) == value, f"{entry.place}: {word}"
+        row = fuzz_run.work(line=str(entry.trial), way="numpy")
+        assert row["status"] == "passed", f"{entry.place}: {row}"

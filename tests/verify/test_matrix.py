@@ -1,0 +1,114 @@
+"""The compile matrix: a share of it with both releases of Triton, and that nothing is left out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.backend_triton import test_emit
+from transconv.__main__ import main
+from transconv.backend_triton.offline import BACKENDS, triton_version
+from transconv.cli.matrix import RECORD
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.schedule.schedule import Schedule
+from transconv.target.records import TARGETS
+from transconv.verify.matrix import page, record
+from transconv.verify.matrix.cases import CASES, planned, share
+
+ROOT = Path(__file__).parents[2]
+NEWEST = ROOT / ".newest"
+CHIPS = [t for t in TARGETS.values() if t.backend in BACKENDS]
+
+
+@pytest.mark.parametrize(("triton", "part"), [("installed", "4/11"), (".newest", "7/22")])
+def test_share(triton: str, part: str, monkeypatch: pytest.MonkeyPatch,
+               capsys: pytest.CaptureFixture[str]) -> None:
+    """Every 11th (22nd) diagonal of problems and chips; `make matrix` compiles all."""
+    if triton != "installed" and not (NEWEST / "ready").exists():
+        pytest.skip("the newest Triton is not in .newest, so nothing was compiled with it; "
+                    "`make .newest/ready` installs it where there is a network")
+    monkeypatch.chdir(ROOT)
+    code = main(["matrix", "--share", part, "--triton", triton, "--jobs", "2"])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_shares_make_the_whole() -> None:
+    whole = {(c.name, t.name) for c, t in share(list(CASES), CHIPS, 0, 1)}
+    parts = [[(c.name, t.name) for c, t in share(list(CASES), CHIPS, i, 11)] for i in range(11)]
+    assert sorted(pair for part in parts for pair in part) == sorted(whole)
+    for part in parts:
+        assert {name for name, _ in part} == set(CASES)
+        assert {name for _, name in part} == {t.name for t in CHIPS}
+
+
+def test_every_golden_problem_is_in_it() -> None:
+    """Those whose text is kept word for word are compiled as they are there."""
+    for name, (text, way, schedule, _, _) in test_emit.CASES.items():
+        found = [c for c in CASES.values()
+                 if ConvProblem.parse(c.problem) == ConvProblem.parse(text)]
+        assert any(c.schedules.get(Prop(way)) == schedule for c in found), name
+
+
+def test_a_schedule_is_used_where_it_is_legal() -> None:
+    """Boxes exist from sm_90 on; an older chip chooses for itself."""
+    fixed = Schedule.parse(CASES["dense"].schedules[Prop.FWD])
+    for target, same in (("sm_90", True), ("sm_80", False)):
+        first = planned(CASES["dense"], TARGETS[target])[0]
+        assert (Schedule.parse(first.schedule) == fixed) == same, first.schedule
+
+
+def test_the_record_knows_every_pair_and_both_releases() -> None:
+    rows = record.read(RECORD)
+    newest = (ROOT / "constraints-newest.txt").read_text().split("triton==")[1].strip()
+    pinned = (ROOT / "constraints.txt").read_text().split("triton==")[1].split()[0]
+    for version in (pinned, newest):
+        known = {(r.case, r.target) for r in rows.values() if r.triton == version}
+        assert known == {(c, t.name) for c in CASES for t in CHIPS}, version
+
+
+def test_the_page_is_current() -> None:
+    """`python -m transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
+    now = page.page(record.read(RECORD).values())
+    assert (ROOT / "docs" / "targets.md").read_text() == now
+
+
+def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded, then held to a record that allows less, and to one that knows nothing."""
+    path, table = tmp_path / "record.csv", tmp_path / "rows.csv"
+    words = ["matrix", "--targets", "sm_80", "--problems", "depthwise", "--jobs", "1", "--record",
+             str(path)]
+    assert main([*words, "--update", "--csv", str(table)]) == 0
+    assert table.read_text() == path.read_text()
+    rows = list(csv.DictReader(path.open()))
+    rows[0]["registers"] = "8"
+    with path.open("w", newline="") as file:
+        lines = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        lines.writeheader()
+        lines.writerows(rows)
+    capsys.readouterr()
+    assert main(words) == 1
+    told = capsys.readouterr().out
+    assert "8 are recorded and up to 16 allowed" in told
+    assert "repeat: python -m transconv matrix --targets sm_80 --problems depthwise" in told
+    assert main([*words[:-1], str(tmp_path / "none.csv")]) == 1
+    assert "has no rows in the record; --update makes them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
+    (["--share", "3"], "--share=3: expected I/N"),
+    (["--targets", "sm_20"], "target 'sm_20' is unknown"),
+    (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
+])
+def test_what_cannot_be_asked(words: list[str], text: str,
+                              capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_versions() -> None:
+    pinned = (ROOT / "constraints.txt").read_text().split("triton==")[1].split()[0]
+    assert triton_version() == pinned

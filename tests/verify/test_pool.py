@@ -1,0 +1,93 @@
+"""Child processes: what hangs or dies loses its own task only."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from transconv.verify.pool import Group, Pool, Task, is_fatal
+
+
+def work(what: str) -> dict[str, Any]:
+    """A worker's function, found by name in the children."""
+    if what == "hang":
+        time.sleep(60)
+    if what == "die":
+        os._exit(3)
+    if what == "raise":
+        raise ValueError("no such thing")
+    if what == "fault":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return {"told": what, "pid": os.getpid(), "seen": os.environ.get("SEEN", "")}
+
+
+def pool(processes: int = 1, capacity: float = float("inf")) -> Pool:
+    group = Group(f"{__name__}:work", processes, {"SEEN": "yes"})
+    return Pool({"a": group, "b": group}, capacity)
+
+
+def test_every_task_gets_its_own_fate() -> None:
+    tasks = [Task("a", {"what": w}, limit_s=2) for w in
+             ("one", "hang", "two", "die", "three", "raise", "fault", "four")]
+    found = {t.payload["what"]: row for t, row in pool().run(tasks)}
+    assert found["hang"] == {"error": "timeout"}
+    assert found["die"] == {"error": "crash"}
+    assert found["raise"]["error"] == "ValueError: no such thing"
+    assert found["fault"]["fatal"]
+    assert [found[w]["told"] for w in ("one", "two", "three", "four")] == [
+        "one", "two", "three", "four"]
+    assert found["one"]["seen"] == "yes"
+    # A process is kept until it fails; after a fault of the GPU it is not used again.
+    pids = [found[w]["pid"] for w in ("one", "two", "three", "four")]
+    assert len(set(pids)) == 4
+
+
+@pytest.mark.parametrize(("error", "fatal"), [
+    (RuntimeError("CUDA error: misaligned address"), True),
+    (RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered"), True),
+    (RuntimeError("Triton Error [HIP]:  Code: 700, Message: an illegal memory access"), True),
+    (MemoryError("out of memory"), True),
+    (RuntimeError("failed to legalize operation that was explicitly marked illegal"), False),
+    (ValueError("out of resource: shared memory, Required: 262144"), False),
+])
+def test_what_no_process_survives(error: Exception, fatal: bool) -> None:
+    """On an H200 a launch failed with the second; five trials after it were called crashes."""
+    assert is_fatal(error) == fatal
+
+
+def test_followers_start_after_an_answer_of_the_first() -> None:
+    tasks = [Task("a", {"what": w}, then=Task("b", {"what": f"after {w}"}))
+             for w in ("x", "die", "raise")]
+    found = [(t.group, t.payload["what"], row.get("told")) for t, row in pool().run(tasks)]
+    assert sorted(found, key=str) == [
+        ("a", "die", None), ("a", "raise", None), ("a", "x", "x"),
+        ("b", "after raise", "after raise"), ("b", "after x", "after x")]
+
+
+def test_tasks_can_be_added_while_running() -> None:
+    made = pool()
+    told = []
+    for task, _ in made.run([Task("a", {"what": "1"})]):
+        told.append(task.payload["what"])
+        if len(told) < 3:
+            made.add(Task("a", {"what": str(len(told) + 1)}))
+    assert told == ["1", "2", "3"]
+
+
+def test_a_spent_budget_starts_nothing_more() -> None:
+    tasks = [Task("a", {"what": w}) for w in ("one", "hang", "two")]
+    start = time.monotonic()
+    found = [(t.payload["what"], row.get("error")) for t, row in pool().run(tasks, 4, grace_s=0.5)]
+    assert ("hang", "out of budget") in found
+    assert all(what != "two" for what, _ in found)
+    assert time.monotonic() - start < 30
+
+
+def test_capacity_limits_what_runs_at_once() -> None:
+    tasks = [Task("a", {"what": str(i)}, weight=0.6) for i in range(4)]
+    tasks.append(Task("a", {"what": "big"}, weight=5))
+    found = [t.payload["what"] for t, _ in pool(2, capacity=1).run(tasks)]
+    assert found == ["0", "1", "2", "3", "big"]

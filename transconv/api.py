@@ -1,0 +1,47 @@
+"""What the package offers beside torch's convolutions: computations compiled to kernels.
+
+    plan = transconv.compile("compute double\\n axes n=8\\n read x = X[n]\\n store Y[n] = x + x")
+    plan.launch(X=x, Y=y)
+"""
+
+from __future__ import annotations
+
+from transconv.compute import Compute, parse
+from transconv.ir import Kernel
+from transconv.passes import lower as _lower
+from transconv.runtime import Plan, build_compute
+from transconv.schedule import Schedule
+from transconv.target import Target, detect
+
+__all__ = ["Compute", "Kernel", "Plan", "Schedule", "Target", "compile", "lower"]
+
+
+def compile(compute: Compute | str, target: Target | str | None = None,
+            schedule: Schedule | str | None = None) -> Plan:
+    """The plan of a computation, or of its text: ``plan.source`` is the Triton text, ``plan.launch``
+    takes torch tensors by name and writes what is stored.
+
+    ``target``: a chip (``sm_90``), default the one at hand, or Triton's interpreter where there is no
+    GPU; ``schedule``: default the best estimate. Raises ComputeError for a text that cannot be read,
+    ScheduleError for a schedule that is not legal.
+    """
+    made = parse(compute) if isinstance(compute, str) else compute
+    return build_compute(made, _target(target), _schedule(schedule))
+
+
+def lower(compute: Compute | str, schedule: Schedule | str,
+          target: Target | str | None = None) -> list[tuple[str, Kernel]]:
+    """The kernel after every pass, ``[(stage, kernel), ...]``; each prints and can be interpreted
+    (``transconv.ir.run``). Raises as ``compile``."""
+    made = parse(compute) if isinstance(compute, str) else compute
+    words = _schedule(schedule)
+    assert words is not None
+    return _lower(made, words, _target(target), made.name, made.math)
+
+
+def _target(target: Target | str | None) -> Target:
+    return detect() if target is None else Target.parse(target) if isinstance(target, str) else target
+
+
+def _schedule(schedule: Schedule | str | None) -> Schedule | None:
+    return Schedule.parse(schedule) if isinstance(schedule, str) else schedule

@@ -1,0 +1,40 @@
+"""Stage 10. In: a kernel. Out: its text, in Gluon if it has roles, else in ``tl``."""
+
+from __future__ import annotations
+
+import re
+
+from transconv.backend_triton import emit_gluon, emit_tl, gluon_memory
+from transconv.backend_triton.early import first_lines
+from transconv.ir import For, Kernel, Roles, find, walk
+
+
+def is_explicit(kernel: Kernel) -> bool:
+    """Whether a kernel says itself what happens in shared memory."""
+    return bool(find(kernel, Roles))
+
+
+def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
+    """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
+    spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
+    about = tuple(" ".join(line.splitlines()) for line in (*header, *told(kernel.notes)))  # comments
+    return spell(kernel, about, first_lines(kernel) if early else ())
+
+
+def told(notes: tuple[str, ...]) -> list[str]:
+    """Notes that differ in their numbers alone, as those about columns that are written out, are one."""
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+    return [first + (f" (and {len(rest)} more like it)" if rest else "")
+            for first, *rest in alike.values()]
+
+
+def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
+    """The tensors that are moved in boxes, and the extents of the box of each."""
+    return gluon_memory.boxes(kernel) if is_explicit(kernel) else emit_tl.boxes(kernel)
+
+
+def grid_size(kernel: Kernel) -> int:
+    """The number of programs that the kernel is launched with."""
+    return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)

@@ -1,0 +1,317 @@
+"""What is computed: a straight-line program over axes.
+
+    compute rows
+        axes  m=64 k=256
+        read  x = X[m, k]                  a view: coordinates, and a fill where they leave the tensor
+        let   s = sum(x*x; k)              a reduction: sum, prod, max or min over axes
+        store Y[m] = s / 256               several stores are allowed
+
+A convolution, a product of matrices, a pool, a chain of elementwise operations are all of this form. A
+reduction of a product of two reads, ``sum(a*b; k)``, is what the matrix unit can do: its axes are B, M, N
+or K by which of the reads and stores mention them. Everything below asks a computation for its parts
+(``a``, ``b``, ``c``, ``sum``); text.py prints and reads it, meaning.py executes it in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from transconv.ir import Cast, DType, Expr, Mul, Tensor, Var, View, ViewDim, f32, free_vars
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop of the computation: its name, its trip count, and its role. ``position``: a place
+    in an image, or an image; ``window``: an element of a sliding window; ``feature``: an element of the
+    vector at a position; ``batch``: one of several independent products; ``part``: of a split sum."""
+
+    name: str
+    size: int
+    role: str
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """``name = tensor[coordinates]``: an element seen through a view, ``fill`` where its mask is false."""
+
+    name: str
+    view: View
+    fill: float = 0.0
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name, self.view.tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``name = value``, of the names before it."""
+
+    name: str
+    value: Expr
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name, self.value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """``name = op(value; axes)``: the axes that it names are gone behind it."""
+
+    name: str
+    op: str
+    value: Expr
+    axes: tuple[str, ...]
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name, self.value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """``tensor[coordinates] = value``, which has the tensor's type."""
+
+    view: View
+    value: Expr
+
+
+Step = Read | Value | Reduction | Write
+
+
+@dataclass(frozen=True, eq=True)
+class Compute:
+    """Axes and the steps over them. ``math``: how f32 is multiplied; ``merge``: neighbouring groups
+    that are seen as one (see schedule/merging.py); ``behind``: what is done to the sum, in a word.
+
+    ``part``: of a result that several computations make together, the stride phase that this one makes.
+    ``does``: ``add`` sums up the parts of another one's sum; ``pack`` and ``unpack`` copy a tensor before
+    another one, and its result after it (see schedule/packing.py)."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    steps: tuple[Step, ...]
+    math: str = "tf32"
+    merge: int = 1
+    behind: str = ""
+    part: tuple[int, ...] | None = None
+    does: str = "compute"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.axes, self.steps, self.math, self.merge, self.behind,
+                     self.part, self.does))
+
+    @staticmethod
+    def parse(text: str) -> Compute:
+        """Read the text form (see text.py). Raises ComputeError, one line."""
+        from transconv.compute.text import parse
+
+        return parse(text)
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    @cached_property
+    def sum(self) -> Reduction | None:
+        """The reduction; None for a computation element by element."""
+        return next((s for s in self.steps if isinstance(s, Reduction)), None)
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Read))
+
+    @cached_property
+    def writes(self) -> tuple[Write, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Write))
+
+    @cached_property
+    def factors(self) -> tuple[Read, Read] | None:
+        """The two reads whose product is summed, if that is what the reduction does."""
+        if self.sum is None or self.sum.op != "sum":
+            return None
+        match self.sum.value:
+            case Mul(Cast(Var() as a), Cast(Var() as b)) if a is not b:
+                found = [r for v in (a, b) for r in self.reads if r.var is v]
+                return (found[0], found[1]) if len(found) == 2 else None
+        return None
+
+    @cached_property
+    def a(self) -> View:
+        """The left factor of a product, else what is read first."""
+        return (self.factors or self.reads)[0].view
+
+    @cached_property
+    def b(self) -> View | None:
+        """The right factor of a product."""
+        return self.factors[1].view if self.factors else None
+
+    @cached_property
+    def c(self) -> View:
+        """Where the result is stored, the first of several."""
+        return self.writes[0].view
+
+    @property
+    def acc(self) -> DType:
+        """The type that is computed in."""
+        return self.sum.value.dtype if self.sum else f32
+
+    @cached_property
+    def after(self) -> tuple[Step, ...]:
+        """What comes behind the reduction: reads of an epilogue, values, stores. All steps, if there is
+        no reduction."""
+        at = self.steps.index(self.sum) + 1 if self.sum else 0
+        return self.steps[at:]
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The kernel's parameters in call order: what is read, then what is written."""
+        views = [*(r.view for r in self.reads), *(w.view for w in self.writes)]
+        return tuple(dict.fromkeys(v.tensor for v in views))
+
+    @property
+    def finishes(self) -> bool:
+        """Whether anything but a change of type happens to the sum before it is stored."""
+        return self.sum is not None and not (
+            len(self.after) == 1 and self.writes[0].value is Cast(self.sum.var, self.c.tensor.dtype))
+
+    @cached_property
+    def reads_results(self) -> bool:
+        """Whether a tensor is read at the points of the result behind the sum, as a residual is."""
+        return any(isinstance(s, Read) and s.view.dims == self.c.dims for s in self.after)
+
+    @cached_property
+    def adds_zeros(self) -> bool:
+        """Whether the reduction is a sum to which what is read beyond an end adds nothing."""
+        if self.sum is None or self.sum.op != "sum":
+            return False
+        value = self.sum.value
+        factors = [value.a, value.b] if isinstance(value, Mul) else [value]
+        named = {r.var for r in self.reads if r.fill == 0}
+        return any(isinstance(f, Cast) and f.x in named for f in factors)
+
+    def fill_of(self, view: View) -> float:
+        """What is read where a view's mask is false."""
+        return next((r.fill for r in self.reads if r.view is view), 0.0)
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether elements are only moved, or rounded on the way: one read, one store, no reduction."""
+        return self.sum is None and len(self.reads) == len(self.writes) == 1
+
+    # -- axes ------------------------------------------------------------------------------------
+
+    def kind(self, axis: str) -> str:
+        """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B
+        by all three. An axis that only C mentions is an M axis, one that only A has is a K axis."""
+        return self.kinds[axis]
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        if self.factors is None:
+            summed = self.sum.axes if self.sum else ()
+            return {x.name: "K" if x.name in summed else "M" for x in self.axes}
+        in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))
+        return {x.name: "K" if x.name not in in_c else
+                "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {x.name: x.size for x in self.axes}
+
+    def size(self, axis: str) -> int:
+        return self.sizes[axis]
+
+    def axes_of(self, kind: str) -> tuple[Axis, ...]:
+        return tuple(x for x in self.axes if self.kinds[x.name] == kind)
+
+    @property
+    def phase(self) -> bool:
+        """Whether this computes one of several stride phases of a result."""
+        return self.part is not None and self.does == "compute"
+
+    @property
+    def sums_positions(self) -> bool:
+        """Whether the sum runs over positions."""
+        return any(x.role == "position" for x in self.axes_of("K"))
+
+    # -- the same computation, seen otherwise ----------------------------------------------------
+
+    def through(self, a: View | None = None, b: View | None = None, c: View | None = None) -> Compute:
+        """The same steps through other views of the operands or the result. What is read at the points
+        of the result behind the sum (a residual) is read at its new points."""
+        operands = (self.factors or self.reads)[:2]
+        seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
+        behind = self.after if self.sum else ()
+        steps: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, Read) and step.name in seen:
+                step = replace(step, view=seen[step.name])
+            elif c is not None and isinstance(step, Write) and step.view is self.c:
+                step = Write(c, step.value)
+            elif c is not None and isinstance(step, Read) and step in behind and (
+                    step.view.dims == self.c.dims):
+                step = replace(step, view=View(step.view.tensor, c.dims))
+            steps.append(step)
+        return replace(self, steps=tuple(steps))
+
+    def over(self, seen: Callable[[View], View]) -> Compute:
+        """The same steps with every view seen through a function."""
+        return replace(self, steps=tuple(
+            replace(s, view=seen(s.view)) if isinstance(s, (Read, Write)) else s for s in self.steps))
+
+    def views(self) -> Iterator[View]:
+        """Every view, reads first."""
+        yield from (r.view for r in self.reads)
+        yield from (w.view for w in self.writes)
+
+    def __str__(self) -> str:
+        from transconv.compute.text import write
+
+        return write(self)
+
+
+def why_not_lowered(compute: Compute) -> str | None:
+    """None if one loop nest computes it, else the reason."""
+    sums = [s for s in compute.steps if isinstance(s, Reduction)]
+    if len(sums) > 1:
+        return (f"{sums[0].name} and {sums[1].name} are reduced one after the other; one kernel does one "
+                "reduction")
+    for axis in sums[0].axes if sums else ():
+        if any(axis in _mentions(s.view) for s in compute.after if isinstance(s, (Read, Write))):
+            return f"{axis} is reduced and stored again; one kernel passes over an axis once"
+    reduced = sums[0].axes if sums else ()
+    for x in compute.axes:
+        for write in compute.writes if x.name not in reduced else ():
+            if x.var not in {v for d in write.view.dims for v in free_vars(d.coord)}:
+                return (f"{write.view.tensor.name} has one place for all of {x.name}, which is not "
+                        f"reduced; expected {x.name} in its coordinates")
+    return _why_not_behind(compute, sums[0]) if sums else None
+
+
+def _why_not_behind(compute: Compute, total: Reduction) -> str | None:
+    """None if what is behind a reduction has no use for what is inside of it, else the reason."""
+    inside = {Var(a) for a in total.axes}
+    inside |= {s.var for s in compute.steps[:compute.steps.index(total)] if not isinstance(s, Write)}
+    for step in compute.after:
+        if isinstance(step, (Value, Write)) and (used := inside & set(free_vars(step.value))):
+            name = min(v.name for v in used)
+            return (f"{name} is used behind the reduction {total.name} that it is in; expected it to be "
+                    "read again there")
+    return None
+
+
+def _mentions(view: View | None) -> frozenset[str]:
+    """The axes that decide which element of a view is meant, or whether any is: where a phase sums
+    only part of the window, both operands of a product depend on the phase."""
+    dims: tuple[ViewDim, ...] = view.dims if view is not None else ()
+    return frozenset(v.name for d in dims for e in (d.coord, d.mask) for v in free_vars(e))

@@ -1,0 +1,206 @@
+"""The rows of the operations that work element by element: arithmetic, functions, activations.
+
+Expressions of one form are compared with each other as text in tests/golden: an activation keeps its.
+Derivatives are those of torch, also where there is no derivative: 0 for relu at 0, halves where two
+operands of a maximum are equal.
+"""
+
+from __future__ import annotations
+
+from math import log, pi
+
+from transconv.compute.ops import Op, register
+from transconv.ir import Call, Const, Expr, eq, maximum, minimum, ne, select
+
+FUNCTIONAL = "torch.nn.functional"
+ATEN = "torch.ops.aten"
+
+
+def _const(value: float, like: Expr) -> Expr:
+    return Const(value, like.dtype)
+
+
+def _call(name: str, x: Expr) -> Expr:
+    return Call(name, (x,))
+
+
+def _sigmoid(x: Expr) -> Expr:
+    return _call("sigmoid", x)
+
+
+def _where(cond: Expr, x: Expr, yes: float = 1.0, no: float = 0.0) -> Expr:
+    return select(cond, _const(yes, x), _const(no, x))
+
+
+def _slope(x: Expr) -> Expr:
+    """Of a sigmoid."""
+    return _sigmoid(x) * (_const(1.0, x) - _sigmoid(x))
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+GELU_SCALE = 1.5957691216057308  # 2 sqrt(2/pi): tanh(u) is 2 sigmoid(2 u) - 1
+
+
+def _gelu(x: Expr) -> Expr:
+    return x * _const(0.5, x) * (_const(1.0, x) + _call("erf", x * _const(0.5**0.5, x)))
+
+
+def _gelu_slope(x: Expr) -> Expr:
+    below = _const(0.5, x) * (_const(1.0, x) + _call("erf", x * _const(0.5**0.5, x)))
+    return below + x * _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi)**-0.5, x)
+
+
+def _gelu_inner(x: Expr) -> Expr:
+    return (x + x * x * x * _const(0.044715, x)) * _const(GELU_SCALE, x)
+
+
+def _gelu_tanh_slope(x: Expr) -> Expr:
+    inner = _gelu_inner(x)
+    grows = (_const(1.0, x) + x * x * _const(3 * 0.044715, x)) * _const(GELU_SCALE, x)
+    return _sigmoid(inner) + x * _slope(inner) * grows
+
+
+def _hardswish(x: Expr) -> Expr:
+    return x * minimum(maximum(x + _const(3.0, x), _const(0.0, x)), _const(6.0, x)) * _const(1 / 6, x)
+
+
+def _hardswish_slope(x: Expr) -> Expr:
+    middle = x * _const(1 / 3, x) + _const(0.5, x)
+    return select(x <= _const(-3.0, x), _const(0.0, x),
+                  select(x >= _const(3.0, x), _const(1.0, x), middle))
+
+
+def _tanh(x: Expr) -> Expr:
+    return _sigmoid(x * _const(2.0, x)) * _const(2.0, x) - _const(1.0, x)
+
+
+def _softplus(x: Expr) -> Expr:
+    """max(x, 0) + log(1 + t) of t = exp(-|x|), which never overflows. Of a small t, 1 + t drops most:
+    log(u) t / (u - 1) of u = 1 + t does not (Goldberg 1991, theorem 4)."""
+    t = _call("exp", -_call("abs", x))
+    u = _const(1.0, x) + t
+    near = select(eq(u, _const(1.0, x)), t, _call("log", u) * t / (u - _const(1.0, x)))
+    return maximum(x, _const(0.0, x)) + near
+
+
+def _elu(x: Expr) -> Expr:
+    return select(x > _const(0.0, x), x, _call("exp", x) - _const(1.0, x))
+
+
+ACTIVATION_ROWS = (
+    Op("relu", 1, lambda x: maximum(x, _const(0.0, x)), "torch.relu", exact=True, activation=True,
+       derivative=lambda x: (_where(x > _const(0.0, x), x),),
+       gradient=f"{ATEN}.threshold_backward.default", gradient_with=(0,), onednn=(("relu", 0, 0),),
+       spelled=("torch.nn.ReLU", "torch.relu_", f"{FUNCTIONAL}.relu", ".relu", ".relu_")),
+    Op("relu6", 1, lambda x: minimum(maximum(x, _const(0.0, x)), _const(6.0, x)), f"{FUNCTIONAL}.relu6",
+       exact=True, activation=True,
+       derivative=lambda x: (_where((x > _const(0.0, x)) & (x < _const(6.0, x)), x),),
+       gradient=f"{ATEN}.hardtanh_backward.default", gradient_with=(0, 6),
+       onednn=(("clip", 0, 6), ("clip_v2", 0, 6)), spelled=("torch.nn.ReLU6",)),
+    Op("sigmoid", 1, _sigmoid, "torch.sigmoid", activation=True, derivative=lambda x: (_slope(x),),
+       gradient=f"{ATEN}.sigmoid_backward.default", onednn=(("logistic", 0, 0),),
+       spelled=("torch.nn.Sigmoid", f"{FUNCTIONAL}.sigmoid", ".sigmoid")),
+    Op("silu", 1, lambda x: x * _sigmoid(x), f"{FUNCTIONAL}.silu", activation=True,
+       derivative=lambda x: (_sigmoid(x) + x * _slope(x),), onednn=(("swish", 1, 0),),
+       spelled=("torch.nn.SiLU",)),
+    Op("tanh", 1, _tanh, "torch.tanh", activation=True,
+       derivative=lambda x: (_const(1.0, x) - _tanh(x) * _tanh(x),),
+       gradient=f"{ATEN}.tanh_backward.default", onednn=(("tanh", 0, 0),),
+       spelled=("torch.nn.Tanh", f"{FUNCTIONAL}.tanh", ".tanh")),
+    Op("gelu", 1, _gelu, f"{FUNCTIONAL}.gelu", options=(("approximate", "none"),), activation=True,
+       derivative=lambda x: (_gelu_slope(x),), onednn=(("gelu_erf", 0, 0),), spelled=("torch.nn.GELU",)),
+    Op("gelu_tanh", 1, lambda x: x * _sigmoid(_gelu_inner(x)), f"{FUNCTIONAL}.gelu",
+       options=(("approximate", "tanh"),), activation=True,
+       derivative=lambda x: (_gelu_tanh_slope(x),), onednn=(("gelu_tanh", 0, 0),),
+       spelled=("torch.nn.GELU",)),
+    Op("hardswish", 1, _hardswish, f"{FUNCTIONAL}.hardswish", activation=True,
+       derivative=lambda x: (_hardswish_slope(x),), onednn=(("hardswish", 1 / 6, 0.5),),
+       spelled=("torch.nn.Hardswish",)),
+    Op("softplus", 1, _softplus, f"{FUNCTIONAL}.softplus", derivative=lambda x: (_sigmoid(x),)),
+    Op("elu", 1, _elu, f"{FUNCTIONAL}.elu",
+       derivative=lambda x: (select(x > _const(0.0, x), _const(1.0, x), _call("exp", x)),)),
+)
+
+
+# -- functions of one value ------------------------------------------------------------------------
+
+
+def _round(x: Expr) -> Expr:
+    """To the nearest, halves to even. ``floor(x + 0.5)`` is wrong where the sum is rounded."""
+    low = _call("floor", x)
+    rest = x - low
+    odd = ne(_call("floor", low * _const(0.5, x)) * _const(2.0, x), low)
+    up = (rest > _const(0.5, x)) | (eq(rest, _const(0.5, x)) & odd)
+    return select(up, low + _const(1.0, x), low)
+
+
+def _sign(x: Expr) -> Expr:
+    return select(x > _const(0.0, x), _const(1.0, x), _where(x < _const(0.0, x), x, -1.0))
+
+
+def _function(name: str, derivative: float | None = None) -> Op:
+    """A function that the IR has a call of; ``derivative``: where it is this number."""
+    slopes = {
+        "exp": lambda x: _call("exp", x),
+        "exp2": lambda x: _call("exp2", x) * _const(log(2), x),
+        "log": lambda x: _const(1.0, x) / x,
+        "log2": lambda x: _const(1 / log(2), x) / x,
+        "sqrt": lambda x: _const(0.5, x) / _call("sqrt", x),
+        "rsqrt": lambda x: _const(-0.5, x) * _call("rsqrt", x) / x,
+        "sin": lambda x: _call("cos", x),
+        "cos": lambda x: -_call("sin", x),
+        "erf": lambda x: _call("exp", -(x * x)) * _const(2 * pi**-0.5, x),
+        "abs": _sign,
+    }
+    return Op(name, 1, lambda x: _call(name, x), f"torch.{name}", exact=name in ("abs", "floor", "ceil"),
+              derivative=lambda x: (
+                  _const(derivative, x) if derivative is not None else slopes[name](x),))
+
+
+FUNCTION_ROWS = (
+    *map(_function, ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")),
+    _function("floor", 0.0), _function("ceil", 0.0),
+    Op("neg", 1, lambda x: -x, "torch.neg", exact=True, derivative=lambda x: (_const(-1.0, x),)),
+    Op("round", 1, _round, "torch.round", exact=True, derivative=lambda x: (_const(0.0, x),)),
+)
+
+
+# -- operations of several values ------------------------------------------------------------------
+
+
+def _shared(first: Expr, a: Expr) -> tuple[Expr, Expr]:
+    """The derivatives of an extremum: 1 and 0 where ``first`` holds, a half each where both are equal."""
+    return (select(first, _const(1.0, a), _const(0.0, a)), select(first, _const(0.0, a), _const(1.0, a)))
+
+
+def _extremum(wins: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    half = _const(0.5, a)
+    of_a, of_b = _shared(wins, a)
+    return select(eq(a, b), half, of_a), select(eq(a, b), half, of_b)
+
+
+BINARY_ROWS = (
+    Op("add", 2, lambda a, b: a + b, "torch.add", exact=True,
+       derivative=lambda a, b: (_const(1.0, a), _const(1.0, b))),
+    Op("sub", 2, lambda a, b: a - b, "torch.sub", exact=True,
+       derivative=lambda a, b: (_const(1.0, a), _const(-1.0, b))),
+    Op("mul", 2, lambda a, b: a * b, "torch.mul", exact=True, derivative=lambda a, b: (b, a)),
+    Op("div", 2, lambda a, b: a / b, "torch.div",
+       derivative=lambda a, b: (_const(1.0, b) / b, -a / (b * b))),
+    Op("max", 2, maximum, "torch.maximum", exact=True,
+       derivative=lambda a, b: _extremum(a > b, a, b)),
+    Op("min", 2, minimum, "torch.minimum", exact=True,
+       derivative=lambda a, b: _extremum(a < b, a, b)),
+    Op("lt", 2, lambda a, b: a < b, "torch.lt", exact=True),
+    Op("le", 2, lambda a, b: a <= b, "torch.le", exact=True),
+    Op("gt", 2, lambda a, b: a > b, "torch.gt", exact=True),
+    Op("ge", 2, lambda a, b: a >= b, "torch.ge", exact=True),
+    Op("eq", 2, eq, "torch.eq", exact=True),
+    Op("ne", 2, ne, "torch.ne", exact=True),
+    Op("where", 3, select, "torch.where", exact=True, derivative=lambda cond, a, b: (
+        None, *_shared(cond, a))),
+)
+
+for _row in (*ACTIVATION_ROWS, *FUNCTION_ROWS, *BINARY_ROWS):
+    register(_row)

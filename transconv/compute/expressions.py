@@ -1,0 +1,135 @@
+"""Python expressions in a computation's text, read into the IR."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transconv.compute.ops import OPS
+from transconv.errors import ComputeError
+from transconv.ir import (
+    DTYPES,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Neg,
+    Not,
+    Select,
+    Var,
+    eq,
+    maximum,
+    minimum,
+    ne,
+)
+
+BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: eq, ast.NotEq: ne}
+LARGEST_POWER = 8
+
+
+@dataclass
+class Scope:
+    """The names in sight: axes with their sizes, values, and the type that is computed in."""
+
+    axes: dict[str, int]
+    type: DType
+    values: dict[str, Var] = field(default_factory=dict)
+    reads: set[Var] = field(default_factory=set)
+
+    def new(self, name: str) -> str:
+        """A name that nothing has yet. Raises ComputeError."""
+        if name in self.axes or name in self.values:
+            raise ComputeError(f"'{name}' is an axis or a value already; expected a new name")
+        return name
+
+
+def expression(text: str, scope: Scope) -> Expr:
+    """The expression of a text. Values of other float types are cast to the one that is computed in.
+    Raises ComputeError."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ComputeError(f"'{text}' cannot be read; expected a Python expression") from None
+    return _read(tree, scope)
+
+
+def _read(at: ast.expr, scope: Scope) -> Expr:
+    match at:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return Const(value, scope.type) if isinstance(value, float) else Const(value)
+        case ast.Name(id="inf"):
+            return Const(float("inf"), scope.type)
+        case ast.Name(id=name):
+            return _name(name, scope)
+        case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if (
+                1 <= power <= LARGEST_POWER):
+            base = whole = _read(left, scope)
+            for _ in range(power - 1):
+                whole = whole * base
+            return whole
+        case ast.BinOp(left, op, right) if type(op) in BINARY:
+            return BINARY[type(op)](*_alike(_read(left, scope), _read(right, scope), scope))
+        case ast.UnaryOp(ast.USub(), x):
+            given = _read(x, scope)
+            return Const(-given.value, given.type) if isinstance(given, Const) else Neg(given)
+        case ast.UnaryOp(ast.Not(), x):
+            return Not(_read(x, scope))
+        case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
+            return COMPARE[type(op)](*_alike(_read(left, scope), _read(right, scope), scope))
+        case ast.Compare(left, [first, *ops], [middle, *rest]):
+            tail = ast.Compare(middle, ops, rest)
+            return _read(ast.Compare(left, [first], [middle]), scope) & _read(tail, scope)
+        case ast.BoolOp(op, values):
+            made = [_read(v, scope) for v in values]
+            whole = made[0]
+            for part in made[1:]:
+                whole = whole & part if isinstance(op, ast.And) else whole | part
+            return whole
+        case ast.Call(ast.Name(id=name), args, []):
+            return _call(name, [_read(a, scope) for a in args], scope)
+    raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
+                       "and calls of operations")
+
+
+def _name(name: str, scope: Scope) -> Expr:
+    if name in scope.axes:
+        return Var(name)
+    if name not in scope.values:
+        known = " ".join([*scope.axes, *scope.values])
+        raise ComputeError(f"'{name}' is not known; expected one of {known}")
+    var = scope.values[name]
+    as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
+    return var if as_it_is else Cast(var, scope.type)
+
+
+def _alike(a: Expr, b: Expr, scope: Scope) -> tuple[Expr, Expr]:
+    """Two operands of one type: a whole number beside a float is one."""
+    if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
+        return _float(a, scope), _float(b, scope)
+    return a, b
+
+
+def _float(e: Expr, scope: Scope) -> Expr:
+    if isinstance(e, Const) and not isinstance(e.value, bool):
+        return Const(float(e.value), scope.type)
+    return e if e.dtype.kind == "float" else Cast(e, scope.type)
+
+
+def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
+    if name in DTYPES and len(args) == 1:
+        return Cast(args[0], DTYPES[name])
+    if name == "where" and len(args) == 3:
+        return Select(args[0], *_alike(args[1], args[2], scope))
+    if name in ("min", "max") and len(args) == 2:
+        return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
+    if name in OPS and len(args) == OPS[name].arity:
+        return OPS[name](*(_float(a, scope) for a in args))
+    raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
+                       f"{' '.join(sorted(OPS))}, or a type")

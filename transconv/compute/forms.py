@@ -1,0 +1,48 @@
+"""Computations of the usual forms: a product of two views summed, one view summed, one moved."""
+
+from __future__ import annotations
+
+from transconv.compute.compute import Axis, Compute, Read, Reduction, Step, Value, Write
+from transconv.ir import Call, Cast, DType, Var, View, f32, free_vars
+
+ACC = "acc"
+
+
+def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: DType,
+            behind: tuple[tuple[Step, ...], str] | None = None, math: str = "tf32") -> Compute:
+    """``c = sum(a * b)`` over the axes that c does not mention. ``behind``: the steps from the sum,
+    named ``acc``, to the store, and a word for them."""
+    left, right = Read("a", a), Read("b", b)
+    term = Cast(left.var, acc) * Cast(right.var, acc)
+    total = Reduction(ACC, "sum", term, _summed(axes, c))
+    after, word = behind or ((_stored(c, total),), "")
+    return Compute(name, axes, (left, right, total, *after), math, behind=word)
+
+
+def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) -> Compute:
+    """``c = sum(a)``, or another reduction as ``like``'s, over the axes that c does not mention; behind it
+    comes what ``like`` does to its own."""
+    assert like.sum is not None
+    part = Read("a", a)
+    made = Reduction(like.sum.name, like.sum.op, Cast(part.var, like.acc), _summed(axes, c))
+    return Compute(name, axes, (part, made, *like.after), like.math, behind=like.behind,
+                   part=like.part, does="add")
+
+
+def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, near: bool, math: str) -> Compute:
+    """``c = a``, rounded to tf32 on the way if that is what ``near`` asks for."""
+    given = Read("a", a)
+    steps: tuple[Step, ...] = (given, Write(c, given.var))
+    if near:
+        rounded = Value("near", Call("tf32", (Var("a", f32),)))
+        steps = (given, rounded, Write(c, rounded.var))
+    return Compute(name, axes, steps, math)
+
+
+def _summed(axes: tuple[Axis, ...], c: View) -> tuple[str, ...]:
+    seen = {v.name for d in c.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+    return tuple(x.name for x in axes if x.name not in seen)
+
+
+def _stored(c: View, total: Reduction) -> Write:
+    return Write(c, Cast(total.var, c.tensor.dtype))

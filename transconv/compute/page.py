@@ -1,0 +1,78 @@
+"""The page that describes an algorithm: axes with kinds, views with coordinates, masks and proofs.
+
+    algorithm strided_1_1
+        M  rows     n=32  qh=28  qw=28
+        N  columns  f=64
+        K  summed   th=2  tw=2  c=128
+        A = X[n, c, oh = qh - th + 1, ow = qw - tw + 1]
+            always true: (qh*2 + 2 - th*2) % 2 == 0    qh*2 - th*2 + 2 is a multiple of 2
+            always true: 0 <= oh                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+            kept:        oh < 28                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+        ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transconv.ir import Const, Expr, Mod, Var, View, conjuncts, find, readable, substitute
+from transconv.simplify import Facts, prove, reason, simplify
+
+if TYPE_CHECKING:
+    from transconv.compute.compute import Compute as Algorithm
+
+KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
+WIDTH = 30  # of a condition, so that reasons stand below one another
+
+
+def axis_facts(algorithm: Algorithm) -> Facts:
+    """What holds at every point of the loops: each axis counts from 0 to its size."""
+    facts = Facts()
+    for x in algorithm.axes:
+        facts = facts.with_range(x.var, 0, max(0, x.size - 1))
+    return facts
+
+
+def describe(algorithm: Algorithm) -> str:
+    """The page. Masks that the ranges of the axes prove are marked, with the reason."""
+    facts = axis_facts(algorithm)
+    lines = [f"algorithm {algorithm.name}"]
+    for kind, meaning in KINDS:
+        if axes := algorithm.axes_of(kind):
+            sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
+            lines.append(f"    {kind}  {meaning:<8} {sizes}")
+    if any(x.size == 0 for x in algorithm.axes_of("K")):
+        return "\n".join([*lines, "    the sum is empty: acc = 0",
+                          *_view("C", algorithm.c, facts),
+                          f"    C = {algorithm.behind or 'acc'}"])
+    for role, view in (("A", algorithm.a), ("B", algorithm.b), ("C", algorithm.c)):
+        if view is not None:
+            lines += _view(role, view, facts)
+    if algorithm.b is None and not algorithm.axes_of("K"):
+        return "\n".join([*lines, "    C = A"])
+    summed = ", ".join(x.name for x in algorithm.axes_of("K"))
+    factors = "A" if algorithm.b is None else "A * B"
+    lines.append(f"    acc = sum of {factors} over {summed}, in {algorithm.acc}")
+    lines.append(f"    C = {algorithm.behind or 'acc'}")
+    return "\n".join(lines)
+
+
+def _view(role: str, view: View, facts: Facts) -> list[str]:
+    """The coordinates of a view on one line, its conditions below it."""
+    coords, conditions = [], []
+    for name, dim in zip(view.tensor.dims, view.dims, strict=True):
+        short = dim.coord if isinstance(dim.coord, Var) else simplify(dim.coord, facts)
+        coords.append(name if short is Var(name) else f"{name} = {readable(short)}")
+        conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
+                       if not isinstance(part, Const)]
+    return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
+
+
+def _condition(part: Expr, name: str, coord: Expr, facts: Facts) -> str:
+    """One condition of a mask: kept, or always true, and what decides that."""
+    named = readable(substitute(part, {coord: Var(name)}))
+    if prove(part, facts):
+        verdict, why = "always true:", reason(part, facts)
+    else:
+        verdict, why = "kept:", "" if find(part, Mod) else reason(part, facts)
+    return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()

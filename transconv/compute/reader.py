@@ -1,0 +1,220 @@
+"""Reads the lines of a computation's text, one after another; see text.py for what they say."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Iterator
+
+from transconv.compute.compute import (
+    Axis,
+    Compute,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+)
+from transconv.compute.expressions import Scope, expression
+from transconv.compute.roles import with_roles
+from transconv.compute.shapes import coordinates_of, sized, viewed
+from transconv.errors import ComputeError, LayoutError
+from transconv.ir import DTYPES, REDUCERS, Cast, DType, Expr, Layout, Tensor, Var, f32, f64
+
+NAME = re.compile(r"[A-Za-z_]\w*")
+STORED = re.compile(r"(?<![=<>!])=(?!=)")  # no comparison: a condition stands before it
+NUMBERS = {"inf": float("inf"), "-inf": float("-inf")}
+
+
+class Reader:
+    """What the lines so far have said."""
+
+    def __init__(self) -> None:
+        self.name, self.math = "", "tf32"
+        self.axes: dict[str, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.steps: list[tuple[str, str]] = []  # read when all tensors are known
+
+    def line_compute(self, rest: str) -> None:
+        if self.name:
+            raise ComputeError("a second 'compute'; expected one computation")
+        name, *words = rest.split() or [""]
+        self.name = _named(name, "a computation")
+        for word in words:
+            key, _, value = word.partition("=")
+            if key != "math" or value not in ("ieee", "tf32", "tf32x3"):
+                raise ComputeError(f"'{word}' is unknown; expected math=ieee, tf32 or tf32x3")
+            self.math = value
+
+    def line_axes(self, rest: str) -> None:
+        for word in rest.replace("|", " ").split():
+            name, _, size = word.partition("=")
+            if not size.isdigit():
+                raise ComputeError(f"axis '{word}'; expected name=size, such as n=32")
+            if name in self.axes:
+                raise ComputeError(f"axis '{name}' is there twice; expected it once")
+            self.axes[_named(name, "an axis")] = int(size)
+
+    def line_tensor(self, rest: str) -> None:
+        found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
+        if found is None or found[2] not in DTYPES:
+            raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
+                               "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
+        sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
+        if not all(size.isdigit() for _, _, size in sizes):
+            raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
+        shape = tuple(int(size) for _, _, size in sizes)
+        dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
+        dtype = DTYPES[found[2]]
+        try:
+            layout = Layout.parse(found[4], dtype, shape) if found[4] else Layout.dense(dtype, shape)
+        except LayoutError as error:
+            raise ComputeError(f"tensor '{found[1]}': {error}") from None
+        self.tensors[_named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout)
+
+    def line_read(self, rest: str) -> None:
+        self.steps.append(("read", rest))
+
+    def line_let(self, rest: str) -> None:
+        self.steps.append(("let", rest))
+
+    def line_store(self, rest: str) -> None:
+        self.steps.append(("store", rest))
+
+    # -- the whole -------------------------------------------------------------------------------
+
+    def made(self) -> Compute:
+        """The computation. Raises ComputeError."""
+        if not self.axes:
+            raise ComputeError("there are no axes; expected a line such as: axes m=64 n=32 | k=128")
+        if not any(word == "store" for word, _ in self.steps):
+            raise ComputeError("nothing is stored; expected a line such as: store y[m, n] = s")
+        scope = Scope(self.axes, self._type())
+        steps: list[Step] = []
+        for word, rest in self.steps:
+            try:
+                steps += getattr(self, f"_{word}")(rest, scope)
+            except ComputeError as error:
+                raise ComputeError(f"{word} '{rest}': {error}") from None
+        if not any(isinstance(s, Read) for s in steps):
+            raise ComputeError("nothing is read; expected a line such as: read x = X[m, k]")
+        axes = tuple(Axis(n, size, "") for n, size in self.axes.items())
+        return with_roles(Compute(self.name, axes, tuple(steps), self.math))
+
+    def _type(self) -> DType:
+        """What is computed in."""
+        return f64 if any(t.dtype is f64 for t in self.tensors.values()) else f32
+
+    def _read(self, rest: str, scope: Scope) -> Iterator[Step]:
+        name, equals, seen = rest.partition("=")
+        view, _, fill = seen.partition(" else ")
+        if not equals:
+            raise ComputeError("expected name = tensor[coordinates]")
+        name = scope.new(_named(name.strip(), "a value"))
+        given, coords, condition = coordinates_of(view, scope)
+        tensor = self.tensors.get(given) or sized(given, coords, scope, f32)
+        self.tensors[given] = tensor
+        made = Read(name, viewed(tensor, coords, condition, scope), _number(fill))
+        scope.values[name] = made.var
+        scope.reads.add(made.var)
+        yield made
+
+    def _let(self, rest: str, scope: Scope) -> Iterator[Step]:
+        name, equals, value = rest.partition("=")
+        if not equals:
+            raise ComputeError("expected name = expression")
+        name = scope.new(_named(name.strip(), "a value"))
+        yield from self._computed(name, value.strip(), scope)
+
+    def _store(self, rest: str, scope: Scope) -> Iterator[Step]:
+        view, *values = STORED.split(rest, maxsplit=1)
+        if not values:
+            raise ComputeError("expected tensor[coordinates] = expression")
+        value, = values
+        given, coords, condition = coordinates_of(view, scope)
+        *before, last = self._computed("", value.strip(), scope)
+        yield from before
+        assert isinstance(last, Value)
+        tensor = self.tensors.get(given) or sized(given, coords, scope, last.value.dtype)
+        self.tensors[given] = tensor
+        yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype))
+
+    def _computed(self, name: str, text: str, scope: Scope) -> Iterator[Step]:
+        """The steps of an expression: its reductions, innermost first, then what is left of it."""
+        while found := _innermost(text):
+            begin, end, op, value, axes = found
+            whole = name and text[:begin].strip() == text[end:].strip() == ""
+            own = name if whole else scope.new(f"{op}_{len(scope.values)}")
+            yield _reduced(own, op, value, axes, scope)
+            if whole:
+                return
+            text = f"{text[:begin]}{own}{text[end:]}"
+        rest = expression(text, scope)
+        if name:
+            scope.values[name] = Var(name, rest.dtype)
+        yield Value(name, rest)
+
+
+def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reduction:
+    names = tuple(axes.split())
+    for axis in names:
+        if axis not in scope.axes:
+            raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; the axes are "
+                               f"{' '.join(scope.axes)}")
+    term = expression(value, scope)
+    if term.dtype.kind != "float":
+        term = Cast(term, scope.type)
+    made = Reduction(name, op, term, names)
+    scope.values[name] = made.var
+    return made
+
+
+def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
+    """The last reduction that begins in a text: begin, end, operation, value, axes. (One inside
+    another begins after it.)"""
+    for found in reversed([*re.finditer(rf"\b({'|'.join(REDUCERS)})\(", text)]):
+        depth, at, cut = 1, found.end(), -1
+        while at < len(text) and depth:
+            depth += {"(": 1, ")": -1}.get(text[at], 0)
+            cut = at if text[at] == ";" and depth == 1 else cut
+            at += 1
+        if depth:
+            raise ComputeError(f"'{text}' has an open parenthesis; expected as many ) as (")
+        if cut >= 0:
+            return found.start(), at, found[1], text[found.end():cut], text[cut + 1:at - 1]
+    return None
+
+
+def _stored(value: Expr, dtype: DType) -> Expr:
+    """The value in the tensor's type; what is only moved keeps its bits."""
+    if isinstance(value, Cast) and isinstance(value.x, Var) and value.x.dtype is dtype:
+        return value.x
+    return Cast(value, dtype)
+
+
+# Names of a generated kernel's own.
+RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
+            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *DTYPES}
+
+
+def _named(text: str, what: str) -> str:
+    if text in RESERVED or keyword.iskeyword(text):
+        raise ComputeError(f"'{text}' is a word of generated kernels; expected another name for {what}")
+    if not NAME.fullmatch(text):
+        raise ComputeError(f"'{text}' is no name for {what}; expected letters, digits and _")
+    return text
+
+
+def _number(text: str) -> float:
+    text = text.strip()
+    if not text:
+        return 0.0
+    try:
+        return NUMBERS[text] if text in NUMBERS else float(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):
+        raise ComputeError(f"else {text}; expected a number, inf or -inf") from None
+
+
+def _types() -> list[str]:
+    return [t.name for t in DTYPES.values() if t.kind == "float"]

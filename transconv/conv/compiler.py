@@ -1,0 +1,49 @@
+"""From a direction of a problem to a plan: what the runtime does for any workload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transconv import runtime
+from transconv.conv.epilogue import Epilogue
+from transconv.conv.plans import Compiled
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.workload import ConvWorkload
+from transconv.passes import lower
+from transconv.runtime import Choose, Planned, forget, replan
+from transconv.schedule import Schedule
+from transconv.target import Target
+
+__all__ = ["build", "forget", "lower", "plan", "plan_steps", "replan"]
+
+
+def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
+          epilogue: Epilogue | None = None, choose: Choose | None = None,
+          deterministic: bool = False) -> Compiled:
+    """Compile one direction of a problem, as ``runtime.build`` does a workload."""
+    return runtime.build(ConvWorkload(problem, prop, epilogue or Epilogue()), target, schedule, choose,
+                         deterministic, Compiled)
+
+
+def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
+         epilogue: Epilogue | str = "", *, aligned: bool = True,
+         deterministic: bool = False) -> Compiled:
+    """``build``, remembered: the same question gets the same plan, compiled once per process.
+
+    ``aligned`` says that every tensor will begin at a multiple of 16 bytes, as boxes need.
+    ``deterministic`` asks for the same bits every run; only ``reduce=atomic`` cannot give them:
+    such a tuned schedule is passed over, a given one is a ScheduleError.
+    """
+    if not aligned:
+        target = replace(target, features=target.features - {"box"})
+    if isinstance(schedule, str):
+        schedule = Schedule.parse(schedule)
+    if isinstance(epilogue, str):
+        epilogue = Epilogue.parse(epilogue)
+    return runtime.plan(ConvWorkload(problem, prop, epilogue), target, schedule, deterministic, Compiled)
+
+
+def plan_steps(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
+               epilogue: Epilogue, choose: Choose | None = None) -> Planned:
+    """The algorithms to run, in order, each with its schedule: see ``runtime.plan_steps``."""
+    return runtime.plan_steps(ConvWorkload(problem, prop, epilogue), target, schedule, choose)

@@ -1,0 +1,90 @@
+"""Plans of convolutions: launches on src, wei and dst, blocks beyond a result, torch's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from transconv.conv.epilogue import Epilogue
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.workload import ConvWorkload
+from transconv.ir import f32
+from transconv.runtime import Plan
+
+NAMES = ("src", "wei", "dst")
+
+
+@dataclass(slots=True)
+class Compiled(Plan):
+    """A plan: the launches that compute one direction of one problem."""
+
+    workload: ConvWorkload
+    order: tuple[int, ...] = ()  # of src, wei, dst, if the plan is one kernel of these and no more
+    padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)  # of the result
+
+    def __post_init__(self) -> None:
+        result = getattr(self.problem, self.prop.result).layout
+        shape = self.problem.shapes[self.prop.result]
+        self.padding = result.padding(shape) if result.extents != shape else []
+        if self.padding:
+            return
+        if len(self.steps) == 1 and not self.workspaces and self.steps[0].zero is None and (
+                all(p in NAMES for p in self.steps[0].params)):
+            self.order = tuple(NAMES.index(p) for p in self.steps[0].params)
+
+    @property
+    def problem(self) -> ConvProblem:
+        return self.workload.problem
+
+    @property
+    def prop(self) -> Prop:
+        return self.workload.prop
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.workload.epilogue
+
+    @property
+    def obeys(self) -> frozenset[str]:
+        """Which of torch's numeric switches matter to these launches: ``deterministic`` if the order of
+        an addition is open, ``precision`` if the matrix unit multiplies float32, or would if the
+        switch stood otherwise: only depthwise problems never have work for it."""
+        p = self.problem
+        found = {"deterministic" for s in self.steps if s.schedule.reduce == "atomic"}
+        if any(getattr(p, n).dtype is f32 for n in self.prop.operands) and (
+                not p.g == p.ic == p.oc or any(s.schedule.unit == "mma" for s in self.steps)):
+            found.add("precision")
+        return frozenset(found)
+
+    def starter(self, device: int, aligned: bool,
+                names: tuple[str, ...] = NAMES) -> Callable[..., None] | None:
+        """As ``Plan.starter``; None too where launches leave something to be done."""
+        return None if self.padding else Plan.starter(self, device, aligned, names)
+
+    def launch(self, src: Any, wei: Any, dst: Any, **extra: Any) -> None:  # type: ignore[override]
+        """Run on torch tensors that match the problem; the direction's result is written in place.
+        TensorError for tensors that do not.
+
+        ``bia`` and ``res`` are what the epilogue reads. Launches go to the current stream; a split
+        sum and the copies of packed operands take workspaces from torch's allocator for the time of
+        the call. A plan with boxes needs tensors that begin at multiples of 16 bytes
+        (``plan(..., aligned=True)``).
+        """
+        tensors = {"src": src, "wei": wei, "dst": dst, **extra}
+        self.check(tensors)
+        if self.order and not extra:
+            given = (src, wei, dst)
+            self.steps[0].launcher([given[i] for i in self.order])
+            return
+        self.run(tensors)
+        if self.padding:
+            self._clear_padding(tensors[self.prop.result])
+
+    def _clear_padding(self, result: Any) -> None:
+        """Zeros where blocks go beyond the result's shape, as oneDNN has it."""
+        layout = getattr(self.problem, self.prop.result).layout
+        blocks = result.as_strided([b.size for b in layout.blocks], [b.stride for b in layout.blocks],
+                                   result.storage_offset() + layout.offset)
+        for box in self.padding:
+            blocks[box].zero_()

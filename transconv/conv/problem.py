@@ -1,0 +1,323 @@
+"""Stage 1. In: shapes of a torch call, or text. Out: ConvProblem, a convolution without direction.
+
+One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_lo``. The high
+padding is not stored, it follows from the sizes, and is negative where a tail of the input is
+unused. A transposed convolution is BWD_D of another problem.
+
+Text form: a benchdnn descriptor (see descriptor.py), then words where they differ from the default:
+
+    mb32ic64ih56oc128oh28kh3sh2ph1 dt=f16 tag=nhwc          one word for the three tensors
+    mb1ic3ih8oc4oh6kh3 dt=f16:f16:f32 tag=nhwc:oihw:nhwc math=ieee      src:wei:dst
+"""
+
+from __future__ import annotations
+
+import enum
+import math as arithmetic
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from transconv.conv.descriptor import SPATIAL, Descriptor, parse_descriptor, print_descriptor
+from transconv.conv.element_types import DTypes, read_dtypes, results, write_dtypes
+from transconv.conv.tags import read_tags, write_tags
+from transconv.errors import LayoutError, ProblemError
+from transconv.ir import DType, Layout, f32, f64, i32, multiplied
+
+MATHS = ("ieee", "tf32", "tf32x3")
+
+Sizes = int | Sequence[int]
+Layouts = str | Sequence[str | Layout]
+
+
+class Prop(enum.Enum):
+    """Which tensor is computed: dst (FWD), src (BWD_D) or wei (BWD_W) from the other two."""
+
+    FWD = "fwd"
+    BWD_D = "bwd_d"
+    BWD_W = "bwd_w"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def roles(self) -> tuple[str, str, str]:
+        """The names of A, B and C, where C is the sum of the products of A and B."""
+        return _ROLES[self]
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        """The names of the two tensors that are read."""
+        return _ROLES[self][:2]
+
+    @property
+    def result(self) -> str:
+        """The name of the tensor that is computed."""
+        return _ROLES[self][2]
+
+
+_ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
+          Prop.BWD_W: ("src", "dst", "wei")}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What is known of a tensor before it exists: element type, and layout over its torch dims."""
+
+    dtype: DType
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """One convolution. Channels count all groups; tuples hold one entry per spatial axis, outermost
+    (d, h, w) first; dilation 1 is dense. Logical shapes: src (mb, ic, *i), wei (oc, ic//g, *k),
+    dst (mb, oc, *o). ``math`` says how f32 operands are multiplied. The name is a remark: it takes
+    no part in equality. Raises ProblemError when the numbers describe no convolution."""
+
+    mb: int
+    g: int
+    ic: int
+    oc: int
+    i: tuple[int, ...]
+    o: tuple[int, ...]
+    k: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pad_lo: tuple[int, ...]
+    src: TensorSpec
+    wei: TensorSpec
+    dst: TensorSpec
+    math: str = "tf32"
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_tensors()
+        if self.math not in MATHS:
+            raise ProblemError(f"math '{self.math}' is unknown; expected one of {' '.join(MATHS)}")
+        if '"' in self.name or any(c.isspace() for c in self.name):
+            raise ProblemError(f"the name '{self.name}' has a quote or a space in it; "
+                               "expected one word")
+
+    def _check_sizes(self) -> None:
+        n = len(self.i)
+        if not 1 <= n <= 3:
+            raise ProblemError(f"{n} spatial axes; expected 1, 2 or 3")
+        least = {"mb": 0, "g": 1, "ic": 1, "oc": 1, "i": 1, "o": 1, "k": 1, "stride": 1,
+                 "dilation": 1, "pad_lo": 0}
+        for what, low in least.items():
+            sizes = getattr(self, what)
+            if isinstance(sizes, tuple) and len(sizes) != n:
+                raise ProblemError(f"{what} = {sizes} has {len(sizes)} entries; expected {n}, "
+                                   f"one for each of {', '.join(self.spatial)}")
+            for size in sizes if isinstance(sizes, tuple) else (sizes,):
+                if size < low:
+                    raise ProblemError(f"{what} = {sizes} is out of range; expected at least {low}")
+        for what in ("ic", "oc"):
+            if getattr(self, what) % self.g:
+                raise ProblemError(f"{what} = {getattr(self, what)} does not divide into {self.g} "
+                                   f"groups; expected a multiple of g")
+
+    def _check_tensors(self) -> None:
+        for what, shape in self.shapes.items():
+            spec: TensorSpec = getattr(self, what)
+            legal = results() if what == "dst" else multiplied()
+            if spec.dtype not in legal:
+                raise ProblemError(f"{what} of dtype {spec.dtype}; "
+                                   f"expected one of {' '.join(map(str, legal))}")
+            if spec.layout.dtype != spec.dtype:
+                raise ProblemError(f"{what} is {spec.dtype} but its layout holds "
+                                   f"{spec.layout.dtype}; expected one dtype")
+            if spec.layout.offset < 0 or any(b.stride < 0 for b in spec.layout.blocks):
+                raise ProblemError(f"the layout of {what}, {spec.layout}, has a negative stride or "
+                                   "offset, which leads out of its memory; expected 0 or more")
+            if spec.layout.ndims != len(shape):
+                raise ProblemError(f"the layout of {what} has {spec.layout.ndims} dims; "
+                                   f"expected {len(shape)}, for shape {shape}")
+            if spec.layout.extents != spec.layout.padded(shape):
+                raise ProblemError(f"the layout of {what} covers {spec.layout.extents}; "
+                                   f"expected {spec.layout.padded(shape)}, for shape {shape}")
+        if self.src.dtype.kind != self.wei.dtype.kind:
+            raise ProblemError(f"src is {self.src.dtype} and wei is {self.wei.dtype}; "
+                               "expected both floats or both integers")
+
+    # -- construction ----------------------------------------------------------------------------
+
+    @staticmethod
+    def make(mb: int, ic: int, oc: int, i: Sizes, k: Sizes, stride: Sizes = 1, dilation: Sizes = 1,
+             pad: Sizes = 0, o: Sizes | None = None, g: int = 1, dtype: DTypes = "f32",
+             layout: Layouts = "nchw", math: str = "tf32", name: str = "") -> ConvProblem:
+        """Build a problem from what a person knows of it. ``i`` sets the number of axes (an int is
+        1D); any other int stands for all axes. ``pad`` is the low side; ``o`` left out means the
+        same padding on the high side. ``dtype`` and ``layout`` are one word, or (src, wei, dst)."""
+        i = (i,) if isinstance(i, int) else tuple(i)
+        k, stride, dilation, pad = (_spread(v, len(i)) for v in (k, stride, dilation, pad))
+        if o is None:
+            if not len(i) == len(k) == len(stride) == len(dilation) == len(pad):
+                raise ProblemError(f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, "
+                                   f"{len(stride)}, {len(dilation)} and {len(pad)} entries; "
+                                   "expected as many each")
+            if min(stride) < 1:
+                raise ProblemError(f"stride = {stride} is out of range; expected at least 1")
+            o = tuple((n + 2 * p - (taps - 1) * d - 1) // s + 1
+                      for n, taps, s, d, p in zip(i, k, stride, dilation, pad, strict=True))
+        shape = Descriptor(mb, g, ic, oc, i, _spread(o, len(i)), k, stride, dilation, pad, name)
+        return ConvProblem.of_descriptor(shape, dtype, layout, math)
+
+    @staticmethod
+    def of_descriptor(d: Descriptor, dtype: DTypes = "f32", layout: Layouts = "nchw",
+                      math: str = "tf32") -> ConvProblem:
+        """Add element types and layouts (see ``make``) to a shape."""
+        dtypes = read_dtypes(dtype)
+        wei_shape = (d.oc, d.ic // max(d.g, 1), *d.k)
+        shapes = ((d.mb, d.ic, *d.i), wei_shape, (d.mb, d.oc, *d.o))
+        src, wei, dst = (TensorSpec(t, Layout.dense(t, shape))
+                         for t, shape in zip(dtypes, shapes, strict=True))
+        p = ConvProblem(d.mb, d.g, d.ic, d.oc, d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo,
+                        src, wei, dst, math, d.name)
+        return p if layout == "nchw" else p.with_layout(layout, grouped=d.grouped)
+
+    @staticmethod
+    def parse(text: str) -> ConvProblem:
+        """Read the text form; ``parse(str(p)) == p``. Raises ProblemError, one line."""
+        words: dict[str, str] = {}
+        shapes: list[str] = []
+        for word in text.split():
+            key, is_option, value = word.partition("=")
+            if not is_option or 'n"' in key:
+                shapes.append(word)
+            elif key not in ("dt", "tag", "math"):
+                raise ProblemError(f"problem '{text}': unknown word '{word}'; "
+                                   "expected dt=, tag= or math=")
+            elif key in words:
+                raise ProblemError(f"problem '{text}': '{key}=' occurs twice; expected it once")
+            else:
+                words[key] = value
+        if len(shapes) != 1:
+            raise ProblemError(f"problem '{text}' has {len(shapes)} descriptors; expected one, "
+                               "such as mb32ic64ih56oc128oh28kh3sh2ph1")
+        return ConvProblem.of_descriptor(parse_descriptor(shapes[0]), words.get("dt", "f32"),
+                               words.get("tag", "nchw"), words.get("math", "tf32"))
+
+    def with_layout(self, layout: Layouts, grouped: bool = False) -> ConvProblem:
+        """The same problem with its tensors laid out anew: one tag for the three (``nhwc``), a text
+        of three (``nhwc:oihw:nhwc``), or a sequence (src, wei, dst) of tags and Layouts.
+        ``grouped``: a weight tag may name a group axis (``goihw``)."""
+        try:
+            layouts = read_tags(layout, self.dtypes, tuple(self.shapes.values()),
+                                self.g if grouped or self.g > 1 else 0)
+        except LayoutError as error:
+            raise ProblemError(f"problem '{self.shape_text}': {error}") from error
+        src, wei, dst = (TensorSpec(new.dtype, new) for new in layouts)
+        return replace(self, src=src, wei=wei, dst=dst)
+
+    def with_dtype(self, dtype: DTypes) -> ConvProblem:
+        """The same problem and memory order with other element types (one, or src, wei, dst)."""
+        src, wei, dst = (TensorSpec(t, replace(spec.layout, dtype=t)) for spec, t
+                         in zip(self.specs.values(), read_dtypes(dtype), strict=True))
+        return replace(self, src=src, wei=wei, dst=dst)
+
+    # -- text ------------------------------------------------------------------------------------
+
+    @property
+    def shape_text(self) -> str:
+        """The benchdnn descriptor alone."""
+        return print_descriptor(Descriptor(
+            self.mb, self.g, self.ic, self.oc, self.i, self.o, self.k, self.stride, self.dilation,
+            self.pad_lo, self.name))
+
+    def __str__(self) -> str:
+        words = [self.shape_text]
+        if types := write_dtypes(self.dtypes):
+            words.append(f"dt={types}")
+        if tags := write_tags([s.layout for s in self.specs.values()], tuple(self.shapes.values())):
+            words.append(f"tag={tags}")
+        if self.math != "tf32":
+            words.append(f"math={self.math}")
+        return " ".join(words)
+
+    # -- arithmetic ------------------------------------------------------------------------------
+
+    @property
+    def ndims(self) -> int:
+        """How many spatial axes: 1, 2 or 3."""
+        return len(self.i)
+
+    @property
+    def spatial(self) -> tuple[str, ...]:
+        """The letters of the spatial axes: ("w",), ("h", "w") or ("d", "h", "w")."""
+        return tuple(SPATIAL[3 - len(self.i):])
+
+    @property
+    def pad_hi(self) -> tuple[int, ...]:
+        """Padding after the last input point; negative where the last points are never read."""
+        axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)
+        return tuple((o - 1) * s + (k - 1) * d + 1 - i - p for i, o, k, s, d, p in axes)
+
+    @property
+    def icg(self) -> int:
+        """Input channels of one group."""
+        return self.ic // self.g
+
+    @property
+    def ocg(self) -> int:
+        """Output channels of one group."""
+        return self.oc // self.g
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """The tensors by name, in the order src, wei, dst."""
+        return {"src": self.src, "wei": self.wei, "dst": self.dst}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The logical shapes by name, in the order src, wei, dst."""
+        return {"src": (self.mb, self.ic, *self.i), "wei": (self.oc, self.icg, *self.k),
+                "dst": (self.mb, self.oc, *self.o)}
+
+    @property
+    def dtypes(self) -> tuple[DType, DType, DType]:
+        """The element types of src, wei, dst."""
+        return self.src.dtype, self.wei.dtype, self.dst.dtype
+
+    @property
+    def acc(self) -> DType:
+        """What products are summed in: f64 when a tensor is f64, i32 for integers, else f32."""
+        if f64 in self.dtypes:
+            return f64
+        return i32 if self.src.dtype.kind == "int" else f32
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds that touch an input point; those on padding are not counted."""
+        axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)
+        return self.mb * self.oc * self.icg * arithmetic.prod(_valid_taps(*axis) for axis in axes)
+
+    @property
+    def macs_padded(self) -> int:
+        """Multiply-adds with those on padding included."""
+        return self.mb * self.oc * self.icg * arithmetic.prod(self.o) * arithmetic.prod(self.k)
+
+    def flops(self, valid: bool = True) -> int:
+        """Floating-point operations, two per multiply-add; ``valid`` leaves padding out."""
+        return 2 * (self.macs if valid else self.macs_padded)
+
+    def bytes_moved(self) -> int:
+        """Bytes of the three tensors, each once: the least memory traffic of any direction."""
+        return sum(arithmetic.prod(shape) * self.specs[what].dtype.bytes
+                   for what, shape in self.shapes.items())
+
+
+def _spread(value: Sizes, n: int) -> tuple[int, ...]:
+    return (value,) * n if isinstance(value, int) else tuple(value)
+
+
+def _valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
+    """How many pairs (output point, tap) of one axis fall on an input point."""
+    total = 0
+    for tap in range(k):
+        shift = tap * dilation - pad  # inside when 0 <= at*stride + shift < i
+        first = max(0, -(shift // stride))
+        last = min(o - 1, (i - 1 - shift) // stride)
+        total += max(0, last - first + 1)
+    return total

@@ -1,0 +1,186 @@
+"""Stage 2. In: ConvProblem, Prop. Out: Algorithms: axes, three views, and what is combined how.
+
+One relation makes every convolution. In each spatial dimension
+
+    i = o*S + k*D - P                                   S stride, D dilation, P low padding
+
+and a propagation kind chooses which two of (o, i, k) are loop axes; the third is solved from it:
+
+    FWD, BWD_W   axes o, k;  i = o*S + k*D - P                     inside when 0 <= i < I
+    BWD_D        axes i, k;  t = i + P - k*D;  o = t // S          inside when t % S == 0, 0 <= o < O
+    BWD_W        as BWD_D where dst has few channels and S is 1: the taps are columns next to them
+
+    A, B, C  =  FWD: src, wei, dst    BWD_D: dst, wei, src    BWD_W: src, dst, wei        C += A * B
+
+For BWD_D with a stride, i = S*q + r splits the work into phases r, and k = k0(r) + S/gcd(S, D) * t
+are the only taps that meet a phase: the stride condition then holds by construction (the simplifier
+proves it) and no multiplication is wasted. Phases with equally many taps become one algorithm, with
+r as an axis; others are algorithms of their own. Nothing after this module knows which kind it compiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+from transconv.compute import ACC, Algorithm, Axis, product
+from transconv.conv.epilogue import Epilogue
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
+from transconv.simplify import Facts, simplify
+
+
+@dataclass(frozen=True, slots=True)
+class _Spatial:
+    """The relation of one spatial dimension: its axes, and where they meet each tensor."""
+
+    outer: Axis  # the axis that C or the sum runs over (o, i or q)
+    tap: Axis
+    i: ViewDim
+    o: ViewDim
+    k: ViewDim
+    phase: Axis | None = None  # where all stride phases are one algorithm
+
+
+def _solve_i(p: ConvProblem, x: int) -> _Spatial:
+    n = p.spatial[x]
+    o, k = Axis(f"o{n}", p.o[x], "position"), Axis(f"k{n}", p.k[x], "window")
+    i = o.var * p.stride[x] + k.var * p.dilation[x] - p.pad_lo[x]
+    inside = (i >= 0) & (i < p.i[x])
+    return _Spatial(o, k, ViewDim(i, inside), ViewDim(o.var), ViewDim(k.var))
+
+
+def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
+    n, stride, dilation = p.spatial[x], p.stride[x], p.dilation[x]
+    if stride == 1:
+        outer, tap = Axis(f"i{n}", p.i[x], "position"), Axis(f"k{n}", p.k[x], "window")
+        i: Expr = outer.var
+        k: Expr = tap.var
+    else:
+        first, step, taps = _phase_taps(p, x, phase)
+        outer = Axis(f"q{n}", max(0, -(-(p.i[x] - phase) // stride)), "position")
+        tap = Axis(f"t{n}", taps, "window")
+        i, k = outer.var * stride + phase, tap.var * step + first
+    t = i + p.pad_lo[x] - k * dilation
+    o = t // stride if stride > 1 else t
+    inside = (o >= 0) & (o < p.o[x])
+    if stride > 1:
+        inside = eq(t % stride, 0) & inside
+    return _Spatial(outer, tap, ViewDim(i), ViewDim(o, inside), ViewDim(k))
+
+
+def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
+    """The phase r as an axis of its own, for dilation 1: tap k = (r + P) % S + S*t meets position
+    i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
+    the phases are columns of one product, like channels.
+
+    To a single output any stride is the same; with one of as many as there are taps, every position is
+    a phase, and meets the one tap k = r + P instead of looking for it among all."""
+    n, pad = p.spatial[x], p.pad_lo[x]
+    stride = max(p.stride[x], p.k[x]) if _meets_one(p, x) else p.stride[x]
+    q = Axis(f"q{n}", -(-p.i[x] // stride), "position")
+    r = Axis(f"r{n}", min(stride, p.i[x]), "window")
+    t = Axis(f"t{n}", -(-p.k[x] // stride), "window")
+    facts = Facts().with_range(r.var, 0, r.size - 1)
+    i = q.var * stride + r.var
+    k = simplify((r.var + pad) % stride + t.var * stride, facts)
+    o = simplify(q.var - t.var + (r.var + pad) // stride, facts)
+    inside = (o >= 0) & (o < p.o[x])
+    exists = (k < p.k[x]) if p.k[x] % stride else TRUE
+    return _Spatial(q, t, ViewDim(i, (i < p.i[x]) if p.i[x] % stride else TRUE),
+                    ViewDim(o, all_of([inside, exists])), ViewDim(k, exists), r)
+
+
+MANY_PHASES = 16  # more kernels than this take longer to make and start than they save
+
+
+def _meets_one(p: ConvProblem, x: int) -> bool:
+    """Whether every position along a dimension meets exactly one tap, there being one output."""
+    return (p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
+            and 0 <= p.pad_lo[x] <= p.k[x] - p.i[x])
+
+
+def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:
+    """Whether all stride phases go into one kernel: when it wastes nothing, because every phase has
+    as many taps, or when there would be too many kernels."""
+    if not strided or any(p.dilation[x] > 1 for x in strided):
+        return False
+    even = all(p.k[x] % p.stride[x] == 0 for x in strided)
+    return even or prod(p.stride) > MANY_PHASES
+
+
+FEW_CHANNELS = 16  # of dst: fewer do not fill the matrix unit
+
+
+def _shifts_dst(p: ConvProblem) -> bool:
+    """Whether the weight gradient sums over positions of src and looks for those of dst: then the taps
+    are columns next to few channels of dst, and src, which has more, is read once for all of them."""
+    return all(s == 1 for s in p.stride) and p.oc < FEW_CHANNELS and 2 * p.oc <= p.ic
+
+
+def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
+    """First tap, step and number of the taps k with ``(phase + P - k*D) % S == 0``."""
+    stride, dilation = p.stride[x], p.dilation[x]
+    step = stride // gcd(stride, dilation)
+    for k in range(min(step, p.k[x])):
+        if (phase + p.pad_lo[x] - k * dilation) % stride == 0:
+            return k, step, -(-(p.k[x] - k) // step)
+    return 0, step, 0
+
+
+def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Algorithm, ...]:
+    """The algorithms whose outputs together are the result: one, or one per stride phase of BWD_D.
+
+    Phases that own no element of the output (more phases than positions) are left out.
+    """
+    if prop is Prop.BWD_W and _shifts_dst(p):
+        spatial = [_solve_o(p, x, 0) for x in range(p.ndims)]
+        return (_assemble(p, prop, spatial, epilogue, "_over_src"),)
+    if prop is not Prop.BWD_D:
+        return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
+    one = [x for x in range(p.ndims) if _meets_one(p, x)]
+    strided = [x for x in range(p.ndims) if p.stride[x] > 1 and x not in one]
+    if not strided or _fold_phases(p, strided):
+        spatial = [_solve_all_phases(p, x) if x in (*one, *strided) else _solve_o(p, x, 0)
+                   for x in range(p.ndims)]
+        return (_assemble(p, prop, spatial, epilogue, "_phases" if strided else ""),)
+    phases = itertools.product(*(range(min(p.stride[x], p.i[x]) if x in strided else 1)
+                                 for x in range(p.ndims)))
+    made = []
+    for phase in phases:
+        spatial = [_solve_all_phases(p, x) if x in one else _solve_o(p, x, r)
+                   for x, r in enumerate(phase)]
+        made.append(replace(_assemble(p, prop, spatial, epilogue, "".join(f"_{r}" for r in phase)),
+                            part=phase))
+    return tuple(made)
+
+
+def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None,
+              label: str) -> Algorithm:
+    mb, g = Axis("mb", p.mb, "position"), Axis("g", p.g, "batch")
+    ic, oc = Axis("ic", p.icg, "feature"), Axis("oc", p.ocg, "feature")
+    names = p.spatial
+    src = Tensor("src", ("mb", "ic", *(f"i{n}" for n in names)), (p.mb, p.ic, *p.i), p.src.layout)
+    wei = Tensor("wei", ("oc", "ic", *(f"k{n}" for n in names)), (p.oc, p.icg, *p.k), p.wei.layout)
+    dst = Tensor("dst", ("mb", "oc", *(f"o{n}" for n in names)), (p.mb, p.oc, *p.o), p.dst.layout)
+    src_c, dst_c = _channel(g, p.icg, ic), _channel(g, p.ocg, oc)
+    views = {
+        "src": View(src, (ViewDim(mb.var), ViewDim(src_c), *(s.i for s in spatial))),
+        "wei": View(wei, (ViewDim(dst_c), ViewDim(ic.var), *(s.k for s in spatial))),
+        "dst": View(dst, (ViewDim(mb.var), ViewDim(dst_c), *(s.o for s in spatial))),
+    }
+    outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
+    phases = [s.phase for s in spatial if s.phase is not None]
+    order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, *phases, ic, *taps, oc),
+            Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
+    a, b, c = (views[name] for name in prop.roles)
+    used = tuple(x for x in order if x is not g or p.g > 1)
+    epilogue = epilogue or Epilogue()
+    behind = epilogue.steps(Var(ACC, p.acc), c), str(epilogue)
+    return product(f"{prop.value}{label}", used, a, b, c, p.acc, behind, p.math)
+
+
+def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:
+    """The channel of a tensor, counted over all groups."""
+    return g.var * per_group + inner.var if g.size > 1 else inner.var

@@ -1,0 +1,183 @@
+"""A direction of a convolution as a workload: what plans and tuned rows are about.
+
+Rows speak of problems that lie in memory alike. Problems are compared when they have the same taps and
+strides, are both dense or both grouped, and agree in whether taps are spread out. Their distance adds up
+how many times each size doubles.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2, prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import Algorithm, Found, Workload
+from transconv.conv.epilogue import Epilogue
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import algorithms
+from transconv.conv.spotcheck import examine
+from transconv.conv.tags import write_tags
+from transconv.errors import ProblemError, TransconvError, Unsupported
+from transconv.ir import Layout, Tensor, multiplied
+from transconv.selection import register_reader
+
+if TYPE_CHECKING:
+    import torch
+
+FEW = 16  # channels; fewer need kernels of another kind for each number
+OTHER_TYPE = 0.25  # the distance from f16 to bf16
+LEAST = 0.01  # the distance of what is not the same
+
+
+@dataclass(frozen=True)
+class ConvWorkload(Workload):
+    """One direction of a problem, and what becomes of its sums."""
+
+    problem: ConvProblem
+    prop: Prop
+    epilogue: Epilogue = Epilogue()
+
+    prefix = "conv_"
+
+    @property
+    def direction(self) -> str:
+        return self.prop.value
+
+    @property
+    def kind(self) -> str:
+        return self.epilogue.kind
+
+    @functools.cached_property
+    def computations(self) -> tuple[Algorithm, ...]:
+        return algorithms(self.problem, self.prop, self.epilogue)
+
+    @property
+    def math(self) -> str:
+        return self.problem.math
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        p, around = self.problem, self.problem.spatial
+        dims = {"src": ("mb", "ic", *(f"i{n}" for n in around)),
+                "wei": ("oc", "ic", *(f"k{n}" for n in around)),
+                "dst": ("mb", "oc", *(f"o{n}" for n in around))}
+        made = {n: Tensor(n, dims[n], p.shapes[n], spec.layout) for n, spec in p.specs.items()}
+        return (*made.values(), *self.epilogue.tensors(made[self.result]))
+
+    @property
+    def result(self) -> str:
+        return self.prop.result
+
+    def refuse(self) -> None:
+        """Raises Unsupported for tensors of whole numbers, ProblemError for a result that overlaps."""
+        computable(self.problem)
+        writable(self.problem, self.prop)
+
+    @property
+    def shape_text(self) -> str:
+        return self.problem.shape_text
+
+    @property
+    def title(self) -> str:
+        return f"{self.problem} {self.prop} {self.epilogue}".rstrip()
+
+    def __str__(self) -> str:
+        return str(self.problem)
+
+    # -- tuned rows ------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        p = self.problem
+        return str(replace(p, name="")) if p.name else str(p)
+
+    def group(self, machine: str) -> str:
+        return _group(self.problem, self.direction, machine)
+
+    def like(self, text: str) -> ConvWorkload | None:
+        try:
+            return replace(self, problem=ConvProblem.parse(text))
+        except (TransconvError, ValueError, OverflowError):
+            return None
+
+    def distance(self, other: Workload) -> float | None:
+        if not isinstance(other, ConvWorkload) or _bridged(other.problem) != _bridged(self.problem):
+            return None
+        one, two = self.problem, other.problem
+        return 0.0 if one == two else max(_distance(one, two), LEAST)
+
+    def innermost(self) -> ConvWorkload | None:
+        twin = replace(self, problem=self.problem.with_layout("axb"))
+        return None if twin == self else twin
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+        return examine(self.problem, self.prop, self.epilogue, tensors, result)
+
+    def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
+        """The stride phase of an element of src."""
+        return tuple(x % s for x, s in zip(at[2:], self.problem.stride, strict=True))
+
+
+def computable(problem: ConvProblem) -> None:
+    """Raises Unsupported for a tensor of an element type that no kernel computes with."""
+    for name, spec in problem.specs.items():
+        if spec.dtype not in multiplied("float"):
+            raise Unsupported(f"dtype:{spec.dtype}", f"{name} is {spec.dtype}; kernels compute with "
+                              f"{' '.join(t.name for t in multiplied('float'))}")
+
+
+def writable(problem: ConvProblem, prop: Prop) -> None:
+    """Raises ProblemError for a result two elements of which have one place in memory; what is read
+    may be laid out so."""
+    layout = getattr(problem, prop.result).layout
+    if layout.overlaps:
+        dense = Layout.dense(layout.dtype, problem.shapes[prop.result]).strides() or ()
+        raise ProblemError(f"problem '{problem}': {prop} computes {prop.result}, elements of which share "
+                           f"a place in the layout {layout}; expected a place for each, such as "
+                           f"strides({','.join(map(str, dense))})")
+
+
+@functools.lru_cache(maxsize=4096)
+def _group(problem: ConvProblem, direction: str, machine: str) -> str:
+    """Machine, direction, memory order, sizes of elements, how f32 is multiplied."""
+    tags = write_tags([s.layout for s in problem.specs.values()], tuple(problem.shapes.values()))
+    sizes = ":".join(f"{t.kind}{t.bits}" for t in problem.dtypes)
+    math = problem.math if "float32" in sizes else ""
+    text = f"{problem.ndims}d {direction} {sizes} {tags or 'nchw'} {math}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", f"{machine}_{problem.ndims}d_{direction}")
+    return f"{plain[:80]}_{digest}"
+
+
+def _bridged(p: ConvProblem) -> tuple[object, ...]:
+    """What no distance can bridge."""
+    groups = "dense" if p.g == 1 else "depthwise" if p.icg == p.ocg == 1 else "grouped"
+    spread = tuple(d > 1 for d in p.dilation)
+    return p.k, p.stride, spread, groups, min(p.icg, FEW), min(p.ocg, FEW)
+
+
+def _distance(one: ConvProblem, other: ConvProblem) -> float:
+    """How unlike two problems of a kind are: images and their points weigh half as much as
+    channels, because a tile covers few channels and a small part of all points."""
+    def sizes(p: ConvProblem) -> tuple[float, ...]:
+        return p.mb * prod(p.o), p.o[-1], p.icg, p.ocg, p.g
+
+    weights = (0.5, 0.5, 1.0, 1.0, 1.0)
+    pairs = zip(sizes(one), sizes(other), weights, strict=True)
+    found = sum(w * abs(log2(max(a, 1) / max(b, 1))) for a, b, w in pairs)
+    return found + (OTHER_TYPE if one.dtypes != other.dtypes else 0.0)
+
+
+@register_reader
+def _read(text: str, direction: str) -> Workload | None:
+    """The workload that a row of the database is about; None where a text is no convolution's."""
+    try:
+        return ConvWorkload(ConvProblem.parse(text), Prop(direction))
+    except (TransconvError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,153 @@
+"""Stage 3, the estimate. In: a schedule, an algorithm, a target. Out: the microseconds it would take.
+
+The model counts, per multiprocessor, what its programs do one after another:
+
+    program = fill + steps * step + store             step = matrix unit | fetch | waiting
+    two teams = fill + max(steps * step + baton, half of steps * step + store)
+    kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
+
+``Work`` holds the counts (see work.py), which need no constant; the target's ``rates`` the few that
+counting cannot tell, fitted by ``python -m bench.fit`` to measured sweeps. Only the ranking matters:
+the order of schedules of one algorithm is what the estimate is made for, its microseconds are within
+some 20%.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from transconv.compute import Algorithm, touched
+from transconv.cost import issue
+from transconv.cost.issue import LINE
+from transconv.cost.work import Work, count
+from transconv.schedule import Schedule, Scheduled, copies, k_steps, priced, programs, share, tile
+from transconv.target import Constants, Target
+
+
+def estimate(schedule: Schedule, alg: Algorithm, target: Target,
+             constants: Constants | None = None) -> float:
+    """Estimated microseconds on a target (in units of a step on the interpreter), as the words that have
+    a price of their own correct it."""
+    us = _estimate(schedule, alg, target, constants)
+    for word in priced():
+        if word.price is not None and schedule.word(word.name) != word.default:
+            us = word.price(us, schedule, alg, target)
+    return us
+
+
+def _estimate(schedule: Schedule, alg: Algorithm, target: Target,
+              constants: Constants | None = None) -> float:
+    if target.backend == "interpreter":
+        return _interpreted(schedule, alg)
+    constants = constants or (target.rates.gluon if schedule.via == "gluon" else target.rates.triton)
+    if schedule.regs or schedule.late:
+        main = _issued(schedule, alg, target, constants)
+    else:
+        main = microseconds(count(schedule, alg, target), schedule, target, constants)
+    if not schedule.pack:
+        return main
+    return main + _beside(Scheduled(alg, schedule).grouped, schedule.pack, schedule.split_k > 1, target)
+
+
+@lru_cache(maxsize=512)
+def _beside(alg: Algorithm, pack: str, split: bool, target: Target) -> float:
+    """What the copies take that an algorithm asks for."""
+    return share(alg) * sum(copying(c, target) for c in copies(alg, pack, 1 + split))
+
+
+def copying(copy: Algorithm, target: Target, constants: Constants | None = None) -> float:
+    """Microseconds of a copy into another order: bytes read and written, and its launch."""
+    constants = constants or target.rates.triton
+    moved = sum(touched(v, copy) for v in (copy.a, copy.c))
+    return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
+
+
+def _interpreted(schedule: Schedule, alg: Algorithm) -> float:
+    """A step costs the same whatever its size, up to a point."""
+    m, n, k, group = (tile(schedule, alg, kind) for kind in "MNKB")
+    steps = -(-k_steps(schedule, alg) // schedule.split_k)
+    fetched = (m * k + k * n) * group
+    each = steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2
+    return programs(schedule, alg) * each
+
+
+def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
+    """The counts and the rates put together."""
+    slots = schedule.programs or target.sms
+    rounds: float = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
+    if schedule.reduce == "stream":
+        rounds = w.tiles / slots
+    together = min(w.resident, max(1.0, rounds))
+    step = _step_ns(w, schedule, target, c, together)
+    store = w.stored.bytes / c.store_gbs
+    if schedule.c == "box":
+        store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / w.stored.row - 1))
+    elif w.stored.alone:
+        store = max(store, w.stored.accesses * c.scatter_ns)
+    if schedule.programs:
+        step *= c.flat_positions if w.positions_summed else 1.0
+    fills = 1.0 if schedule.programs else rounds / together
+    products = w.steps * step
+    if schedule.teams > 1:  # a team stores while the other multiplies; nobody does at the last store
+        each, last = max(products + c.baton_ns, (products + store) / schedule.teams), store
+    else:
+        each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
+    busy = (rounds * each + last + fills * c.fill_ns + w.kept / c.fetch_gbs) / 1e3
+    return _kernels(w, busy, schedule, target, c)
+
+
+def _issued(schedule: Schedule, alg: Algorithm, target: Target, c: Constants) -> float:
+    """The same for a kernel that keeps sums and operands in registers: its instructions are counted."""
+    w = count(schedule, alg, target)
+    seen = Scheduled(alg, schedule).main
+    return _kernels(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
+
+
+def _kernels(w: Work, busy: float, schedule: Schedule, target: Target, c: Constants) -> float:
+    """The launches, with what the multiprocessors do beside what memory does."""
+    bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
+    moving = (w.traffic + w.partial / 2) / bandwidth
+    total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
+    if schedule.reduce == "stream":
+        total += c.meeting_us
+    if w.partial:
+        total += c.launch_us + w.partial / 2 / bandwidth
+    return total
+
+
+def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: float) -> float:
+    """One step of the sum on a multiprocessor that ``together`` programs share."""
+    macs = w.m * w.n * w.k * w.group
+    peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
+    if schedule.unit == "mma":
+        multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
+        multiply *= c.older if w.small else max(1.0, 64 / w.left)
+    else:
+        chip = target.rates.issue
+        multiply = macs / (chip.cores * chip.clock * c.fma_share)
+    accesses = sum(f.accesses for f in w.fetched)
+    fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
+    fetch /= c.fetch_gbs
+    fetch += accesses * (c.access_ns + (c.unpack_ns if w.positions_summed else 0.0))
+    fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
+    fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
+    ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
+    in_flight = max(1, w.steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
+    late = c.latency_ns / in_flight
+    wait = 0.0 if w.boxed else c.gather_step_ns / together
+    if schedule.unit == "fma":  # the cores that multiply also compute addresses, and then they wait
+        work = multiply + fetch
+        return max(work, (work + late) / together) + wait
+    return max(multiply, fetch, late / together, _turning_ns(w, schedule, c)) + wait
+
+
+def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
+    """What a step moves through shared memory where operands are turned there: what lands, what is
+    read and written again, and what the products read (rows for up to 128 or 256 columns at a time,
+    columns once for 64 rows)."""
+    if not w.turned:
+        return 0.0
+    landed = (w.left + w.right) * w.k * w.bits / 8
+    wide = 256 if schedule.warps == 4 else 128
+    read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
+    return (landed + 2 * w.turned + read) / c.shared_gbs

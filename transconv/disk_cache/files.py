@@ -1,0 +1,157 @@
+"""Beside everything, needs only the knobs. The cache folder, and how text is kept there.
+
+Files are replaced whole, and are read only from a folder that the user owns and nobody else can write
+to. Where the disk refuses, work goes on without it: but for ``replace_text`` nothing here raises
+OSError, and one message of the logger ``transconv.cache`` says so. Records are in ``records.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from transconv import knobs
+
+log = logging.getLogger("transconv.cache")
+
+PARTIAL = ".transconv-part-"  # begins the names of files that are being written
+STALE = 3600.0  # seconds after which such a file belongs to a process that died
+
+_told: set[tuple[str, str]] = set()
+_swept: set[Path] = set()
+
+
+def tell(place: Path | str, reason: str) -> None:
+    """Say once per process what is wrong with a place in the cache."""
+    if (str(place), reason) not in _told:
+        _told.add((str(place), reason))
+        log.warning("cache %s: %s", place, reason)
+
+
+def forget() -> None:
+    """Tell everything again, and look for left-over files again."""
+    _told.clear()
+    _swept.clear()
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+def folder(*inside: str) -> Path | None:
+    """The cache folder, or a folder inside of it, made with mode 0700 where it is missing.
+
+    None, and one message, when it cannot be had or cannot be trusted: it must belong to the user
+    and be writable by nobody else, and so must a link that leads to it.
+    """
+    try:
+        at = knobs.cache()
+    except (OSError, RuntimeError) as error:  # its parents are closed to us; there is no home
+        tell("folder", f"cannot be found, nothing is kept ({error})")
+        return None
+    for name in ("", *inside):
+        at = at / name
+        try:
+            at.mkdir(mode=0o700, parents=True, exist_ok=True)
+            reason = _distrust(at)
+        except OSError as error:
+            reason = f"cannot be made or read ({words(error)})"
+        if reason:
+            tell(at, f"{reason}; nothing is read from it or kept in it. Kernels are generated and "
+                     "checked anew in every process. TRANSCONV_CACHE names another folder")
+            return None
+    return at
+
+
+def _distrust(at: Path) -> str:
+    """Why the content of a folder may be another user's, or empty. Raises OSError."""
+    link, status = at.lstat(), at.stat()
+    if hasattr(os, "geteuid"):
+        if link.st_uid not in (os.geteuid(), 0):
+            return f"belongs to user {link.st_uid}" + (" (a link)" if stat.S_ISLNK(link.st_mode)
+                                                       else "")
+        if status.st_uid != os.geteuid():
+            return f"belongs to user {status.st_uid}"
+    if status.st_mode & 0o022:
+        return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o}; " \
+               f"chmod 700 makes it yours alone)"
+    return ""
+
+
+def words(error: OSError) -> str:
+    """Why the system refused."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that readers see all of the old text or all of the new, whenever the process
+    dies. Raises OSError; the old text then still stands."""
+    _sweep(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{PARTIAL}{path.stem[:60]}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def keep_text(path: Path, text: str) -> bool:
+    """``replace_text``, and a message where the disk refuses."""
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        tell(path.parent, f"cannot be written to ({words(error)}); what is not kept is found out "
+                          "again by the next process")
+        return False
+    return True
+
+
+def read_text(path: Path, longest: int) -> str | None:
+    """The text of a plain file; None where there is none that we could have written."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        tell(path, "is a link, which is not followed" if error.errno == errno.ELOOP
+             else f"cannot be read ({words(error)})")
+        return None
+    try:
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                tell(path, "is no plain file, and is not read")
+                return None
+            data = file.read(longest + 1)
+    except OSError as error:
+        tell(path, f"cannot be read ({words(error)})")
+        return None
+    if len(data) > longest:
+        tell(path, f"has more than {longest} bytes, and is not read")
+        return None
+    return data.decode("utf-8", "replace")
+
+
+def _sweep(at: Path) -> None:
+    """Remove what processes that died while writing left in a folder; once per process."""
+    if at in _swept:
+        return
+    _swept.add(at)
+    with suppress(OSError):
+        for left in at.glob(f"{PARTIAL}*"):
+            with suppress(OSError):
+                if time.time() - left.lstat().st_mtime > STALE:
+                    left.unlink()

@@ -1,0 +1,162 @@
+"""Beside everything, needs only the cache folder. Records kept on disk: verdicts, tuning results.
+
+A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
+file is written and read). Files carry a checksum. What is kept here is never executed, and whoever
+reads it checks that it makes sense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from transconv.disk_cache.files import folder, keep_text, read_text, tell, words
+
+try:
+    import fcntl
+except ImportError:  # Windows: writers then do not wait for each other
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE = 5.0  # seconds to wait for another writer
+
+Content = dict[str, Any]
+
+
+class Drawer:
+    """Records of one kind: JSON objects by key, safe under many processes and threads.
+
+    ``schema`` is the version of their form; another version lives in another folder. A file longer
+    than ``longest`` bytes is not read. Keys are of ``A-Za-z0-9_.-``, at most 120 characters.
+    """
+
+    def __init__(self, kind: str, schema: int, longest: int = 1 << 23) -> None:
+        self.name, self.longest = f"{kind}-{schema}", longest
+
+    def path(self, key: str) -> Path | None:
+        """Where a record is kept; None when there is no trusted folder. Raises ValueError for a
+        key that can be no name of a file."""
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", key):
+            raise ValueError(f"{key!r} cannot name a record of {self.name}")
+        at = folder(self.name)
+        return at and at / f"{key}.json"
+
+    def get(self, key: str) -> Content | None:
+        """A record; None when there is none, or none that is whole."""
+        path = self.path(key)
+        if path is None or (text := read_text(path, self.longest)) is None:
+            return None
+        reason, content = self._parse(key, text)
+        if reason:
+            tell(path, f"{reason}; the file is ignored, and replaced when there is news")
+        return content
+
+    def put(self, key: str, content: Content) -> bool:
+        """Keep a record in the place of what was there. Whether the disk has it now; one that is
+        longer than what is read is not kept."""
+        path = self.path(key)
+        if path is None:
+            return False
+        text = self._text(key, content)
+        if len(text.encode()) > self.longest:
+            tell(path, f"would have more than {self.longest} bytes; news are not kept")
+            return False
+        return keep_text(path, text)
+
+    def update(self, key: str, change: Callable[[Content | None], Content]) -> Content:
+        """Replace a record by what ``change`` makes of it (None: there is none), while no other
+        thread or process does. Returns the new record, also where the disk refuses it."""
+        with self._alone():
+            old = self.get(key)
+            new = change(None if old is None else dict(old))
+            if new != old:
+                self.put(key, new)
+        return new
+
+    def items(self) -> Iterator[tuple[str, Content]]:
+        """All records that are whole, by key."""
+        at = folder(self.name)
+        try:
+            names = sorted(p.stem for p in at.glob("[!.]*.json")) if at else []
+        except OSError as error:
+            tell(at or self.name, f"cannot be listed ({words(error)})")
+            return
+        for key in names:
+            with suppress(ValueError):  # a name that is not ours
+                content = self.get(key)
+                if content is not None:
+                    yield key, content
+
+    def drop(self, key: str) -> None:
+        """Remove a record, if it is there."""
+        path = self.path(key)
+        if path is not None:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                tell(path, f"cannot be removed ({words(error)})")
+
+    def _text(self, key: str, content: Content) -> str:
+        whole = {"drawer": self.name, "key": key, "checksum": _checksum(content),
+                 "content": content}
+        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+    def _parse(self, key: str, text: str) -> tuple[str, Content | None]:
+        """Why a text is no record, or the record."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return "is damaged", None
+        content = found.get("content") if isinstance(found, dict) else None
+        if not isinstance(content, dict) or found.get("checksum") != _checksum(content):
+            return "is damaged or was changed by hand", None
+        if (found.get("drawer"), found.get("key")) != (self.name, key):
+            return "speaks of something else", None
+        return "", content
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for other writers; but not for ever, and not where files cannot be locked."""
+        root = folder()
+        if root is None or fcntl is None:
+            yield
+            return
+        try:
+            handle = os.open(root / f".{self.name}.lock",
+                             os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:  # then the record cannot be written either, and that is told
+            yield
+            return
+        try:
+            if reason := _lock(handle):
+                tell(root, f"{reason}; going on without waiting for other writers")
+            yield
+        finally:
+            os.close(handle)  # which unlocks
+
+
+def _lock(handle: int) -> str:
+    """Lock an open file among threads and processes; why that failed."""
+    limit = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return ""
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                return f"another process has held the lock for {PATIENCE:g} s"
+            time.sleep(0.002)
+        except OSError as error:
+            return f"files cannot be locked ({words(error)})"
+
+
+def _checksum(content: Content) -> str:
+    """Of a record, whatever the order of its keys. It finds damage, not malice."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

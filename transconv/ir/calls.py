@@ -1,0 +1,113 @@
+"""What a ``Call`` may call: one row a function, with its meaning in NumPy and its two spellings.
+
+The interpreter computes a row's ``numpy``, the verifier asks for its arity and types, and the emitters
+write its ``triton`` or ``gluon``; a function that these languages lack brings its own text along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transconv.ir.dtype import DType
+from transconv.ir.reductions import REDUCERS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A pure function. ``numpy`` gets arrays of one type and returns that type or a wider one.
+
+    A spelling is a name of the language (``exp``: ``tl.exp(x)``), or with braces an expression that
+    binds like a division, whose operands bind like calls (``1.0 / (1.0 + gl.exp(-{}))``). ``helper``: the
+    text of a function of this name that modules begin with, where ``{jit}`` is the decorator and
+    ``{tl}`` the language. ``floats``: widths in bits of the floats that it takes; ``ints``: whether it
+    takes whole numbers."""
+
+    arity: int
+    numpy: Callable[..., Array]
+    triton: str
+    gluon: str
+    helper: str = ""
+    floats: tuple[int, ...] = (32, 64)
+    ints: bool = False
+
+    def why_not(self, dtype: DType) -> str:
+        """Why operands cannot be of this type; empty if they can."""
+        if dtype.kind == "float" and dtype.bits in self.floats or dtype.kind == "int" and self.ints:
+            return ""
+        taken = " or ".join([*(f"{n}-bit floats" for n in self.floats), *["integers"] * self.ints])
+        return f"takes {taken}, not {dtype}"
+
+
+def nearest_tf32(x: Array) -> Array:
+    """The nearest of the numbers with 10 bits behind the point, halves away from zero: half of the last
+    place is added, and the rest cut off. NaN stays; of numbers below 2^-126 the rest is cut off alone."""
+    wide = np.ascontiguousarray(x, np.float32)
+    place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    with np.errstate(over="ignore"):
+        near = np.ascontiguousarray(wide + place * np.float32(2.0**-11))
+    return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+NEAREST_TF32 = '''
+@{jit}
+def nearest_tf32(x):
+    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
+    place = (x.to({tl}.int32, bitcast=True) & -8388608).to({tl}.float32, bitcast=True)  # 1.0 * 2**exponent
+    near = x + place * 2**-11
+    return (near.to({tl}.int32, bitcast=True) & -8192).to({tl}.float32, bitcast=True)
+'''
+
+# The rational approximation of the Cephes library's tanh.c (S. Moshier), right to a few last places in
+# f64, too; far from zero the exponential goes to zero and nothing overflows.
+TANH = '''
+@{jit}
+def tanh(x):
+    """The hyperbolic tangent. Near zero, where 1 - t would cancel, x + x**3 P(x**2) / Q(x**2)."""
+    z = x * x
+    p = (z * -9.64399179425052238628e-1 - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+    q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+    t = {tl}.exp({tl}.abs(x) * -2.0)
+    far = (1.0 - t) / (1.0 + t)
+    return {tl}.where(z < 0.390625, x + x * z * (p / q), {tl}.where(x < 0, -far, far))
+'''
+
+
+def _same(name: str, function: Callable[..., Array], arity: int = 1) -> Callee:
+    """A function that Triton and Gluon have under this name."""
+    return Callee(arity, function, name, name)
+
+
+CALLS: dict[str, Callee] = {
+    "exp": _same("exp", np.exp),
+    "exp2": _same("exp2", np.exp2),
+    "log": _same("log", np.log),
+    "log2": _same("log2", np.log2),
+    "sqrt": _same("sqrt", np.sqrt),
+    "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x)),
+    "sin": _same("sin", np.sin),
+    "cos": _same("cos", np.cos),
+    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH),
+    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "math.erf", "erf"),
+    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))"),
+    "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True),
+    "floor": _same("floor", np.floor),
+    "ceil": _same("ceil", np.ceil),
+    "fma": _same("fma", lambda x, y, z: x * y + z, 3),
+    "tf32": Callee(1, nearest_tf32, "nearest_tf32", "nearest_tf32", helper=NEAREST_TF32, floats=(32,)),
+}
+
+
+def helpers(names: set[str], reductions: set[str], jit: str, language: str) -> list[str]:
+    """The lines that a module begins with so that these functions and reductions can be called: each
+    with an empty line before and behind it."""
+    texts = [CALLS[n].helper for n in sorted(names) if n in CALLS]
+    texts += [REDUCERS[n].helper for n in sorted(reductions)]
+    return [line for text in texts if text
+            for line in (*text.format(jit=jit, tl=language).splitlines(), "")]

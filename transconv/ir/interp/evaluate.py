@@ -1,0 +1,279 @@
+"""Expressions of the IR computed with NumPy, over all iterations and lanes at once.
+
+Every value is an array of one fixed rank. Each independent loop in sight and each lane owns an
+axis; a value has size 1 on the axes that it does not depend on, so broadcasting does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transconv.ir import access as ac
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir.calls import CALLS
+from transconv.ir.dtype import DType, boolean, promote
+from transconv.ir.interp.memory import Array, Memory
+from transconv.ir.reductions import REDUCERS
+from transconv.ir.tile_expr import Reduce, Spread
+
+_ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
+    ex.Add: np.add, ex.Sub: np.subtract, ex.Mul: np.multiply, ex.Div: np.true_divide,
+    ex.Min: np.minimum, ex.Max: np.maximum, ex.Shl: np.left_shift, ex.Shr: np.right_shift,
+    ex.And: np.bitwise_and, ex.Or: np.bitwise_or, ex.Xor: np.bitwise_xor,
+    ex.FloorDiv: np.floor_divide, ex.Mod: np.mod,
+}
+_COMPARE: dict[type, Callable[[Array, Array], Array]] = {
+    ex.Lt: np.less, ex.Le: np.less_equal, ex.Eq: np.equal, ex.Ne: np.not_equal,
+}
+
+
+class Fault(Exception):
+    """An evaluation went wrong at ``position``, an index per axis (None: the axis does not matter).
+    The interpreter turns it into an InterpError that names kernel, statement and indices."""
+
+    def __init__(self, reason: str, position: tuple[int | None, ...] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.position = position
+
+
+def position(flat: int, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+    """The index per axis of an element counted in C order; None along axes of size 1."""
+    at = np.unravel_index(flat, shape)
+    return tuple(None if n == 1 else int(i) for i, n in zip(at, shape, strict=True))
+
+
+HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
+
+
+def rounded(x: Array, to: DType) -> Array:
+    """Floats rounded to the nearest of a type with as large exponents and fewer digits, ties to even;
+    still in the NumPy type that holds it (bf16: float32)."""
+    integer, digits = HELD[to.numpy]
+    bits, cut = np.ascontiguousarray(x, to.numpy).view(integer), integer(digits - to.digits)
+    below = integer((1 << (digits - to.digits - 1)) - 1)
+    near = bits + (below + ((bits >> cut) & integer(1)))
+    out = (near >> cut << cut).view(to.numpy)
+    return np.where(np.isnan(x), x, out)
+
+
+def convert(x: Array, to: DType) -> Array:
+    """The values as another type; floats become ints by dropping the fraction."""
+    made = x.astype(to.numpy, copy=False)
+    return rounded(made, to) if to.kind == "float" and to.digits < HELD[to.numpy][1] else made
+
+
+def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic]) -> Array:
+    """The product of two arrays of one rank, summed over some axes, which keep size 1.
+
+    The axes that both have and that are not summed are a batch; this becomes one ``matmul``.
+    """
+    rank = x.ndim
+    both = [i for i in range(rank) if x.shape[i] > 1 and y.shape[i] > 1]
+    inner = [i for i in both if i in summed]
+    # Integers up to 8 bits are multiplied exactly in float64, which has a fast matmul.
+    small = dtype.kind == "i" and x.itemsize == y.itemsize == 1
+    work = np.dtype(np.float64) if small else dtype
+    x, y = x.astype(work, copy=False), y.astype(work, copy=False)
+    lone = tuple(i for i in summed if i not in inner)
+    x, y = x.sum(axis=lone, keepdims=True), y.sum(axis=lone, keepdims=True)
+    batch = [i for i in both if i not in inner]
+    rows = [i for i in range(rank) if x.shape[i] > 1 and i not in both]
+    cols = [i for i in range(rank) if i not in both and i not in rows]
+    size = [max(n, m) for n, m in zip(x.shape, y.shape, strict=True)]
+    sizes = [math.prod(size[i] for i in part) for part in (batch, rows, inner, cols)]
+    left = x.transpose(batch + rows + inner + cols).reshape(sizes[0], sizes[1], sizes[2])
+    right = y.transpose(batch + inner + cols + rows).reshape(sizes[0], sizes[2], sizes[3])
+    order = batch + rows + cols + inner
+    shaped = (left @ right).reshape([1 if i in inner else size[i] for i in order])
+    return np.asarray(shaped.transpose(np.argsort(order)).astype(dtype, copy=False))
+
+
+def _held(x: Array, as_type: DType) -> Array:
+    """The values in the NumPy type that holds ``as_type``, without rounding to bf16."""
+    return x.astype(as_type.numpy, copy=False)
+
+
+class Evaluator:
+    """Values of expressions under the bindings ``env``, where ``active`` holds.
+
+    ``axes`` gives the axis of each lane; ``rank`` is the rank of every value. A variable that is
+    bound to a value of the environment has the shape of that value.
+    """
+
+    def __init__(self, memory: Memory, axes: Mapping[ex.Lane, int], rank: int) -> None:
+        self.memory = memory
+        self.axes = axes
+        self.rank = rank
+        self.env: dict[ex.Var, Array] = {}
+        self.active: Array = np.ones((1,) * rank, np.bool_)
+        self.piece: Callable[[xp.Piece], Array] | None = None  # reads shared memory, in a role
+        self.busy: set[ex.Var] = set()  # sums that products are still being added to
+        self._known: dict[ex.Expr, Array] = {}
+        self._types: dict[ex.Expr, DType] = {}
+        self._fixed: dict[ex.Expr, Array] = {}
+
+    def compute(self, e: ex.Expr) -> Array:
+        """The value of one expression; the bindings may have changed since the last call."""
+        self._known.clear()
+        return self.value(e)
+
+    def compute_all(self, *exprs: ex.Expr) -> tuple[Array, ...]:
+        """The values of the expressions of one statement; parts they share are computed once."""
+        self._known.clear()
+        return tuple(self.value(e) for e in exprs)
+
+    def along(self, axis: int, values: Array) -> Array:
+        """A 1-D array laid along one axis."""
+        return values.reshape((1,) * axis + (-1,) + (1,) * (self.rank - axis - 1))
+
+    def type_of(self, e: ex.Expr) -> DType:
+        """``e.dtype``, but shared parts of a sum are asked once."""
+        found = self._types.get(e)
+        if found is None:
+            if isinstance(e, (ex.Arithmetic, ex.Logic)):
+                found = promote(self.type_of(e.a), self.type_of(e.b))
+            else:
+                found = e.dtype
+            self._types[e] = found
+        return found
+
+    def value(self, e: ex.Expr) -> Array:
+        found = self._known.get(e)
+        if found is None:
+            found = self._known[e] = self._value(e)
+        return found
+
+    def _value(self, e: ex.Expr) -> Array:
+        kind = type(e)
+        if kind in _ARITHMETIC:
+            return self._arithmetic(e)
+        if kind in _COMPARE:
+            return self._compare(e)
+        method: Callable[[Any], Array] | None = getattr(self, f"_{kind.__name__}", None)
+        if method is None:
+            raise Fault(f"no meaning is known for the node class {kind.__name__}")
+        return method(e)
+
+    def _Const(self, e: ex.Const) -> Array:
+        found = self._fixed.get(e)
+        if found is None:
+            value = np.full((1,) * self.rank, e.value)
+            found = self._fixed[e] = convert(value, e.type)
+        return found
+
+    def _Var(self, e: ex.Var) -> Array:
+        found = self.env.get(e)
+        if found is None:
+            raise Fault(f"the variable {e.name} is not bound")
+        if e in self.busy:
+            raise Fault(f"{e.name} is read while products are still being added to it")
+        return found
+
+    def _Lane(self, e: ex.Lane) -> Array:
+        found = self._fixed.get(e)
+        if found is None:
+            found = self._fixed[e] = self.along(self.axes[e], np.arange(e.extent, dtype=np.int64))
+        return found
+
+    def _Spread(self, e: Spread) -> Array:
+        value = self.value(e.x)
+        shape = list(value.shape)
+        for lane in e.lanes:
+            shape[self.axes[lane]] = lane.extent
+        return np.broadcast_to(value, shape)
+
+    def _Piece(self, e: xp.Piece) -> Array:
+        if self.piece is None:
+            raise Fault("shared memory is read outside of a role")
+        return self.piece(e)
+
+    def _BoxLoad(self, e: ac.BoxLoad) -> Array:
+        fetched = self.value(e.as_load())
+        return CALLS[e.tensor.near].numpy(fetched) if e.tensor.near else fetched
+
+    def _Neg(self, e: ex.Neg) -> Array:
+        return np.asarray(np.negative(self.value(e.x)))
+
+    def _Not(self, e: ex.Not) -> Array:
+        return np.asarray(np.logical_not(self.value(e.x)))
+
+    def _arithmetic(self, e: Any) -> Array:
+        dtype = self.type_of(e)
+        a, b = _held(self.value(e.a), dtype), _held(self.value(e.b), dtype)
+        if dtype.kind == "int" and isinstance(e, (ex.FloorDiv, ex.Mod)):
+            zero = b == 0
+            if zero.any():
+                self.forbid(zero, f"`{e}` divides by zero")
+        return _ARITHMETIC[type(e)](a, b)
+
+    def _compare(self, e: Any) -> Array:
+        dtype = promote(self.type_of(e.a), self.type_of(e.b))
+        return _COMPARE[type(e)](_held(self.value(e.a), dtype), _held(self.value(e.b), dtype))
+
+    def _Select(self, e: ex.Select) -> Array:
+        dtype = self.type_of(e)
+        yes, no = _held(self.value(e.yes), dtype), _held(self.value(e.no), dtype)
+        return np.where(self.value(e.cond), yes, no)
+
+    def _Cast(self, e: ex.Cast) -> Array:
+        return convert(self.value(e.x), e.type)
+
+    def _Call(self, e: ex.Call) -> Array:
+        if e.name not in CALLS:
+            raise Fault(f"the function {e.name} is not known")
+        callee = CALLS[e.name]
+        if len(e.args) != callee.arity:
+            raise Fault(f"{e.name} takes {callee.arity} arguments, not {len(e.args)}")
+        dtype = self.type_of(e)
+        return _held(callee.numpy(*(_held(self.value(a), dtype) for a in e.args)), dtype)
+
+    def _Reduce(self, e: Reduce) -> Array:
+        axis, x = self.axes[e.lane], self.value(e.x)
+        shape = (*x.shape[:axis], e.lane.extent, *x.shape[axis + 1:])
+        x = np.broadcast_to(x, shape)
+        if e.op not in REDUCERS:
+            raise Fault(f"the reduction {e.op} is not known")
+        whole = {"dtype": x.dtype} if e.op in ("sum", "prod") else {}
+        return np.asarray(REDUCERS[e.op].numpy(x, axis, keepdims=True, **whole))
+
+    def _Load(self, e: ac.Load) -> Array:
+        data = self.memory.buffers.get(e.tensor.name)
+        if data is None:
+            raise Fault(f"{e.tensor.name} is not a tensor of the kernel")
+        offset, mask = self.value(e.offset), self.mask(e.mask)
+        self.check_bounds(e.tensor.name, offset, mask)
+        if mask.all():
+            shape = np.broadcast_shapes(offset.shape, mask.shape)
+            return np.asarray(data[np.broadcast_to(offset, shape)])
+        if not data.size:
+            return np.full(np.broadcast_shapes(offset.shape, mask.shape), e.fill, data.dtype)
+        return np.where(mask, data[np.where(mask, offset, 0)], data.dtype.type(e.fill))
+
+    def mask(self, e: ex.Expr) -> Array:
+        """A mask, and the conditions around the statement."""
+        value = _held(self.value(e), boolean)
+        return value if self.active.size == 1 else value & self.active
+
+    def forbid(self, bad: Array, reason: str) -> None:
+        """Fault where ``bad`` and the conditions around the statement hold."""
+        bad = bad & self.active
+        if bad.any():
+            raise Fault(reason, position(int(np.argmax(bad)), bad.shape))
+
+    def check_bounds(self, tensor: str, offset: Array, mask: Array) -> None:
+        """Fault unless each offset (int) is within the buffer wherever the mask holds."""
+        span = len(self.memory.buffers[tensor])
+        outside = (offset < 0) | (offset >= span)
+        if outside.any():
+            outside = outside & mask
+            if outside.any():
+                flat = int(np.argmax(outside))
+                found = int(np.broadcast_to(offset, outside.shape).flat[flat])
+                raise Fault(f"offset {found} of {tensor} is not in 0..{span}",
+                            position(flat, outside.shape))

@@ -1,0 +1,229 @@
+"""The meaning of statements that every kernel has; ``interp.py`` adds functions and roles.
+
+Loops in sight and lanes are axes of arrays, see ``evaluate.py``. A fault says which statement, and at
+which indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from transconv.ir import stmt as st
+from transconv.ir.expr import Expr, Var
+from transconv.ir.interp.evaluate import Evaluator, Fault, convert, position
+from transconv.ir.interp.memory import Array, InterpError, Memory
+from transconv.ir.interp.scan import Scan
+from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
+from transconv.ir.tensor import Tensor
+
+# Independent loops are cut into pieces so that no array has many more elements than this.
+_VOLUME = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A loop that is being executed: its values now, along an axis of their own or only one."""
+
+    var: Var
+    values: Array
+    axis: int | None
+
+
+class Execution:
+    """One execution of one kernel: loops, branches, variables and stores."""
+
+    def __init__(self, kernel: Kernel, memory: Memory) -> None:
+        self.kernel = kernel
+        self.memory = memory
+        self.scan = Scan(kernel)
+        depth = self.scan.whole.depth
+        self.axes = {lane: depth + i for i, lane in enumerate(self.scan.lanes)}
+        self.lane_volume = math.prod(lane.extent for lane in self.axes)
+        self.eval = Evaluator(memory, self.axes, max(1, depth + len(self.axes)))
+        self.frames: list[Frame] = []
+        self.extents = [1] * self.eval.rank  # of the loops around, by axis
+        self.allocated: dict[Var, tuple[int, ...]] = {}
+        self.bound: list[Var] = []
+
+    def execute(self, s: Stmt) -> None:
+        method: Callable[[Stmt], None] | None = getattr(self, f"_{type(s).__name__}", None)
+        if method is None:
+            raise InterpError(f"kernel {self.kernel.name}: no meaning is known for the node class "
+                              f"{type(s).__name__}")
+        method(s)
+
+    # ---- structure ----
+
+    def _Seq(self, s: st.Seq) -> None:
+        for part in s.stmts:
+            self.execute(part)
+
+    def _Comment(self, s: st.Comment) -> None:
+        pass
+
+    def _For(self, s: For) -> None:
+        body = self.scan.shape(s.body)
+        if not self.scan.is_axis(s):
+            for i in self._numbers(s):
+                self._iterate(s, np.array([i]), None)
+            return
+        if body.updates:
+            names = ", ".join(sorted(v.name for v in body.updates))
+            raise self._error(s, Fault(f"the iterations of a {s.kind} loop are not independent "
+                                       f"when they update {names}, allocated outside"))
+        axis = sum(f.axis is not None for f in self.frames)
+        piece = max(1, _VOLUME // (body.volume * self.lane_volume))
+        for start in range(0, s.stop, piece):
+            self._iterate(s, np.arange(start, min(start + piece, s.stop)), axis)
+
+    def _numbers(self, s: For) -> range:
+        """The iterations of a loop that runs in order."""
+        if s.until is not None:
+            with self._blame(s):
+                until = self.eval.compute(s.until)
+                if until.min() != until.max() or until.max() > s.stop:
+                    raise Fault(f"the loop should end at one place of at most {s.stop}, not at "
+                                f"{until.min()}..{until.max()}")
+                return range(int(until.max()))
+        if s.kind != "dealt":
+            return range(s.stop)
+        with self._blame(s):
+            return range(int(self.eval.compute(s.start).item()), s.stop, s.programs)
+
+    def _iterate(self, s: For, values: Array, axis: int | None) -> None:
+        """Run the body of a loop for some of its iterations."""
+        self.frames.append(Frame(s.var, values, axis))
+        if axis is not None:
+            self.extents[axis] = len(values)
+        with self._scope():
+            self._bind(s.var, convert(self.eval.along(axis or 0, values), s.var.type))
+            self.execute(s.body)
+        if axis is not None:
+            self.extents[axis] = 1
+        self.frames.pop()
+
+    def _If(self, s: st.If) -> None:
+        with self._blame(s):
+            cond = self.eval.compute(s.cond).astype(np.bool_, copy=False)
+        if cond.size == 1:
+            taken = s.then if cond.any() else s.other
+            if taken is not None:
+                with self._scope():
+                    self.execute(taken)
+            return
+        around = self.eval.active
+        for part, where in ((s.then, around & cond), (s.other, around & ~cond)):
+            if part is not None and where.any():
+                self.eval.active = where
+                with self._scope():
+                    self.execute(part)
+        self.eval.active = around
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Variables that are bound within are forgotten at the end."""
+        depth = len(self.bound)
+        yield
+        for var in self.bound[depth:]:
+            self.eval.env.pop(var, None)
+            self.allocated.pop(var, None)
+        del self.bound[depth:]
+
+    def _bind(self, var: Var, value: Array) -> None:
+        self.bound.append(var)
+        self.eval.env[var] = value
+
+    # ---- variables ----
+
+    def _Let(self, s: st.Let) -> None:
+        with self._blame(s):
+            value = self.eval.compute(s.value)
+            same = self.eval.type_of(s.value) is s.var.type
+            self._bind(s.var, value if same else convert(value, s.var.type))
+
+    def _Alloc(self, s: Alloc) -> None:
+        shape = list(self.extents)
+        for lane in s.lanes:
+            shape[self.axes[lane]] = lane.extent
+        with self._blame(s):
+            self.allocated[s.var] = tuple(shape)
+            self._bind(s.var, self._fitted(s.var, self.eval.compute(s.init)))
+
+    def _Update(self, s: Update) -> None:
+        with self._blame(s):
+            self._assign(s.var, self.eval.compute(s.value))
+
+    def _assign(self, var: Var, value: Array) -> None:
+        if var not in self.allocated:
+            raise Fault(f"{var.name} is updated but not allocated")
+        value = self._fitted(var, value)
+        if self.eval.active.size > 1:
+            value = np.where(self.eval.active, value, self.eval.env[var])
+        self.eval.env[var] = value
+
+    def _fitted(self, var: Var, value: Array) -> Array:
+        """The value in the type and shape of an allocated variable."""
+        shape = self.allocated[var]
+        extra = [i for i, (n, m) in enumerate(zip(value.shape, shape, strict=True)) if n > m]
+        if extra:
+            names = ", ".join(lane.name for lane, axis in self.axes.items() if axis in extra)
+            raise Fault(f"{var.name} does not have the lanes {names} of its value")
+        return np.broadcast_to(convert(value, var.type), shape)
+
+    # ---- memory ----
+
+    def _Store(self, s: st.Store) -> None:
+        self._write(s, s.tensor, s.offset, s.value, s.mask)
+
+    def _BoxStore(self, s: st.BoxStore) -> None:
+        self._Store(s.as_store())
+
+    def _write(self, s: Stmt, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> None:
+        """Store, or add atomically when the statement is a call."""
+        with self._blame(s):
+            if tensor.name not in self.memory.buffers:
+                raise Fault(f"{tensor.name} is not a tensor of the kernel")
+            at, new, _ = self.eval.compute_all(offset, value, mask)
+            where = self.eval.mask(mask)
+            self.eval.check_bounds(tensor.name, at, where)
+            # A program writes even if nothing that it writes depends on which program it is.
+            shape = np.broadcast_shapes(at.shape, new.shape, where.shape, tuple(self.extents))
+            where = np.broadcast_to(where, shape)
+            offsets = np.broadcast_to(at, shape)[where]
+            values = convert(np.broadcast_to(new, shape)[where], tensor.dtype)
+            atomic = isinstance(s, st.FuncCall)
+            if conflict := self.memory.claim(tensor, offsets, atomic):
+                n, reason = conflict
+                raise Fault(f"element {int(offsets[n])} of {tensor.name} {reason}",
+                            position(int(np.flatnonzero(where)[n]), shape))
+            data = self.memory.buffers[tensor.name]
+            if atomic:
+                np.add.at(data, offsets, values)
+                data[offsets] = convert(data[offsets], tensor.dtype)
+            else:
+                data[offsets] = values
+
+    # ---- errors ----
+
+    @contextmanager
+    def _blame(self, s: Stmt) -> Iterator[None]:
+        """Say which statement and which indices a fault comes from."""
+        try:
+            yield
+        except Fault as fault:
+            raise self._error(s, fault) from None
+
+    def _error(self, s: Stmt, fault: Fault) -> InterpError:
+        at = fault.position or (None,) * self.eval.rank
+        where = {f.var.name: int(f.values[(at[f.axis] or 0) if f.axis is not None else 0])
+                 for f in self.frames}
+        where |= {lane.name: i for lane, axis in self.axes.items() if (i := at[axis]) is not None}
+        indices = ", ".join(f"{name}={i}" for name, i in where.items())
+        statement = str(s).split("\n")[0].strip()
+        return InterpError(f"kernel {self.kernel.name}: `{statement}`: {fault.reason}"
+                           + (f" at {indices}" if indices else ""))

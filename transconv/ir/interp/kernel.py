@@ -1,0 +1,215 @@
+"""The meaning of a kernel: it is executed with NumPy, at any stage, and every access is checked.
+
+Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum) and lanes are axes
+of arrays, see ``evaluate.py``; the other loops run in order. Nothing here is fast enough for real
+sizes: problems with dimensions of 5 to 8 are what it is for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from transconv.ir import explicit as xp
+from transconv.ir import stmt as st
+from transconv.ir.access import BoxLoad, Load, box_address
+from transconv.ir.expr import Expr, Var
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.execution import Execution
+from transconv.ir.interp.memory import Array, InterpError, Memory
+from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
+from transconv.ir.stmt import Kernel
+from transconv.ir.tensor import Tensor
+from transconv.ir.visit import find
+
+
+def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
+        outputs: Collection[str] = (), seed: int = 0) -> Memory:
+    """Execute a kernel in place on flat arrays by tensor name, or on a memory that other kernels
+    have run on. Returns the memory.
+
+    Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
+    and added to), an unbound variable, an integer division by zero, an assumption that does not
+    hold, and when an element within the logical shape of a tensor named in ``outputs`` has not been
+    written by the end. Roles take turns as ``seed`` draws them; see ``roles.py`` for what they can
+    do wrong.
+    """
+    memory = memory if isinstance(memory, Memory) else Memory(memory)
+    for tensor in kernel.params:
+        reason = memory.why_not(tensor)
+        if reason and not (memory.ends_elsewhere(tensor) and _as_planes(tensor, kernel)):
+            raise InterpError(f"kernel {kernel.name}: {reason}")
+    with np.errstate(all="ignore"):
+        _Run(kernel, memory, seed).execute(kernel.body)
+    for tensor in kernel.params:
+        if tensor.name in outputs:
+            try:
+                memory.check_written(tensor)
+            except InterpError as e:
+                raise InterpError(f"kernel {kernel.name}: {e}") from None
+    return memory
+
+
+def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
+    """Whether a tensor is seen as interleaved planes (``boxes.py``), some of which may lack a row, and
+    no element is moved but in boxes: of these every element that they reach is looked at anyway."""
+    return tensor.planes and not (
+        any(x.tensor is tensor for x in find(kernel, Load))
+        or any(x.tensor is tensor for x in find(kernel, st.Store))
+        or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
+
+
+class _Run(Execution):
+    """The same with the functions that kernels call, and with roles that share memory."""
+
+    def __init__(self, kernel: Kernel, memory: Memory, seed: int) -> None:
+        super().__init__(kernel, memory)
+        self.seed = seed
+        self.shared = SharedMemory()
+        self.turns: Turns | None = None
+        self.running: list[list[Cell]] = []  # what products in flight read, oldest first
+        self.sending: list[list[Cell]] = []
+        self.unfenced: list[Cell] = []  # what the role has put; its own fence shows it to the engine
+
+    def _FuncCall(self, s: st.FuncCall) -> None:
+        name, args = s.func.name, s.args
+        with self._blame(s):
+            match name, args:
+                case _, (xp.Barrier() as barrier, Expr() as slot, Expr() as x):
+                    self._meet(name, barrier, slot, x)
+                case "dot_async", (Var() as acc, xp.Piece() as a, xp.Piece() as b):
+                    self._pause()
+                    cells = [c for p in (a, b) for c in self._cells(p)]
+                    if unfenced := next((c for c in cells if c.state == "put"), None):
+                        raise Fault(f"{unfenced.name} is multiplied before it is fenced")
+                    self._dot(acc, a, b)
+                    self._hold(self.running, cells)
+                    self.eval.busy.add(acc)
+                case "dot_wait", (Expr() as pending,):
+                    self._retire(self.running, int(self.eval.compute(pending).item()))
+                    if not self.running:
+                        self.eval.busy.clear()
+                case "send_wait", (Expr() as pending,):
+                    self._retire(self.sending, int(self.eval.compute(pending).item()))
+                case "fence", ():
+                    for cell in self.unfenced:
+                        cell.state = "ready"
+                    self.unfenced.clear()
+                case "atomic_add", (Tensor() as tensor, Expr() as at, Expr() as x, Expr() as mask):
+                    self._write(s, tensor, at, x, mask)
+                case "assume", (Expr() as condition,):
+                    holds = self.eval.compute(condition)
+                    self.eval.forbid(~holds.astype(np.bool_), "the assumption does not hold")
+                case "dot", (Var() as acc, Expr() as a, Expr() as b):
+                    self._dot(acc, a, b)
+                case _:
+                    raise Fault(f"no meaning is known for {name} with {len(args)} such arguments")
+
+    def _dot(self, acc: Var, a: Expr, b: Expr) -> None:
+        if acc not in self.allocated:
+            raise Fault(f"{acc.name} is updated but not allocated")
+        x, y = self.eval.compute_all(a, b)
+        old = self.eval.env[acc]  # products in flight are added in order
+        loops = {f.axis for f in self.frames if f.axis is not None}
+        summed = [i for i in range(self.eval.rank) if old.shape[i] == 1 and i not in loops]
+        self._assign(acc, old + contract(x, y, summed, old.dtype))
+
+    # ---- shared memory and roles ----
+
+    def _Shared(self, s: xp.Shared) -> None:
+        self.shared.reserve(s.what)
+
+    def _Roles(self, s: xp.Roles) -> None:
+        """Run the roles of one program side by side, each with variables of its own."""
+        turns = Turns(self.seed)
+        with self._blame(s):
+            turns.run([(role.name, self._player(role, turns)) for role in s.roles])
+
+    def _player(self, role: xp.Role, turns: Turns) -> Callable[[], None]:
+        run = copy.copy(self)
+        run.eval = Evaluator(self.memory, self.axes, self.eval.rank)
+        run.eval.env, run.eval.active = dict(self.eval.env), self.eval.active
+        run.eval.piece = run._read
+        run.frames, run.extents = list(self.frames), list(self.extents)
+        run.allocated, run.bound, run.turns = {}, [], turns
+        run.running, run.sending, run.unfenced = [], [], []
+
+        def act() -> None:
+            run.execute(role.body)
+            if run.sending:
+                raise run._error(role, Fault("the role ends while shared memory is being sent"))
+
+        return act
+
+    def _pause(self, condition: Callable[[], bool] | None = None, waits_for: str = "") -> None:
+        if self.turns is None:
+            raise Fault("this happens inside of roles only")
+        self.turns.pause(condition, waits_for)
+
+    def _meet(self, name: str, barrier: xp.Barrier, slot: Expr, x: Expr) -> None:
+        """Wait at a barrier for a phase, arrive, or announce bytes."""
+        at, value = (int(v.item()) for v in self.eval.compute_all(slot, x))
+        gate = self.shared.gate(barrier, at)
+        where = f"{barrier.name}[{at}]"
+        if name == "wait":
+            self._pause(lambda: gate.passes(value), f"phase {value} of {where}")
+            return
+        self._pause()
+        if name == "expect":
+            gate.announced += value
+        if name == "expect" or value:
+            gate.arrived += 1
+            gate.settle(where)
+
+    def _cells(self, piece: xp.Piece) -> list[Cell]:
+        return self.shared.slot(piece, int(self.eval.compute(piece.slot).item()))
+
+    def _read(self, piece: xp.Piece) -> Array:
+        value = self.eval.value
+        cells = self.shared.slot(piece, int(value(piece.slot).item()))
+        return value_of(cells, value(piece.member), tuple(value(w) for w in piece.within))
+
+    def _hold(self, groups: list[list[Cell]], cells: list[Cell]) -> None:
+        for cell in cells:
+            cell.readers += 1
+        groups.append(cells)
+
+    def _retire(self, groups: list[list[Cell]], pending: int) -> None:
+        self._pause()
+        while len(groups) > pending:
+            for cell in groups.pop(0):
+                cell.readers -= 1
+
+    def _Fetch(self, s: xp.Fetch) -> None:
+        with self._blame(s):
+            self._pause()
+            member, slot = (int(v.item()) for v in self.eval.compute_all(s.piece.member, s.slot))
+            cell, gate = self._cells(s.piece)[member], self.shared.gate(s.barrier, slot)
+            cell.claim()
+            box = BoxLoad(s.tensor, s.corner, s.piece.within, s.piece.buffer.extents)
+            values, *within = self.eval.compute_all(box, *s.piece.within)
+            cell.data[...], cell.state = np.nan, "landing"
+            gate.landing.append((cell, scatter(cell, tuple(within), values)))
+            gate.landed += s.piece.buffer.box_bytes
+            gate.settle(f"{s.barrier.name}[{slot}]")
+
+    def _Put(self, s: xp.Put) -> None:
+        with self._blame(s):
+            cell = self._cells(s.piece)[0]
+            cell.claim()
+            value, *within = self.eval.compute_all(s.value, *s.piece.within)
+            cell.data[...] = scatter(cell, tuple(within), convert(value, s.piece.dtype))
+            cell.state = "put"
+            self.unfenced.append(cell)
+
+    def _Send(self, s: xp.Send) -> None:
+        with self._blame(s):
+            self._pause()
+            cells = self._cells(s.piece)
+            if cells[0].state != "ready":
+                raise Fault(f"{cells[0].name} is sent before it is filled and fenced")
+            offset, inside = box_address(s.tensor, s.corner, s.piece.within)
+            self._write(s, s.tensor, offset, s.piece, inside)
+            self._hold(self.sending, cells)

@@ -1,0 +1,59 @@
+"""What a ``Reduce`` may do: one row a reduction, with its neutral element, its meaning in NumPy, the node
+that combines two values, and its spelling. NaN is kept by every one of them, as NumPy has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transconv.ir.dtype import DType
+from transconv.ir.expr import Add, Const, Expr, Max, Min, Mul
+
+_HELPER = '''
+@{{jit}}
+def {name}_of(a, b):
+    """{says}"""
+    return {body}
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reduction. ``neutral``: what it begins with, the least and greatest as infinities; ``helper``: the
+    text of a function of two values, where the languages have no reduction of this name that keeps NaN."""
+
+    neutral: float
+    numpy: Callable[..., Any]
+    node: Callable[[Expr, Expr], Expr]  # the class of a node
+    helper: str = ""
+
+    def identity(self, dtype: DType) -> Const:
+        """The neutral element as a constant of a type."""
+        if dtype.kind == "float":
+            return Const(self.neutral, dtype)
+        most = (1 << dtype.bits - 1) - 1
+        return Const(int(min(max(self.neutral, -most - 1), most)), dtype)
+
+
+def _helper(name: str, says: str, body: str) -> str:
+    return _HELPER.format(name=name, says=says, body=body)
+
+
+REDUCERS = {
+    "sum": Reducer(0.0, np.sum, Add),
+    "prod": Reducer(1.0, np.prod, Mul, _helper("prod", "The product of two values.", "a * b")),
+    "max": Reducer(float("-inf"), np.max, Max, _helper(
+        "max", "The greater of two values, NaN if one is.",
+        "{tl}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+    "min": Reducer(float("inf"), np.min, Min, _helper(
+        "min", "The lesser of two values, NaN if one is.",
+        "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+}
+
+
+def reducer_of(node: type[Expr]) -> str:
+    """The reduction that combines values by this node."""
+    return next(name for name, row in REDUCERS.items() if row.node is node)

@@ -1,0 +1,133 @@
+"""Stage 9c. In: the explicit kernels of several stride phases. Out: one kernel that does all of them.
+
+    kernel phase 0_0: role products: for pid in program..784 dealt: ...
+    kernel phase 0_1: role products: for pid in program..784 dealt: ...
+
+        ->  kernel: role products: for pid in program..784 dealt: ...            (phase 0_0)
+                                   for pid in (program + 8) % 132..784 dealt: ...  (phase 0_1)
+
+The phases write other rows and columns of one result, so their order is free. In one launch the rings
+stay full from phase to phase, and the multiprocessors that are done with one phase begin the next.
+
+Teams that take turns go on taking turns: the one whose turn it is has the first tile of the next phase,
+and finds its slot of the ring behind all steps of the phases before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from transconv.ir import (
+    ZERO,
+    Alloc,
+    Expr,
+    For,
+    FuncCall,
+    Kernel,
+    Let,
+    Mutator,
+    Role,
+    Roles,
+    Shared,
+    Stmt,
+    Var,
+    find,
+    seq,
+    statements,
+)
+from transconv.passes.roles import FETCHED
+
+
+def together(kernels: Sequence[Kernel]) -> Kernel | None:
+    """One kernel for all, longest sums first; None unless they differ in their tiles' loops alone."""
+    first = kernels[0]
+    if len(kernels) < 2 or not all(_alike(first, k) for k in kernels):
+        return None
+    kernels = sorted(kernels, key=lambda k: -_steps(k))
+    grid = first.body
+    assert isinstance(grid, For)
+    roles = [find(k, Roles)[0].roles for k in kernels]
+    joined = [_joined(same, grid, number) for number, same in enumerate(zip(*roles, strict=True))]
+    body = seq(*(s for s in statements(grid.body) if not isinstance(s, Roles)), Roles(tuple(joined)))
+    notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
+    return Kernel(first.name, first.params, replace(grid, body=body), notes)
+
+
+def _alike(a: Kernel, b: Kernel) -> bool:
+    """Whether two kernels are explicit, deal tiles to as many programs, and share their memory."""
+    if not (find(a, Roles) and find(b, Roles) and _dealt(a) and _dealt(b)):
+        return False
+    assert isinstance(a.body, For) and isinstance(b.body, For)
+    shapes = [[(r.name, r.warps, r.registers) for r in find(k, Role)] for k in (a, b)]
+    return (a.params == b.params and a.body.stop == b.body.stop and shapes[0] == shapes[1]
+            and find(a, Shared) == find(b, Shared))
+
+
+def _dealt(k: Kernel) -> bool:
+    """Whether each role is counters, one loop over dealt tiles, and last waits: what can be joined."""
+    for role in find(k, Role):
+        parts = statements(role.body)
+        loops = [s for s in parts if isinstance(s, For)]
+        rest = [s for s in parts if not isinstance(s, For)]
+        if len(loops) != 1 or loops[0].kind != "dealt" or not all(
+                isinstance(s, (Alloc, FuncCall)) for s in rest):
+            return False
+    return True
+
+
+def _steps(inside: Stmt) -> int:
+    return max((loop.stop for loop in find(inside, For) if loop.kind == "serial"), default=1)
+
+
+def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
+    """A role's loops one after another; counters and last waits are there once. ``number``: of the
+    role, which is that of the team where two take turns."""
+    parts = [statements(r.body) for r in same]
+    before = [s for s in parts[0] if isinstance(s, Alloc)]
+    after = [s for s in parts[0] if isinstance(s, FuncCall)]
+    joined: list[Stmt] = []
+    given = 0  # tiles dealt out so far: the next program is the one whose turn it would be
+    behind = _Behind()
+    for phase, loop in enumerate(s for p in parts for s in p if isinstance(s, For)):
+        offset = -given % grid.stop
+        start: Expr = (grid.var + offset) % grid.stop if offset else grid.var
+        if not phase:
+            joined.append(loop)
+        elif loop.programs == grid.stop:
+            joined.append(replace(loop, start=start))
+        else:
+            joined += [*behind.names, behind.continued(loop, start, grid.stop, number)]
+        behind = behind.and_also(Var(f"had{phase}"), loop, start, grid.stop)
+        given += loop.stop
+    return replace(same[0], body=seq(*before, *joined, *after))
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What a program has done in the phases before, as its teams count it; ``names`` are new ones."""
+
+    tiles: Expr = ZERO
+    steps: Expr = ZERO
+    names: tuple[Let, ...] = ()
+
+    def and_also(self, had: Var, loop: For, start: Expr, programs: int) -> _Behind:
+        """With the tiles of a phase, whose number gets a name."""
+        number = (loop.stop + (programs - 1) - start) // programs
+        return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
+
+    def continued(self, loop: For, start: Expr, programs: int, team: int) -> For:
+        """A team's tiles of the next phase, and the steps that were fetched before each."""
+        ahead = (self.tiles + team) % 2  # how many tiles the other team has first
+        return _Later(self.steps).mutate(  # type: ignore[no-any-return]
+            replace(loop, start=start + ahead * programs))
+
+
+class _Later(Mutator):
+    """Counts the steps of earlier phases in."""
+
+    def __init__(self, steps: Expr) -> None:
+        self.steps = steps
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        return replace(let, value=self.steps + let.value) if let.var is FETCHED else let

@@ -1,1 +1,0 @@
-"""The proving ground, above the compiler: data, answers, verdicts, and the processes they run in."""

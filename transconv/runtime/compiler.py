@@ -1,0 +1,215 @@
+"""From a workload to a plan that can be launched, and what is kept of it.
+
+``passes/pipeline.py`` lowers one algorithm, ``steps.py`` says which a workload needs and makes one launch
+of each, ``plans.py`` is the result; here a workload becomes a plan, each step the best kernel that is not
+known to be wrong (``build``), once per process (``plan``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, TypeVar, cast
+
+from transconv import knobs
+from transconv.compute import Algorithm, Alone, Workload
+from transconv.errors import ScheduleError, StageError, Unsupported
+from transconv.ir import Tensor
+from transconv.passes import blockwise, together
+from transconv.runtime import verdicts
+from transconv.runtime.plans import Plan, Step
+from transconv.runtime.steps import (
+    Choose,
+    Planned,
+    launched,
+    plan_steps,
+    step_of,
+)
+from transconv.schedule import Schedule, Scheduled, is_copy, why_not
+from transconv.selection import Listed, shortlist
+from transconv.target import Target
+
+log = logging.getLogger("transconv.compiler")
+Made = TypeVar("Made", bound=Plan)
+
+
+def _switches() -> dict[str, bool]:
+    return dict(knobs.passes())
+
+
+def build(workload: Workload, target: Target, schedule: Schedule | None, choose: Choose | None,
+          deterministic: bool, kind: type[Made]) -> Made:
+    """Compile a workload into a plan of a front end's ``kind``, without looking at what is kept.
+
+    Without a schedule, each kernel is the best that is not known to be wrong, or what ``choose``
+    says for each algorithm in turn. ``deterministic``: the same bits every run. Raises ScheduleError when
+    the given schedule is not legal, Unsupported when nothing is.
+    """
+    started = time.perf_counter()
+    shelf = _Shelf(workload, deterministic)
+    planned, one = shelf.one_launch(
+        plan_steps(workload, target, schedule, choose or shelf.choose), target)
+    if deterministic and (varying := [c for _, c in planned if c.varies]):
+        raise _same_bits(varying[0])
+    steps, spaces = shelf.assembled(planned, one, target)
+    used = next((s.schedule for s in steps if not is_copy(s.algorithm)), schedule or Schedule())
+    spent = time.perf_counter() - started
+    level = logging.INFO if spent > 1 else logging.DEBUG
+    if knobs.debug() >= 1:
+        level = logging.WARNING
+    log.log(level, "%s %s on %s: %s, generated in %.2f s", workload, workload.direction, target.name, used,
+            spent)
+    if knobs.debug() >= 2:
+        for step in steps:
+            log.warning("%s\n%s", step.algorithm, step.source)
+    return kind(workload, target, used, tuple(steps), spaces, schedule is not None or choose is not None,
+                shelf.rejected, shelf.why or "given by the caller", deterministic=deterministic)
+
+
+def _same_bits(schedule: Schedule) -> ScheduleError:
+    return ScheduleError(f"{schedule}: atomic sums differ from run to run, and the same bits were asked "
+                         "for; use reduce=partials")
+
+
+def build_compute(compute: Algorithm, target: Target, schedule: Schedule | None = None) -> Plan:
+    """Compile one computation. Without a schedule each kernel gets the best that is not known to be
+    wrong. Raises ScheduleError when the given schedule is not legal, or none is."""
+    return build(Alone(compute), target, schedule, None, False, Plan)
+
+
+MOST_REJECTED = 8  # wrong kernels of one algorithm after which torch is the better choice
+
+
+class _Shelf:
+    """The kernels of one plan as they are made, each once."""
+
+    def __init__(self, workload: Workload, deterministic: bool) -> None:
+        self.workload, self.deterministic = workload, deterministic
+        self.switches = _switches()
+        self.made: dict[tuple[str, Schedule], Step] = {}
+        self.rejected = 0
+        self.why = ""  # the first kernel's schedule was chosen
+
+    def step(self, algorithm: Algorithm, schedule: Schedule, target: Target) -> Step:
+        """The kernel of an algorithm. Raises ScheduleError, or StageError for an error of ours."""
+        key = (algorithm.name, schedule)
+        if key not in self.made:
+            try:
+                self.made[key] = step_of(self.workload, algorithm, schedule, target, self.switches)
+            except ScheduleError:
+                raise
+            except Exception as cause:
+                raise StageError(
+                    stage="passes", problem=str(self.workload), direction=self.workload.direction,
+                    schedule=str(schedule), reason=f"{type(cause).__name__}: {cause}") from cause
+        return self.made[key]
+
+    def assembled(self, planned: Planned, one: Step | None,
+                  target: Target) -> tuple[list[Step], dict[str, Tensor]]:
+        """The launches of what was planned, and the workspaces that they share."""
+        steps: list[Step] = []
+        spaces: dict[str, Tensor] = {}
+        for algorithm, chosen in planned:
+            made = one if one and algorithm.phase else self.step(algorithm, chosen, target)
+            if made not in steps:
+                steps.append(made)
+            whole = Scheduled(algorithm, chosen)
+            spaces |= {t.name: t for t in whole.workspaces}
+            if meeting := blockwise.meeting(chosen, whole.main):
+                parts = blockwise.workspace(whole.main, meeting)
+                if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
+                    spaces[parts.name] = parts  # stride phases share one; they may be split differently
+            elif chosen.split_k > 1:  # before anything is stored: not every phase has to add in place
+                steps[0].zero = algorithm.c.tensor
+        return steps, spaces
+
+    def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
+        """The stride phases of one result as one launch, where their kernels are explicit and the
+        schedule of one of them, that of the longest sum first, is legal for all; else None, and what
+        was planned."""
+        phases = [(a, c) for a, c in planned if a.phase]
+        phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
+        if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
+            return planned, None
+        for schedule in dict.fromkeys(c for _, c in phases if c.via == "gluon"):
+            if any((c.pack, c.merge) != (schedule.pack, schedule.merge)
+                   or why_not(schedule, a, target) for a, c in phases):
+                continue
+            joined = together([self.step(a, schedule, target).kernel for a, _ in phases])
+            if joined is None:
+                continue
+            whole = replace(phases[0][0], name=self.workload.direction, part=None)
+            step = launched(self.workload, whole, schedule, target, joined)
+            if not verdicts.is_wrong(step.digest):
+                return [(a, schedule if a.phase else c) for a, c in planned], step
+            self.rejected += 1
+        return planned, None
+
+    def candidates(self, algorithm: Algorithm, target: Target) -> Sequence[Listed]:
+        """The best schedules: with what was tuned for the workload, else by the estimate alone."""
+        return shortlist(MOST_REJECTED, algorithm, target, self.workload)
+
+    def choose(self, algorithm: Algorithm, target: Target) -> Schedule:
+        """The best schedule whose kernel is not known to be wrong. Raises Unsupported when the first
+        ``MOST_REJECTED`` are, ScheduleError when the user's gives other bits every run."""
+        candidates = self.candidates(algorithm, target)
+        if self.deterministic:
+            steady = [made for made in candidates if not made.schedule.varies]
+            if candidates and not steady:
+                raise _same_bits(candidates[0].schedule)
+            candidates = steady
+        for made in candidates:
+            try:
+                digest = self.step(algorithm, made.schedule, target).digest
+            except (ScheduleError, StageError) as error:
+                if not made.tuned:
+                    raise
+                log.warning("a row of the tuning database is passed over: %s", error)
+                continue
+            if not verdicts.is_wrong(digest):
+                self.why = self.why or made.why
+                return made.schedule
+            self.rejected += 1
+        raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {algorithm.name} "
+                          f"of {self.workload} are known to give wrong results on {target.name}")
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+_lock = threading.Lock()
+
+
+def plan(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+         kind: type[Made]) -> Made:
+    """``build``, remembered: the same question gets the same plan, compiled once per process."""
+    key = (workload, target, schedule, kind, deterministic)
+    found = _plans.get(key)
+    if found is None:
+        plain = _plans.get((*key[:-1], False))
+        if plain is not None and not any(s.schedule.varies for s in plain.steps):
+            made = replace(plain, deterministic=True)  # the same kernels, once in memory
+        else:
+            made = build(workload, target, schedule, None, deterministic, kind)
+        with _lock:
+            found = _plans.setdefault(key, made)
+    return cast(Made, found)
+
+
+def replan(wrong: Made) -> Made:
+    """Forget a plan and make the next, after verdicts on its kernels. Raises as ``build``."""
+    key = (wrong.workload, wrong.target, None, type(wrong))
+    with _lock:
+        for deterministic in (False, True):  # two plans may be of the same kernels
+            held = _plans.get((*key, deterministic))
+            if held is not None and held.steps is wrong.steps:
+                del _plans[(*key, deterministic)]
+    return plan(wrong.workload, wrong.target, None, wrong.deterministic, type(wrong))
+
+
+def forget() -> None:
+    """Make every plan anew when it is next asked for."""
+    with _lock:
+        _plans.clear()

@@ -1,0 +1,75 @@
+"""The tensors that a plan was made for, and whether those of a call are such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from transconv import knobs
+from transconv.errors import TensorError
+from transconv.ir import DType, Layout, Tensor
+
+
+def torch_type(tensor: Tensor | Wanted) -> Any:
+    """torch's name for the elements of a tensor."""
+    import torch
+
+    return getattr(torch, tensor.dtype.torch)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A tensor that a plan was made for. It may also come as memory: one dimension without gaps, the
+    layout's span long; of a layout that no strides describe it has to."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout
+    strides: tuple[int, ...] | None = field(init=False)
+    elements: Any = field(init=False)  # torch's type
+
+    def __post_init__(self) -> None:
+        self.strides = None if self.layout.offset else self.layout.strides()
+        self.elements = torch_type(self)
+
+    def why_not(self, given: Any) -> str:
+        """What is wrong with a tensor that is not plainly the wanted one; empty if it will do."""
+        if getattr(given, "dtype", None) is not self.elements:
+            return f"{self.elements}, got {getattr(given, 'dtype', type(given).__name__)}"
+        if given.is_neg():
+            return "values as they are, got a negated view (resolve_neg() copies it)"
+        shape, strides = tuple(given.shape), tuple(given.stride())
+        if given.numel() >= self.layout.span and given.dim() == 1 and given.is_contiguous():
+            return ""  # memory
+        if self.strides is not None and shape == self.shape and (not prod(shape) or all(
+                n == 1 or a == b for n, a, b in zip(shape, strides, self.strides, strict=True))):
+            return ""
+        wanted = (f"{self.layout.span} contiguous elements, laid out as {self.layout}"
+                  if self.strides is None else f"shape {self.shape} and strides {self.strides}")
+        return f"{wanted}, got shape {shape} and strides {strides}"
+
+
+def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
+          about: Callable[[], str]) -> None:
+    """Raises TensorError unless each tensor is what a plan was made for, all on one device where kernels
+    run: kernels ask no more. ``about`` says what the plan computes, when somebody has to read it."""
+    device: Any = None
+    for want in wanted:
+        given: Any = tensors.get(want.name)
+        if not hasattr(given, "is_neg"):
+            raise TensorError(f"{want.name}: expected a tensor, got {type(given).__name__}; "
+                              f"the plan is for {about()}")
+        first = device is None
+        device = given.device if first else device
+        if (given.dtype is not want.elements or given.stride() != want.strides
+                or given.shape != want.shape or given.is_neg()) and (why := want.why_not(given)):
+            raise TensorError(f"{want.name}: expected {why}; the plan is for {about()}")
+        if given.device != device:
+            raise TensorError(f"{want.name}: expected {device}, where {wanted[0].name} is, "
+                              f"got {given.device}")
+    if device and device.type != "cuda" and not (device.type == "cpu" and knobs.interpret()):
+        raise TensorError(f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
+                          "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)")

@@ -1,0 +1,199 @@
+"""After the compiler. In: a plan and tensors. Out: a plan whose first result was checked.
+
+Compilers below us translate a few kernels wrongly, the same way every time. So no plan is believed
+before its first result on a machine agreed with what its workload says should be there. Its kernels then
+get verdicts, which other processes find on disk; a kernel known to be wrong is never chosen again, the
+next best schedule takes its place.
+
+What this cannot catch: an illegal access to memory. It ends the use of the device by the process,
+like any such fault, before a result can be looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeVar
+
+from transconv import knobs
+from transconv.backend_triton import Miscompiled
+from transconv.errors import Unsupported
+from transconv.runtime import compiler, verdicts
+from transconv.runtime.compiler import MOST_REJECTED
+from transconv.runtime.operands import torch_type
+from transconv.runtime.plans import Plan, Step
+from transconv.schedule import is_copy
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+log = logging.getLogger("transconv.trust")
+Made = TypeVar("Made", bound=Plan)
+
+
+def is_trusted(plan: Plan, aligned: bool = True) -> bool:
+    """Whether a plan may run unchecked: its kernels were found right, or nobody asks. Triton's
+    interpreter is believed, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
+    multiples of 16 bytes."""
+    policy = knobs.trust()
+    if policy == "never" or (policy == "check" and plan.target.backend == "interpreter"):
+        return True
+    return all(verdicts.is_right(s.digest, aligned) for s in plan.steps if s.launcher.grid)
+
+
+def is_aligned(tensors: Tensors) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes."""
+    return not any(t.data_ptr() & 15 for t in tensors.values())
+
+
+def run(plan: Made, tensors: Tensors) -> Made:
+    """Launch a plan that may be new to this machine, and return the plan that made the result.
+
+    ``tensors`` by name, in the order of a call; the result is written in place. A trusted plan is just
+    launched. Any other is launched and checked, which waits for the device; if the result is wrong, its
+    kernels are rejected and the next plan has a try. While a CUDA graph is captured nothing can be
+    checked: the plan is launched as it is.
+
+    Raises Unsupported("miscompiled") when plan after plan is wrong, or the first if its schedule was
+    given by the caller.
+    """
+    aligned = is_aligned(tensors)
+    for _ in range(MOST_REJECTED):
+        if is_trusted(plan, aligned) or _capturing(tensors):
+            plan.launch(**tensors)
+            return plan
+        reason, blamed, keep = _try(plan, tensors)
+        if not reason:
+            _record(plan, plan.steps, verdicts.RIGHT, aligned, tensors)
+            return plan
+        _record(plan, blamed, verdicts.WRONG, aligned, tensors, reason, keep)
+        for step in blamed:
+            log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.algorithm.name,
+                        plan.workload, step.schedule, reason, step.path)
+        if plan.fixed:
+            raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {reason}")
+        plan = compiler.replan(plan)
+    raise Unsupported("miscompiled", f"{MOST_REJECTED} plans for {plan.workload.direction} of "
+                      f"{plan.workload} gave wrong results")
+
+
+def _device(tensors: Tensors) -> torch.device:
+    return next(iter(tensors.values())).device
+
+
+def _capturing(tensors: Tensors) -> bool:
+    import torch
+
+    return _device(tensors).type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """Launch and check: what is wrong, in which steps, and whether to tell other processes."""
+    try:
+        reason, blamed, weak = _launch_and_look(plan, tensors)
+        if weak and not reason:
+            try:
+                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.result, tensors))
+            except _out_of_memory():
+                log.debug("no memory to check %s with other data", plan.workload)
+    except Miscompiled as error:
+        wrong = [s for s in plan.steps if s.launcher.function == error.function]
+        return error.why, wrong or plan.steps, True
+    except Exception as error:
+        # Triton gave up: the kernel takes more than the machine has, or trips over its compiler.
+        if type(error).__module__.partition(".")[0] != "triton":
+            raise
+        return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
+    return reason, blamed, True
+
+
+def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """What is wrong with a result, in which steps, and whether the data tell too little."""
+    result = tensors[plan.workload.result]
+    result.fill_(float("nan"))  # what is not written must show
+    plan.launch(**tensors)
+    found = plan.workload.examine(tensors, result)
+    if not found.reason:
+        return "", (), found.weak
+    return found.reason, _blamed(plan, found.wrong, tensors), found.weak
+
+
+def _out_of_memory() -> type[Exception]:
+    import torch
+
+    return torch.OutOfMemoryError
+
+
+def _telling(result: str, tensors: Tensors) -> Tensors:
+    """Tensors like these, at addresses like theirs, with small whole numbers in the place of data
+    that would hide mistakes."""
+    import torch
+
+    made: Tensors = {}
+    for name, like in tensors.items():
+        shift = like.data_ptr() % 16 // like.element_size()
+        span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        memory = torch.empty(span + shift, dtype=like.dtype, device=like.device)
+        if name != result:
+            generator = torch.Generator(like.device).manual_seed(len(made))
+            memory.random_(-2, 3, generator=generator)
+        made[name] = memory.as_strided(like.shape, like.stride(), shift)
+    return made
+
+
+def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
+    """Copies that are wrong by themselves; if none is, everything but the copies."""
+    copies = [step for step in plan.steps if is_copy(step.algorithm)]
+    wrong = [step for step in copies if not _copies_well(step, _device(tensors))]
+    return wrong or [step for step in plan.steps if step not in copies]
+
+
+def _copies_well(step: Step, device: torch.device) -> bool:
+    """Whether a copy moves small whole numbers to where they belong."""
+    import torch
+
+    a, c = step.algorithm.a.tensor, step.algorithm.c.tensor
+    strides = a.layout.strides(), c.layout.strides()
+    if strides[0] is None or strides[1] is None:
+        return True  # blocked: no view of torch tells
+    given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
+    made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
+    try:
+        step.launcher([given, made])
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "triton":
+            raise
+        return False
+    return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
+                       made.as_strided(c.shape, strides[1], c.layout.offset))
+
+
+def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
+            tensors: Tensors) -> Sequence[Step]:
+    """The steps that may have made wrong elements: copies that are wrong, of kernels that own one
+    stride phase each those whose phase is wrong; else all but the copies."""
+    suspects = _suspects(plan, tensors)
+    if any(is_copy(step.algorithm) for step in suspects):
+        return suspects
+    phases = {plan.workload.part_of(at) for at in wrong}
+    if any(step.algorithm.part is None for step in suspects):
+        return suspects
+    return [step for step in suspects if step.algorithm.part in phases] or suspects
+
+
+def _record(plan: Plan, steps: Sequence[Step], verdict: str, aligned: bool,
+            tensors: Tensors, reason: str = "", keep: bool = True) -> None:
+    import torch
+
+    from transconv import __version__
+
+    device = _device(tensors)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    for step in steps:
+        verdicts.record(verdicts.variant(step.digest, aligned), verdict, keep, reason=reason,
+                        function=step.launcher.function, problem=str(plan.workload),
+                        schedule=str(step.schedule), device=name, transconv=__version__,
+                        torch=version("torch"))

@@ -1,0 +1,79 @@
+"""Beside the compiler. What is known of generated kernels, right or wrong, by their text.
+
+A verdict lives in memory, and among the choices kept in the cache (see ``disk_cache``). What cannot be
+read there, or speaks of something else, counts as no verdict; a kernel once found wrong stays so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from transconv import knobs
+from transconv.disk_cache import Content, Drawer
+from transconv.target import triton_version
+
+SCHEMA = 2
+RIGHT, WRONG = "right", "wrong"
+DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
+
+_known: dict[str, str] = {}  # by digest; "": nothing on disk either
+_proved: set[str] = set()  # found right by this process itself
+
+
+def digest(source: str, machine: str) -> str:
+    """The key of a kernel: its text, what it is compiled for, and by which Triton."""
+    text = f"{SCHEMA}\n{triton_version()}\n{machine}\n{source}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def variant(key: str, aligned: bool) -> str:
+    """Triton compiles one text twice: for tensors at multiples of 16 bytes, and for others."""
+    return key if aligned else f"{key}-unaligned"
+
+
+def is_wrong(key: str) -> bool:
+    """Whether a kernel, in either variant, gave a wrong result once."""
+    return knobs.trust() != "never" and any(
+        look_up(variant(key, aligned)) == WRONG for aligned in (True, False))
+
+
+def is_right(key: str, aligned: bool) -> bool:
+    """Whether a kernel needs no check any more; with TRANSCONV_TRUST=always only what this process
+    has checked itself."""
+    name = variant(key, aligned)
+    return name in _proved if knobs.trust() == "always" else look_up(name) == RIGHT
+
+
+def look_up(name: str) -> str:
+    """``right``, ``wrong``, or empty: from memory, else from disk."""
+    found = _known.get(name)
+    if found is None:
+        found = _known[name] = _read(name)
+    return found
+
+
+def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
+    """Remember a verdict, and with ``keep`` also for other processes; ``about`` is for people."""
+    _known[name] = verdict
+    if verdict == RIGHT:
+        _proved.add(name)
+    if keep:
+        news = {**about, "verdict": verdict, "triton": triton_version()}
+        DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news)
+
+
+def _read(name: str) -> str:
+    found = DRAWER.get(name)
+    return _verdict(found) if found else ""
+
+
+def _verdict(content: Content) -> str:
+    if content.get("triton") != triton_version():
+        return ""
+    return next((word for word in (RIGHT, WRONG) if content.get("verdict") == word), "")
+
+
+def forget() -> None:
+    """Drop what is in memory; files stay."""
+    _known.clear()
+    _proved.clear()

@@ -1,0 +1,52 @@
+"""How a computation becomes a kernel: one line of blocks and words, and when it is legal.
+
+In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
+"""
+
+from transconv.schedule.box_rules import ROW
+from transconv.schedule.boxes import Box, box_of
+from transconv.schedule.counts import (
+    k_steps,
+    lanes,
+    needed,
+    programs,
+    shared_bytes,
+    tile,
+    tiles_along,
+    turned_bytes,
+)
+from transconv.schedule.legality import why_not
+from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN
+from transconv.schedule.merging import inner_feature, merged
+from transconv.schedule.packing import (
+    copies,
+    diagonal,
+    is_copy,
+    over_copies,
+    rounds,
+    row_of,
+    rows_of_features,
+    share,
+    wants_rounding,
+    why_not_copied,
+    with_letter,
+    without,
+)
+from transconv.schedule.piles import pile
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.scheduled import Scheduled
+from transconv.schedule.word import Such, Word
+from transconv.schedule.words import WORDS, priced, proposing, words
+from transconv.schedule.words import register as register_word
+from transconv.schedule.words import registered as registered_words
+from transconv.schedule.words import table as words_table
+from transconv.schedule.words import unregister as unregister_word
+
+__all__ = [
+    "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
+    "Word", "box_of", "copies", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
+    "merged", "needed", "over_copies", "pile", "priced", "programs", "proposing", "register_word",
+    "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
+    "tiles_along", "turned_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",
+    "with_letter", "without", "words", "words_table",
+]

@@ -1,0 +1,106 @@
+"""What the lanes of a tile, the matrix unit and the copy engine ask of the dimensions of a box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import Algorithm
+from transconv.ir import Expr, Tensor, Var
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Schedule
+
+ENGINE_RANK = 5
+ENGINE_EXTENT = 256
+ENGINE_ALIGN = 16  # bytes
+ROW = 128  # bytes of a row of shared memory
+SHORTEST = 32  # bytes of the rows of boxes that lie side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of memory: its size and stride, where the view is along it, and what moves there."""
+
+    name: str
+    size: int
+    stride: int
+    coord: Expr
+    moving: Var | None  # the axis (or fused axes) whose block the box reaches along
+    extent: int
+    piled: bool = False  # whether the block is several such boxes
+    plane: bool = False  # whether it counts the interleaved planes of a dimension, among others
+
+
+def why_not_dims(dims: list[Dim], schedule: Schedule, algorithm: Algorithm, tensor: Tensor,
+                 stored: bool) -> str | None:
+    """None if the dimensions make a box, else the reason in a few words."""
+    return (_lanes(dims, schedule, algorithm) or _engine(dims, tensor)
+            or _tails(dims, schedule, algorithm, stored))
+
+
+def _lanes(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> str | None:
+    """A lane counts its blocks in the order of the axes, or in the one that the schedule gives; memory
+    must have them so, in one run."""
+    given = schedule.order.split(".") if schedule.order else []
+    axes = sorted((x.name for x in algorithm.axes), key=lambda n: given.index(n) if n in given else 0)
+    order = [a for x in axes for b in schedule.blocks if b.axes[0] == x for a in b.axes]
+    runs: list[str] = []
+    last: dict[str, int] = {}
+    for d in dims:
+        if d.moving is None or d.extent == 1:
+            continue
+        axis = next(a for b in schedule.blocks if d.moving in (Var("_".join(b.axes)), Var(b.axes[-1]))
+                    for a in b.axes)
+        kind = algorithm.kind(axis)
+        if order.index(axis) < last.get(kind, -1):
+            return f"memory does not have {d.name} in the order of the tile's lanes"
+        last[kind] = order.index(axis)
+        if not runs or runs[-1] != kind:
+            runs.append(kind)
+    if len(runs) > len(set(runs)):
+        return "the dimensions of one side of the tile are apart in memory"
+    return None
+
+
+def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
+    """What the copy engine asks of memory."""
+    if len(dims) > ENGINE_RANK:
+        return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
+    inner = dims[-1]
+    if inner.stride != 1:
+        return f"{inner.name} has stride {inner.stride}, the innermost dimension of a box has 1"
+    for d in dims[:-1]:
+        if d.stride * tensor.dtype.bytes % ENGINE_ALIGN:
+            return f"{d.name} has stride {d.stride}, which is not a multiple of 16 bytes"
+    for d in dims:
+        if d.extent > ENGINE_EXTENT:
+            return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
+        if d.size == 0:
+            return f"{d.name} is empty"
+    row = inner.extent * tensor.dtype.bytes
+    if row < ENGINE_ALIGN:
+        return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
+    if any(d.piled for d in dims) and not SHORTEST <= row <= ROW:
+        return (f"window elements of {row} bytes are boxes of their own, which can be read across from "
+                f"{SHORTEST} to {ROW} bytes")
+    return None
+
+
+def _tails(dims: list[Dim], schedule: Schedule, algorithm: Algorithm, stored: bool) -> str | None:
+    """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
+
+    That is right only where leaving the block's axes means leaving the tensor: a sum must not
+    take in elements from beyond, nor a store write there.
+    """
+    for block in schedule.blocks:
+        total = prod(algorithm.size(a) for a in block.axes)
+        kind = algorithm.kind(block.axes[0])
+        if total % block.extent == 0 or (kind != "K" and not stored):
+            continue
+        name = Var("_".join(block.axes))
+        for d in dims:
+            if d.moving is name and not (d.coord is name and d.size == total):
+                return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
+    return None

@@ -1,0 +1,279 @@
+"""Which views a copy engine can fetch or store as boxes, and why the others cannot be.
+
+A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
+fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
+mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
+in steps of 1 (or in equal steps: the dimension is then seen as interleaved planes), and when memory
+suits the engine: unit step innermost, all other strides multiples of 16 bytes, at most five
+dimensions. Along the innermost one a box begins at multiples of 16 bytes: a chip ends a kernel that
+asks for another corner (an illegal instruction).
+
+Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
+a factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
+that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import Algorithm, axis_facts
+from transconv.ir import (
+    Const,
+    Expr,
+    Layout,
+    LayoutBlock,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    conjuncts,
+    free_vars,
+    readable,
+    substitute,
+)
+from transconv.schedule.box_rules import ENGINE_ALIGN, ENGINE_RANK, Dim, why_not_dims
+from transconv.schedule.piles import pile
+from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A view as a box: the tensor with its dimensions in memory order, coordinates over axes, the
+    axis that moves along each dimension, how far the box reaches, and of which kind that axis is
+    (empty where nothing moves)."""
+
+    tensor: Tensor
+    coords: tuple[Expr, ...]
+    moving: tuple[Var | None, ...]
+    extents: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+
+def box_of(view: View, schedule: Schedule, algorithm: Algorithm, stored: bool = False) -> Box | str:
+    """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
+    along = _along(view)
+    other = "N" if view is algorithm.a else "M" if view is algorithm.b else "K"
+    for b in schedule.blocks:  # a mask may be all that knows of an axis
+        if b.extent > 1 and algorithm.kind(b.axes[0]) != other and not along.intersection(b.axes):
+            return f"{view.tensor.name}: no dimension moves along block {b}"
+    blocks = tuple(b for b in schedule.blocks if along.intersection(b.axes))
+    return _box_of(view, type(schedule)(blocks, via=schedule.via, order=schedule.order), algorithm, stored)
+
+
+@lru_cache(maxsize=512)
+def _along(view: View) -> frozenset[str]:
+    """The axes that move along some dimension of a view."""
+    return frozenset(v.name for d in view.dims for v in free_vars(d.coord))
+
+
+@lru_cache(maxsize=4096)
+def _box_of(view: View, schedule: Schedule, algorithm: Algorithm, stored: bool) -> Box | str:
+    """The same from the blocks that matter: many schedules of one algorithm share them."""
+    facts = _facts(algorithm)
+    layout = view.tensor.layout
+    if layout.strides() is None:
+        return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
+    if layout.offset:
+        return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
+    dims: list[Dim] = []
+    for b in layout.blocks:
+        found = _dim(view, b, schedule, algorithm, facts)
+        if isinstance(found, str):
+            return f"{view.tensor.name}: {found}"
+        dims += found
+    fused = _fuse(dims, schedule, algorithm)
+    if isinstance(fused, str):
+        return f"{view.tensor.name}: {fused}"
+    dims = _merge(fused, facts, algorithm.phase)
+    if reason := (_still(dims, view, schedule, algorithm)
+                  or why_not_dims(dims, schedule, algorithm, view.tensor, stored)
+                  or _shifted(dims[-1], view.tensor, facts)):
+        return f"{view.tensor.name}: {reason}"
+    return _box(view.tensor, dims, schedule, algorithm)
+
+
+@lru_cache(maxsize=64)
+def _facts(algorithm: Algorithm) -> Facts:
+    return axis_facts(algorithm)
+
+
+@lru_cache(maxsize=512)
+def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | None]:
+    """The coordinate, simplified, and the part of the mask that says more than "inside", if any."""
+    facts = _facts(algorithm)
+    coord = simplify(seen.coord, facts)
+    inside = facts.assume(coord >= 0).assume(coord < size)
+    for part in conjuncts(seen.mask):
+        if not prove(simplify(part, facts), inside):
+            return coord, part
+    return coord, None
+
+
+def _dim(view: View, b: LayoutBlock, schedule: Schedule, algorithm: Algorithm,
+         facts: Facts) -> list[Dim] | str:
+    name = view.tensor.dims[b.dim]
+    coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
+    if beyond is not None:
+        return f"the mask {beyond} says more than that {name} is inside"
+    moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
+              if (own := schedule.block_of(v.name)) and own.extent > 1
+              and (v.name == own.axes[-1] or not pile(own, view, schedule, algorithm))]
+    if not moving:
+        return [Dim(name, b.size, b.stride, coord, None, 1)]
+    if len(moving) > 1:
+        return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+    axis = moving[0]
+    block = schedule.block_of(axis.name)
+    assert block is not None
+    step = _step(coord, axis, facts)
+    if step == 1 and (wide := pile(block, view, schedule, algorithm)):
+        return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
+    if step == 1:
+        return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
+    if step > 1:
+        planes = _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
+        if b.size % step == 0 or isinstance(planes[1].coord, Const) or (
+                _ends_within(coord, b.size, schedule, algorithm, facts)):
+            return planes
+    why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
+    return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
+
+
+def turned(view: View, schedule: Schedule, algorithm: Algorithm) -> bool:
+    """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
+
+    The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K
+    only. A box of the latter whose innermost dimension is not summed (features, where the sum runs over
+    positions) is written once more with K innermost, by warps that do nothing else.
+    """
+    if schedule.via != "gluon" or view.tensor.dtype.bits <= 16:
+        return False
+    box = box_of(view, schedule, algorithm)
+    if isinstance(box, str):
+        return False
+    return box.kinds[-1] not in ("", "K")
+
+
+def _step(coord: Expr, axis: Var, facts: Facts) -> int:
+    """How far a coordinate moves per step of an axis; 0 if that is not a constant forward step."""
+    ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
+    if isinstance(ahead, Const) and int(ahead.value) > 0 and (
+            axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
+        return int(ahead.value)
+    return 0
+
+
+def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
+    """A dimension in steps of 2 is one of two interleaved planes in steps of 1.
+
+        i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
+
+    Of an odd size, some planes have a row less. Where it is known which plane is seen, as in a stride
+    phase, its rows are counted.
+    """
+    assert d.moving is not None
+    rest = simplify(d.coord - d.moving * step, facts)
+    row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
+    before = int(plane.value) if isinstance(plane, Const) else 0
+    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent),
+            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True)]
+
+
+def _ends_within(coord: Expr, size: int, schedule: Schedule, algorithm: Algorithm, facts: Facts) -> bool:
+    """Whether no lane goes beyond the end of a dimension, not even one that has nothing to do: then
+    it does not matter that the last row of some planes is not there, and what lies there instead."""
+    last = range_of(coord, facts).hi
+    used = {schedule.block_of(v.name) for v in free_vars(coord)} - {None}
+    return last is not None and last < size and all(
+        prod(algorithm.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
+
+
+def _fuse(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> list[Dim] | str:
+    """Merge the dimensions that a fused block runs through, all of them, from end to end."""
+    out: list[Dim] = []
+    at = 0
+    while at < len(dims):
+        d = dims[at]
+        block = schedule.block_of(d.moving.name) if d.moving is not None else None
+        if block is None or len(block.axes) == 1 or d.piled:
+            out.append(d)
+            at += 1
+            continue
+        run = dims[at:at + len(block.axes)]
+        whole = [(x.coord, x.size) for x in run] == [(Var(a), algorithm.size(a)) for a in block.axes]
+        packed = all(x.stride == y.stride * y.size for x, y in zip(run, run[1:], strict=False))
+        if not whole or not packed:
+            return f"the lanes of block {block} do not follow one another in memory"
+        name = "_".join(block.axes)
+        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
+                       block.extent))
+        at += len(run)
+    return out
+
+
+def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
+    """Fold a dimension that the box does not reach along into its inner neighbour. Phases differ in
+    where that may be done: they keep what the engine can take, so that one launch can do them all."""
+    out: list[Dim] = []
+    # The stride of a dimension of size 1 means nothing, and may be odd.
+    wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
+    if phase and 0 < len(wide) <= ENGINE_RANK:
+        return wide
+    for d in wide or dims[-1:]:
+        if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
+                out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
+            outer = out.pop()
+            d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
+                        coord=simplify(outer.coord * d.size + d.coord), plane=outer.plane or d.plane)
+        out.append(d)
+    return out
+
+
+def _stays(d: Dim, facts: Facts) -> bool:
+    """Whether the coordinate never leaves the tensor (and so never reads a neighbour when merged)."""
+    r = range_of(d.coord, facts)
+    return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
+
+
+def _still(dims: list[Dim], view: View, schedule: Schedule, algorithm: Algorithm) -> str | None:
+    """A block of the tile that no dimension moves with, because its axis has one position: a box
+    without it has too few elements."""
+    moved = {d.moving for d in dims}
+    for b in schedule.blocks:
+        if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
+                b, view, schedule, algorithm):
+            return f"no dimension moves along block {b}, there is only one position"
+    return None
+
+
+def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
+    """The engine's rule for a corner: along the innermost dimension, a multiple of 16 bytes."""
+    shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
+    if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
+        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+    return None
+
+
+def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> Box:
+    blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
+    layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
+    names = tuple(d.name for d in dims)
+    seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
+                   planes=any(d.plane for d in dims))
+    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
+               tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, algorithm) for d in dims))
+
+
+def _kind(moving: Var | None, schedule: Schedule, algorithm: Algorithm) -> str:
+    """The kind of an axis, or of the axes that a block fuses."""
+    if moving is None:
+        return ""
+    fused = {Var("_".join(b.axes)): b.axes[0] for b in schedule.blocks}
+    return algorithm.kind(fused.get(moving, moving.name))

@@ -1,0 +1,125 @@
+"""Stage 3. Which schedules are legal: None, or a sentence that says why not.
+
+First the values of all words, each alone; then the rules, in the order of ``ASKED``: a later one may rely
+on what those before it let through. A rule that belongs to one word is in the row of the word
+(words.py); those about blocks, and about several words at once, are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
+
+from transconv.compute import Algorithm
+from transconv.schedule.counts import lanes, shared_bytes, tile, turned_bytes
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.scheduled import Scheduled
+from transconv.schedule.word import Rule, Value, Word
+from transconv.schedule.words import by_name, words
+from transconv.target import Target
+
+
+def why_not(schedule: Schedule, algorithm: Algorithm, target: Target) -> str | None:
+    """None if the schedule is legal for the algorithm on the target, else the reason in a sentence."""
+    if reason := why_not_said(schedule):
+        return reason
+    merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
+    if merge is not None and (reason := merge(schedule, algorithm, target)):
+        return reason
+    made = Scheduled(algorithm, schedule)
+    if schedule.pack and pack is not None and (reason := pack(schedule, made.grouped, target)):
+        return reason
+    for rule in _rules(words()):
+        if reason := rule(schedule, made.main, target):
+            return reason
+    return None
+
+
+def why_not_said(schedule: Schedule) -> str | None:
+    """None if every word has one of its values and blocks are made of names and a number."""
+    table = words()
+    for word, value in zip(table, _values(table)(schedule), strict=True):
+        if value is not word.default and (reason := word.refuses(value)):
+            return reason
+    for b in schedule.blocks:
+        if type(b.extent) is not int or not b.axes or not all(a.isidentifier() for a in b.axes):
+            return f"{b!r} is no block; expected axes and an extent, such as n.h.w:128"
+    return None
+
+
+def _axes_exist(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    known = [x.name for x in alg.axes]
+    used = [a for b in c.blocks for a in b.axes]
+    for a in used:
+        if a not in known:
+            return f"there is no axis '{a}' in {alg.name}; its axes are {' '.join(known)}"
+        if used.count(a) > 1:
+            return f"axis '{a}' is in two blocks"
+    return None
+
+
+def _blocks_are_pure(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    for b in c.blocks:
+        kinds = sorted({alg.kind(a) for a in b.axes})
+        if len(kinds) > 1:
+            return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
+        if b.extent < 1 or b.extent & (b.extent - 1) and not c.in_registers(b):
+            return f"block {b}: an extent is a power of two"
+    return None
+
+
+def _fits(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    m, n, k = (tile(c, alg, kind) for kind in "MNK")
+    m *= tile(c, alg, "B")
+    if c.unit == "fma":  # what is written out is multiplied one after another
+        k = lanes(c, alg, "K")
+    if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
+        return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
+    if target.backend == "interpreter":
+        return None
+    acc = m * n * (k if c.late else 1) * alg.acc.bytes // 4
+    threads = c.warps * target.warp_size
+    if acc > 224 * threads:
+        return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
+                f"{c.warps} warps have 224 to give")
+    if c.unit == "mma" and alg.b is not None:
+        need = shared_bytes(c, alg)
+        held = c.c == "box" or _reordered(c, alg)
+        need += c.teams * m * n * alg.c.tensor.dtype.bytes if held else 0
+        if need > target.shared_bytes:
+            twice = ", with what is turned" if turned_bytes(c, alg) else ""
+            twice += f", {c.keep} kept," if c.keep else ""
+            return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
+                    f"memory, {target.name} has {target.shared_bytes}")
+    if c.unit == "fma" and m * n * k > 256 * threads:
+        return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
+    return None
+
+
+def _reordered(c: Schedule, alg: Algorithm) -> bool:
+    """Whether Triton keeps room beside the operands' to bring a result into the order of its stores:
+    the loads of a program's next tile are under way by then. (Results of 16 bits have had room.)"""
+    return c.via == "tl" and c.programs > 0 and alg.c.tensor.dtype.bits > 16
+
+
+# Words stand for their rules. Those that are not named here are asked last, in the order of the table;
+# `merge` and `pack` come before all, since the others see what they make of the computation.
+ASKED: tuple[str | Rule, ...] = (
+    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
+    "teams", "keep", "a", "b", "c")
+
+
+@lru_cache(maxsize=4)
+def _values(table: tuple[Word, ...]) -> Callable[[Schedule], tuple[Value, ...]]:
+    """What reads all words of a schedule at once: thousands are asked about."""
+    return attrgetter(*(w.name for w in table))
+
+
+@lru_cache(maxsize=4)
+def _rules(table: tuple[Word, ...]) -> tuple[Rule, ...]:
+    """The rules in the order in which they are asked."""
+    known = {w.name: w.why_not for w in table}
+    named = {*ASKED, "merge", "pack"}
+    asked = [known[x] if isinstance(x, str) else x for x in ASKED]
+    return tuple(r for r in (*asked, *(w.why_not for w in table if w.name not in named)) if r)

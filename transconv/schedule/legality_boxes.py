@@ -1,0 +1,161 @@
+"""Stage 3. Which boxes are legal, and which explicit kernels, that multiply boxes and nothing else: None,
+or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``teams`` and ``keep``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transconv.compute import Algorithm
+from transconv.ir import View, f32
+from transconv.schedule.box_rules import ROW
+from transconv.schedule.boxes import Box, box_of
+from transconv.schedule.counts import k_steps, programs, tile, tiles_along, turned_bytes
+from transconv.schedule.packing import ROW_ALIGN
+from transconv.target import Target
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Schedule
+
+
+def why_not_a(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    return _why_not_box("a", c.a, alg.a, c, alg, target)
+
+
+def why_not_b(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    return _why_not_box("b", c.b, alg.b, c, alg, target)
+
+
+def why_not_c(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    return _why_not_box("c", c.c, alg.c, c, alg, target)
+
+
+def _why_not_box(name: str, way: str, view: View | None, c: Schedule, alg: Algorithm,
+                 target: Target) -> str | None:
+    if way == "gather":
+        return None
+    if reason := _any_box(c, alg, target):
+        return reason
+    if view is None:
+        return None
+    if name != "c" and alg.fill_of(view):
+        return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {alg.fill_of(view):g} is asked "
+                "for")
+    found = box_of(view, c, alg, stored=name == "c")
+    if isinstance(found, str):
+        return f"{name}=box: {found}"
+    if name == "c" and _cut_short(found, view):
+        return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
+                "and the copy engine writes beyond them")
+    if name != "c" and _folded(found):
+        return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
+                "of the box, the matrix unit reads rows of one")
+    if c.via == "tl" and name == ("b" if c.swap else "a") and _rank(found, target) > 2:
+        return (f"{name}=box: a left operand of more than two dimensions goes through "
+                "registers, where Triton 3.6 gets some sums wrong")
+    return None
+
+
+def _any_box(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    """What keeps any of the three from being a box."""
+    if "box" not in target.features:
+        return f"{target.name} has no copy engine for boxes"
+    if c.unit != "mma":
+        return "boxes feed the matrix unit, element by element there is nothing to gain"
+    if c.split_k > 1 and k_steps(c, alg) % c.split_k and c.via == "tl":
+        return f"split_k={c.split_k} does not divide the {k_steps(c, alg)} steps of the sum"
+    if c.split_k > 1 and c.c == "box":
+        return "parts of a sum are stored element by element (c=gather)"
+    return None
+
+
+def _rank(box: Box, target: Target) -> int:
+    """The dimensions that Triton sees in a box. Those of extent 1 keep a left operand out of the shared
+    memory that ``wgmma`` reads; products are then under way while the loads of the next step overwrite
+    the registers that they read."""
+    return len(box.extents) if "wgmma" in target.features else sum(e > 1 for e in box.extents)
+
+
+def _cut_short(box: Box, view: View) -> bool:
+    """Whether a box that is stored ends within 16 bytes that belong to others (seen on an H200); after
+    a row of a copy nothing lies that anybody reads."""
+    return not view.tensor.copy_of and bool(
+        box.tensor.shape[-1] * view.tensor.dtype.bytes % ROW_ALIGN)
+
+
+def _folded(box: Box) -> bool:
+    """Whether the side of the tile that lies innermost runs through more than one dimension of the
+    box, with the other side outside of it: shared memory then has it in the wrong order."""
+    kinds = [kind for kind, extent in zip(box.kinds, box.extents, strict=True) if kind and extent > 1]
+    return len(set(kinds)) > 1 and kinds.count(kinds[-1]) > 1 and kinds[-2] == kinds[-1]
+
+
+def why_not_explicit(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    if c.via == "tl":
+        return None
+    if not {"box", "wgmma"} <= target.features and target.backend != "interpreter":
+        return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
+    if c.unit != "mma" or c.a != "box" or c.b != "box":
+        return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
+    dtype = alg.a.tensor.dtype
+    if dtype.bits != 16 and dtype is not f32:
+        return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
+    if dtype is f32 and alg.math != "tf32":
+        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {alg.math}"
+    if c.unroll:
+        return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
+    left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
+    if c.warps not in (4, 8):
+        return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
+    if left % 64 or right < 16:
+        return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
+    if tile(c, alg, "K") % 16:
+        return "via=gluon: a product takes 16 steps of the sum at a time"
+    if turned_bytes(c, alg) and tile(c, alg, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, alg, 'K')} steps of "
+                "the sum are more")
+    steps = k_steps(c, alg)
+    if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
+        return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
+    if c.stages < 2:
+        return "via=gluon: one slot cannot be filled while it is read, stages is at least 2"
+    return None
+
+
+def why_not_teams(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    if c.teams == 1:
+        return None
+    if c.via != "gluon":
+        return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
+    if c.warps != 4:
+        return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
+    if turned_bytes(c, alg):
+        return "teams=2: operands are turned on the way here, which leaves no registers for two teams"
+    if c.reduce == "stream":
+        return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
+    tiles, steps = programs(c, alg), k_steps(c, alg)
+    if not 0 < c.programs < tiles:
+        return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
+                f"fewer than the {tiles} tiles (programs=132)")
+    if steps % c.split_k:
+        return f"teams=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+    return None
+
+
+def why_not_kept(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+    if not c.keep:
+        return None
+    if c.via != "gluon" or c.programs < 1:
+        return f"keep={c.keep}: only a persistent explicit kernel (via=gluon programs=132) has tiles " \
+               "that share what is kept"
+    if c.split_k > 1 or c.reduce == "stream":
+        return f"keep={c.keep}: parts of a sum multiply other boxes than the parts beside them"
+    if turned_bytes(c, alg):
+        return f"keep={c.keep}: operands are turned on the way here, which moves them at every step"
+    kind = "M" if c.keep == "a" else "N"
+    others = tiles_along(c, alg, kind) * tiles_along(c, alg, "B")
+    if others > 1:
+        return f"keep={c.keep}: tiles multiply {others} different pieces of it"
+    if k_steps(c, alg) < 2:
+        return f"keep={c.keep}: a sum of one step is written out, and is no loop that could keep anything"
+    return None

@@ -1,0 +1,122 @@
+"""Stage 3a. In: an algorithm with groups. Out: the same sums, neighbouring groups seen as one.
+
+The matrix unit multiplies 16 features and more at a time, and the copy engine prefers rows of 128
+bytes. Groups of 4 features leave both mostly empty. Seen as one, 16 of them are a group of 64 features,
+and B is zero but for the blocks on its diagonal:
+
+    merge=16    g=32 k=4 n=4                 ->  g=2 k=64 n=64
+                A[m, g*4 + k]                    A[m, g*64 + k]
+                B[g*4 + n, k]                    B[g*64 + n, k % 4]  where k//4 == n//4
+                C[m, g*4 + n]                    C[m, g*64 + n]
+
+It is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), and a mask: B is zero off the diagonal,
+and a sum over positions is only stored on it. The products grow by the factor, the bytes do not. A
+zero of B is multiplied by the neighbours' values: an infinity or NaN in one group is a NaN in those
+merged with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from transconv.compute import Algorithm, Axis
+from transconv.ir import Expr, View, ViewDim, all_of, eq, free_vars, substitute
+from transconv.simplify import Facts, simplify
+
+
+def why_not_merged(algorithm: Algorithm, merge: int) -> str | None:
+    """None if so many neighbouring groups can be seen as one, else the reason."""
+    group = _group(algorithm)
+    if merge < 1:
+        return f"merge={merge}: at least one group is seen as one"
+    if merge in (1, algorithm.merge):
+        return None
+    if algorithm.merge > 1:
+        return f"merge={merge}, but {algorithm.name} has {algorithm.merge} groups merged already"
+    if group is None:
+        return f"merge={merge}, but {algorithm.name} has no groups"
+    if group.size % merge:
+        return f"merge={merge} does not divide the {group.size} groups"
+    if reason := _apart(algorithm, group):
+        return f"merge={merge}, but {reason}"
+    across = _across(algorithm.c, algorithm)
+    if across is not None and across.size == 1:
+        return (f"merge={merge}: groups have one {across.name}, so that the places of all products of "
+                f"a row are the same in {algorithm.c.tensor.name}")
+    return None
+
+
+def _apart(algorithm: Algorithm, group: Axis) -> str | None:
+    """Why the groups of a computation cannot be seen as one; None where all tensors have the features
+    of a group next to those of its neighbour."""
+    features = {x.var for x in algorithm.axes if x.role == "feature"}
+    if len(features) != 2:
+        return f"{algorithm.name} has {len(features)} axes of features, not two"
+    for view in algorithm.views():
+        if not any(group.var in seen and seen & features
+                   for d in view.dims for seen in [free_vars(d.coord)]):
+            return f"{view.tensor.name} has no dimension of groups and features"
+    if any(read.fill for read in algorithm.reads):
+        return "what is read beyond an end is not 0"
+    return None
+
+
+def merged(algorithm: Algorithm, merge: int) -> Algorithm:
+    """The algorithm that sees ``merge`` neighbouring groups as one. One that does so already, or that
+    has no such groups (``why_not_merged`` tells), is returned as it is."""
+    return algorithm if merge in (1, algorithm.merge) else _made(algorithm, merge)
+
+
+@lru_cache(maxsize=512)
+def _made(algorithm: Algorithm, merge: int) -> Algorithm:
+    group = _group(algorithm)
+    if group is None or why_not_merged(algorithm, merge):
+        return algorithm
+    axes = tuple(replace(x, size=x.size // merge) if x is group else
+                 replace(x, size=x.size * merge) if x.role == "feature" else x
+                 for x in algorithm.axes)
+    seen = algorithm.over(lambda view: _merged(view, algorithm, group, merge))
+    return replace(seen, axes=axes, merge=merge)
+
+
+def _merged(view: View, algorithm: Algorithm, group: Axis, merge: int) -> View:
+    """A view through merged groups. The feature that shares a coordinate with the group says which
+    group it is; another feature has to be of the same one."""
+    features = [x for x in algorithm.axes if x.role == "feature"]
+    facts = Facts()
+    for x in features:
+        facts = facts.with_range(x.var, 0, max(0, x.size * merge - 1))
+    with_group = next(d for d in view.dims if group.var in free_vars(d.coord))
+    first = next(x for x in features if x.var in free_vars(with_group.coord))
+    values: dict[Expr, Expr] = {x.var: x.var % x.size for x in features}
+    values[group.var] = group.var * merge + first.var // first.size
+    dims = []
+    for dim in view.dims:
+        coord, mask = (substitute(e, values) for e in (dim.coord, dim.mask))
+        for x in features:
+            if x is not first and x.var in free_vars(dim.coord):
+                mask = all_of([mask, eq(x.var // x.size, first.var // first.size)])
+        changed = coord is not dim.coord
+        dims.append(ViewDim(simplify(coord, facts), mask) if changed else dim)
+    return View(view.tensor, tuple(dims))
+
+
+def _group(algorithm: Algorithm) -> Axis | None:
+    return next((x for x in algorithm.axes if x.role == "batch"), None)
+
+
+def inner_feature(view: View, algorithm: Algorithm) -> Axis | None:
+    """The axis that runs across the diagonal of a view; None where the view has no blocks, or is of
+    a copy that has the zeros around them."""
+    across = _across(view, algorithm) if algorithm.merge > 1 else None
+    return None if across is None or view.dims[1].coord is across.var else across
+
+
+@lru_cache(maxsize=512)
+def _across(view: View, algorithm: Algorithm) -> Axis | None:
+    """The one of two features that does not count the groups."""
+    seen = {v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+    features = [x for x in algorithm.axes if x.role == "feature" and x.var in seen]
+    across = [x for x in features if x.var not in free_vars(view.dims[0].coord)]
+    return across[0] if len(features) > 1 else None

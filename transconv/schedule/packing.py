@@ -1,0 +1,293 @@
+"""Stage 3a. In: an algorithm, and which of its tensors to copy. Out: the algorithm over the copies.
+
+A box needs rows of features: elements that follow one another along the feature dimension. A tensor
+without them is copied first, by a kernel of its own, and the main kernel reads the copy through the same
+view. Here n counts positions, f and c count features:
+
+    pack=a      A[n, c, h, w]  -- pack_A -->  A_packed[n, h, w, c]  -- main -->  C
+    pack=a.c    ... main -->  C_packed[n, h, w, f]  -- unpack_C -->  C[n, f, h, w]
+
+The matrix unit reads operands of 32 bits along the sum only. Where the sum runs over dimension 0 of an
+operand, the copy has that dimension innermost:
+
+    pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
+    pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
+
+A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
+through the same pipeline. What will be multiplied as tf32 is rounded to it on the way, which may be reason
+enough for a copy: else each element is rounded in registers whenever it is gathered. Where one plan needs
+a tensor both ways, it has two copies: ``A_packed`` and ``A_packed_exact``. Rows of a copy
+begin at multiples of 16 bytes, if they are not shorter; what lies between them is never read,
+because a box knows how long a row is.
+
+The factor of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
+
+    B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from transconv.compute import Algorithm, Axis, moved
+from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, eq, f32, free_vars
+from transconv.schedule.merging import inner_feature
+
+ROW_ALIGN = 16  # bytes
+FEATURES = 1  # the dimension of every tensor that a copy has innermost, as a rule
+LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory
+
+
+def row_of(view: View, algorithm: Algorithm) -> int:
+    """The dimension that a copy has innermost: features. Where there is one feature only and dimension 0
+    counts features or batches as well, as in the factor of a depthwise sum, that is dimension 0; so it
+    is where there is no other."""
+    if len(view.tensor.shape) < 2:
+        return 0
+    seen = free_vars(view.dims[0].coord)
+    outer = {x.role for x in algorithm.axes if x.var in seen}
+    return 0 if view.tensor.shape[FEATURES] == 1 and outer and outer <= {"feature", "batch"} else FEATURES
+
+
+def innermost(algorithm: Algorithm, letter: str) -> int:
+    """The dimension that lies innermost in the copy of an operand: its features. The matrix unit reads
+    f32 along the sum, so that f32 has dimension 0 innermost where that is summed."""
+    view = view_of(algorithm, letter)
+    assert view is not None, f"{algorithm.name} has no operand {letter}"
+    row = row_of(view, algorithm) if diagonal(view, algorithm) == 1 else FEATURES
+    depthwise = all(x.size == 1 for x in algorithm.axes if x.role == "feature")
+    if (letter == "c" or depthwise or algorithm.math == "ieee"
+            or view.tensor.dtype is not f32):
+        return row
+    summed = {x.var for x in algorithm.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
+    return 0 if summed & free_vars(view.dims[0].coord) else row
+
+
+def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1) -> Tensor:
+    """The workspace for a tensor: dimension ``inner`` innermost, the others in their order (the outer
+    one of the first two outermost), rows of 16 bytes and more padded to multiples of that. Dimensions,
+    shape and dtype stay; but the factor of merged groups has the features of all of them."""
+    order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
+    shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
+    row = ROW_ALIGN // tensor.dtype.bytes
+    row = row if shape[inner] >= row else 1
+    blocks, step = [], 1
+    for dim in order:
+        blocks.append(LayoutBlock(dim, shape[dim], step))
+        step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
+    layout = Layout(tensor.dtype, len(shape), tuple(reversed(blocks)))
+    name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
+    return Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name)
+
+
+def letters(pack: str) -> list[str]:
+    """``a.c`` -> a, c."""
+    return pack.split(".") if pack else []
+
+
+def with_letter(pack: str, letter: str) -> str:
+    return ".".join(sorted({*letters(pack), letter}))
+
+
+def without(pack: str, letter: str) -> str:
+    return ".".join(x for x in letters(pack) if x != letter)
+
+
+def workspaces(algorithm: Algorithm, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
+    """The tensors that the copies are made in, or the main kernel writes to."""
+    named = [x for x in letters(pack) if x != "c" or split == 1]
+    return [_workspace(algorithm, x, unit) for x in named]
+
+
+def _workspace(algorithm: Algorithm, letter: str, unit: str) -> Tensor:
+    """The copy of an operand for a unit. What the matrix unit multiplies as tf32 is rounded to it in its
+    copy, for the unit would cut off what it does not take, twice as far from the number. Other products
+    take all of f32: they have a copy of their own, of another name, whatever ``math`` says."""
+    view = view_of(algorithm, letter)
+    assert view is not None
+    made = copy_of(view.tensor, innermost(algorithm, letter), diagonal(view, algorithm))
+    if letter == "c" or made.dtype is not f32:
+        return made
+    rounded = unit == "mma" and wants_rounding(view, algorithm)
+    return replace(made, rounded=True) if rounded else replace(made, name=f"{made.name}_exact")
+
+
+def view_of(algorithm: Algorithm, letter: str) -> View | None:
+    return {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+
+
+def diagonal(view: View, algorithm: Algorithm) -> int:
+    """How many blocks lie on the diagonal of what a view sees: 1 unless groups are merged in it."""
+    return 1 if inner_feature(view, algorithm) is None else algorithm.merge
+
+
+@lru_cache(maxsize=512)
+def over_copies(algorithm: Algorithm, pack: str, unit: str = "mma") -> Algorithm:
+    """The algorithm whose views look at the copies of the tensors that ``pack`` names, for a unit."""
+    for letter in letters(pack):
+        view = view_of(algorithm, letter)
+        assert view is not None, f"{algorithm.name} has no operand {letter}"
+        dims = view.dims
+        if inner := inner_feature(view, algorithm):
+            dims = (dims[0], ViewDim(inner.var), *dims[2:])
+        over = View(_workspace(algorithm, letter, unit), dims)
+        algorithm = algorithm.through(**{letter: over})
+    return algorithm
+
+
+def copies(algorithm: Algorithm, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Algorithm]:
+    """The kernels that ``pack`` asks for beside the main one, those before it first.
+
+    The parts of a split sum lie as the copy of C would; their sum goes to C itself, no kernel more.
+    """
+    for letter in letters(pack):
+        if letter == "c" and split > 1:
+            continue
+        view = view_of(algorithm, letter)
+        assert view is not None
+        tensor, copied = view.tensor, _workspace(algorithm, letter, unit)
+        inner, feature = innermost(algorithm, letter), None
+        if letter == "c":
+            yield _copy("unpack", tensor.name, copied, tensor, inner, algorithm)
+            continue
+        exact = copied.dtype is f32 and not copied.rounded
+        name = f"exact_{tensor.name}" if exact else tensor.name
+        if diagonal(view, algorithm) > 1:
+            name, feature = f"blocks{algorithm.merge}_{name}", _in_blocks(view, algorithm)
+        yield _copy("pack", name, tensor, copied, inner, algorithm, feature)
+
+
+def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
+    """Which inner feature a point of the copy shows, and whether it is in a block."""
+    outer, inner = (Var(n) for n in view.tensor.dims[:2])
+    across = inner_feature(view, algorithm)
+    along = next(x for x in algorithm.axes if x.role == "feature" and x is not across)
+    each, rows = view.tensor.shape[1], along.size // algorithm.merge
+    return ViewDim(inner % each, eq(inner // each, outer // rows % algorithm.merge))
+
+
+def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
+          feature: ViewDim | None = None) -> Algorithm:
+    """``c = a`` for all elements. The innermost dimension of the copy counts fastest, then features where
+    the original has them innermost. Neighbouring dimensions that are one run of memory in both tensors
+    are one axis. ``feature``: which feature of A goes to one of C, if not the same one. A copy that lies
+    as the original does is one run from end to end."""
+    whole = () if feature else _whole(a, c)
+    runs = [whole] if whole else _runs(a, c, inner)
+    fastest, features = (0, 0) if whole else (runs.index((inner,)), runs.index((FEATURES,)))
+    order = [d for d in range(len(runs)) if d != fastest]
+    if inner != FEATURES and a.shape[FEATURES] > 1 and rows_of_features(a, FEATURES) and not whole:
+        order.append(order.pop(order.index(features)))
+    order.append(fastest)
+    a, c = _merged(a, runs), _merged(c, runs)
+    axes = tuple(Axis(c.dims[d], c.shape[d], "feature" if d == fastest else "position") for d in order)
+    dims = tuple(ViewDim(Var(name)) for name in c.dims)
+    seen = tuple(feature or x if d == features else x for d, x in enumerate(dims))
+    made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims),
+                 does == "pack" and c.rounded, algorithm.math)
+    return replace(made, does=does)
+
+
+def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
+    """All dimensions, outermost first, if both tensors are the same run of memory without gaps."""
+    strides = c.layout.strides()
+    if strides is None or strides != a.layout.strides():
+        return ()
+    order = sorted(range(len(strides)), key=lambda d: (-strides[d], c.shape[d]))
+    step = 1
+    for dim in reversed(order):
+        if c.shape[dim] != 1 and strides[dim] != step:
+            return ()
+        step *= c.shape[dim]
+    return tuple(order)
+
+
+def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
+    """Which dimensions become one. Those of size 1 join any neighbour but the features."""
+    apart = {inner, FEATURES}
+    runs: list[tuple[int, ...]] = []
+    strides = [t.layout.strides() for t in (a, c)]
+    for dim, size in enumerate(a.shape):
+        before = runs[-1] if runs else (inner,)
+        wide = [d for d in before if a.shape[d] != 1]
+        if not apart.intersection(before) and dim not in apart and all(strides) and (
+                size == 1 or not wide
+                or all(s is not None and s[wide[-1]] == s[dim] * size for s in strides)):
+            runs[-1] = (*before, dim)
+        else:
+            runs.append((dim,))
+    return runs
+
+
+def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
+    """The same memory with fewer dimensions."""
+    if all(len(run) == 1 for run in runs):
+        return tensor
+    strides = tensor.layout.strides()
+    assert strides is not None
+    shape = tuple(prod(tensor.shape[d] for d in run) for run in runs)
+    inner = [next((d for d in reversed(run) if tensor.shape[d] != 1), run[-1]) for run in runs]
+    layout = Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
+                                 tensor.layout.offset)
+    names = tuple("_".join(tensor.dims[d] for d in run) for run in runs)
+    return replace(tensor, dims=names, shape=shape, layout=layout)
+
+
+def is_copy(algorithm: Algorithm) -> bool:
+    """Whether an algorithm only moves elements."""
+    return algorithm.does in ("pack", "unpack")
+
+
+def rounds(copy: Algorithm) -> bool:
+    """Whether a copy rounds its elements to tf32."""
+    return copy.does == "pack" and copy.c.tensor.rounded
+
+
+def wants_rounding(view: View, algorithm: Algorithm) -> bool:
+    """Whether an operand for the matrix unit has to be rounded to tf32, and no copy has done it."""
+    return algorithm.math == "tf32" and view.tensor.dtype is f32 and not view.tensor.rounded
+
+
+def why_not_copied(algorithm: Algorithm, letter: str, gathered: bool = False) -> str | None:
+    """None if a copy of an operand would lie in another way than it does, else the reason. A copy that
+    the matrix unit's operand is ``gathered`` from may lie in the same way, if it is rounded."""
+    view = view_of(algorithm, letter)
+    assert view is not None
+    name = view.tensor.name
+    if 0 in view.tensor.shape:
+        return f"{name} is empty"
+    if len(view.tensor.shape) < 2:
+        return f"{name} has one dimension, which is innermost however it lies"
+    if diagonal(view, algorithm) > 1:
+        stored = letter == "c"
+        return f"only the blocks of {name} are stored, one element at a time" if stored else None
+    inner = innermost(algorithm, letter)
+    if rows_of_features(view.tensor, inner) and not (gathered and wants_rounding(view, algorithm)):
+        return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
+                "of 16 bytes or are shorter")
+    return None
+
+
+def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
+    """Whether a tensor already lies as a copy with dimension ``inner`` innermost would: that dimension
+    without gaps, everything else at multiples of 16 bytes if rows are not shorter. One
+    dimension can lie in no other order."""
+    strides = tensor.layout.strides()
+    if len(tensor.shape) < 2:
+        return True
+    if strides is None:
+        return False
+    others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
+    short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
+    return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
+        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
+
+
+def share(algorithm: Algorithm) -> float:
+    """The part of the copies' cost that an algorithm has to bear: all of it, or, as one of several
+    stride phases, what it owns of the result."""
+    owned = prod(x.size for x in algorithm.axes if algorithm.kind(x.name) != "K")
+    return min(1.0, owned / max(1, prod(algorithm.c.tensor.shape))) if algorithm.phase else 1.0

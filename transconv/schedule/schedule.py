@@ -1,0 +1,165 @@
+"""Stage 3. One line that says how an algorithm becomes a kernel: blocks and words.
+
+    n.h.w:128 co:128 ci:64 | mma | a=gather b=gather | group_m=8 stages=3 warps=8
+
+A block is an ordered group of fused axes and an extent, the piece of them that one program (or one
+step of the sum) handles. Axes without a block are handled one by one: M, N and B axes by separate
+programs, K axes by separate steps. ``Schedule.parse(str(c)) == c``. What each word means and which values
+it has is said in words.py, and by ``python -m transconv words``; legality.py says which are legal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from transconv.errors import ScheduleError
+from transconv.schedule.packing import letters
+from transconv.schedule.word import Value
+from transconv.schedule.words import WORDS, by_name, words
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Fused axes, outermost first, and how many consecutive positions of them form a tile."""
+
+    axes: tuple[str, ...]
+    extent: int
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.axes)}:{self.extent}"
+
+
+_DEFAULTS: dict[str, Any] = {w.name: w.default for w in WORDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Blocks and words. A word of the table has a field here, so that ``schedule.stages`` has a type;
+    one without a field, such as a registered one, is kept in ``more`` unless it is at its default,
+    and is asked for by ``schedule.word(name)``.
+    """
+
+    blocks: tuple[Block, ...] = ()
+    unit: str = _DEFAULTS["unit"]
+    a: str = _DEFAULTS["a"]
+    b: str = _DEFAULTS["b"]
+    c: str = _DEFAULTS["c"]
+    merge: int = _DEFAULTS["merge"]
+    pack: str = _DEFAULTS["pack"]
+    swap: int = _DEFAULTS["swap"]
+    order: str = _DEFAULTS["order"]
+    group_m: int = _DEFAULTS["group_m"]
+    split_k: int = _DEFAULTS["split_k"]
+    reduce: str = _DEFAULTS["reduce"]
+    programs: int = _DEFAULTS["programs"]
+    unroll: int = _DEFAULTS["unroll"]
+    regs: str = _DEFAULTS["regs"]
+    late: int = _DEFAULTS["late"]
+    teams: int = _DEFAULTS["teams"]
+    keep: str = _DEFAULTS["keep"]
+    stages: int = _DEFAULTS["stages"]
+    warps: int = _DEFAULTS["warps"]
+    via: str = _DEFAULTS["via"]
+    more: tuple[tuple[str, Value], ...] = ()
+
+    def __str__(self) -> str:
+        tail = []
+        for word in words():
+            value = self.word(word.name)
+            if word.name not in _HEAD and (word.always or value != word.default):
+                tail.append(f"{word.name}={value}")
+        blocks = " ".join(map(str, self.blocks))
+        return f"{blocks} | {self.unit} | a={self.a} b={self.b} | {' '.join(tail)}".strip()
+
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """Read the one-line form; words may be left out (their defaults hold) and come in any order.
+        Raises ScheduleError."""
+        blocks: list[Block] = []
+        said: dict[str, Value] = {}
+        table = by_name()
+        for token in text.replace("|", " ").split():
+            name, eq_sign, value = token.partition("=")
+            unit = token in table["unit"].values
+            if (word := "unit" if unit else name) in said:
+                raise ScheduleError(f"schedule '{text}': '{word}' is said twice; expected it once")
+            if unit:
+                said["unit"] = token
+            elif eq_sign and name in table and name != "unit":
+                try:
+                    said[name] = table[name].read(value)
+                except ValueError as error:
+                    raise ScheduleError(f"schedule '{text}': {error}") from None
+            elif block := _block(token):
+                blocks.append(block)
+            else:
+                named = sorted({*table} - {"unit"})
+                raise ScheduleError(f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
+                                    f"mma or fma, nor one of {', '.join(named)}=...")
+        own: dict[str, Any] = {n: v for n, v in said.items() if n in _FIELDS}
+        made = Schedule(tuple(blocks), **own)
+        return made.with_words(**said) if len(own) < len(said) else made
+
+    def word(self, name: str) -> Value:
+        """The value of a word, of one that is registered too. Raises ScheduleError."""
+        if name in _FIELDS:
+            value: Value = getattr(self, name)
+            return value
+        if name not in by_name():
+            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(by_name())}")
+        return dict(self.more).get(name, by_name()[name].default)
+
+    def with_words(self, **changes: Any) -> Schedule:
+        """``dataclasses.replace`` for every word, registered ones too."""
+        more = {n: v for n, v in changes.items() if n not in _FIELDS and n != "blocks"}
+        if more:
+            changes = {n: v for n, v in changes.items() if n not in more}
+            for name in more:
+                self.word(name)  # there is one
+            kept = {**dict(self.more), **more}
+            changes["more"] = tuple(sorted((n, v) for n, v in kept.items() if v != by_name()[n].default))
+        return replace(self, **changes)
+
+    if not TYPE_CHECKING:  # a word that is misspelled has no type
+
+        def __getattr__(self, name: str) -> Value:
+            if name in by_name() and name not in _FIELDS:
+                return self.word(name)
+            raise AttributeError(f"a schedule has no word '{name}'")
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether a last kernel copies the result to where it belongs."""
+        return "c" in letters(self.pack) and self.split_k == 1
+
+    @property
+    def varies(self) -> bool:
+        """Whether the bits of a sum differ from run to run."""
+        return self.split_k > 1 and self.reduce == "atomic"
+
+    def in_registers(self, block: Block) -> bool:
+        """Whether the positions of a block are written out and are no lanes."""
+        return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
+
+    @property
+    def written(self) -> list[tuple[str, int]]:
+        """The axes whose positions are written out, and how many of each."""
+        return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
+
+    def block_of(self, axis: str) -> Block | None:
+        return next((b for b in self.blocks if axis in b.axes), None)
+
+
+_FIELDS = frozenset(f.name for f in fields(Schedule)) - {"blocks", "more"}
+_HEAD = ("unit", "a", "b")  # printed before the other words
+
+
+def _block(token: str) -> Block | None:
+    axes, colon, extent = token.partition(":")
+    if colon and extent.isdecimal() and int(extent) and all(a.isidentifier() for a in axes.split(".")):
+        return Block(tuple(axes.split(".")), int(extent))
+    return None
+
+
+Config = Schedule  # its name before 0.1; for one release

@@ -1,0 +1,158 @@
+"""Stage 3. The words of a schedule: one table, a row for each, in the order in which they are printed.
+
+A word of the project is a row of ``WORDS``; one from outside is added to the table by ``register``, for
+this process. Whoever goes through all words goes through ``words()``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING
+
+from transconv.compute import Algorithm
+from transconv.errors import ScheduleError
+from transconv.schedule import legality_boxes as boxes
+from transconv.schedule import legality_words as rules
+from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Schedule
+
+WAYS = ("gather", "box")
+AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
+PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c)?").fullmatch, "some of a.b.c, in this order")
+
+
+def _some_order(rng: Random, schedule: Schedule, algorithm: Algorithm) -> Value:
+    axes = [x.name for x in algorithm.axes_of("K")]
+    return ".".join(rng.sample(axes, len(axes))) if rng.randrange(2) == 0 else ""
+
+
+def _some_axes(rng: Random, schedule: Schedule, algorithm: Algorithm) -> Value:
+    alone = [b.axes[0] for b in schedule.blocks if len(b.axes) == 1]
+    return ".".join(rng.sample(alone, rng.randint(0, min(3, len(alone)))))
+
+
+WORDS: tuple[Word, ...] = (
+    Word("unit", "mma", "`mma` multiplies tiles on the matrix unit, `fma` element by element.",
+         ("mma", "fma"), why_not=rules.why_not_matrix_unit),
+    Word("a", "gather", "How operand A is loaded: one address per element (`gather`) or TMA boxes "
+         "(`box`).", WAYS, why_not=boxes.why_not_a),
+    Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
+    Word("c", "gather", "How the result is stored.", WAYS, why_not=boxes.why_not_c),
+    Word("merge", 1, "Treats this many neighbouring groups as one group, whose operand B is zero "
+         "outside its diagonal blocks.", range(1, ENDLESS), "at least one group is seen as one",
+         why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
+    Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
+         "dimension), as boxes need; `c` copies the result afterwards.", PACKS,
+         "each operand is copied once, and named in the order a.b.c",
+         why_not=rules.why_not_pack),
+    Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
+         (0, 1)),
+    Word("order", "", "The loop order of the summed axes, outermost first; default: the order of the "
+         "computation.", AXES, why_not=rules.why_not_order, draw=_some_order),
+    Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that neighbours "
+         "share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
+    Word("split_k", 1, "This many programs share one sum.", range(1, ENDLESS),
+         "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
+    Word("reduce", "partials", "How the parts of a sum meet: `partials` adds f32 tiles in a second "
+         "kernel, `atomic` adds in place, `stream` deals all steps out evenly (stream-K).",
+         ("partials", "atomic", "stream"), why_not=rules.why_not_reduce),
+    Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
+         "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
+    Word("unroll", 0, "1 writes the steps of the sum out instead of looping.", (0, 1),
+         draw=(0, 0, 1)),
+    Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads what "
+         "several of them share once (`fma`).", AXES, why_not=rules.why_not_regs, draw=_some_axes),
+    Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, 0 "
+         "at every step (`fma`).", (0, 1), "the lanes of a sum are added late (1) or at every step (0)",
+         why_not=rules.why_not_late),
+    Word("teams", 1, "2 runs two ping-pong consumer warp groups: one multiplies while the other stores "
+         "(`gluon`).", (1, 2), "tiles are worked at by one team, or by two in turns",
+         why_not=boxes.why_not_teams, together=("programs", "warps", "split_k")),
+    Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
+         "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
+         together=("programs", "split_k", "teams")),
+    Word("stages", 3, "Loop iterations whose loads are in flight (buffers of the software pipeline).",
+         range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
+    Word("warps", 4, "Warps per program; with `teams=2`, per team.", (1, 2, 4, 8, 16, 32),
+         "the number of warps is a power of two up to 32", draw=(1, 2, 4, 4, 8), always=True),
+    Word("via", "tl", "`tl` leaves shared memory and barriers to Triton, `gluon` writes them out with "
+         "warps that load and warps that multiply.", ("tl", "gluon"), why_not=boxes.why_not_explicit),
+)
+UNITS = next(w.values for w in WORDS if w.name == "unit")
+_registered: list[Word] = []
+
+
+@cache
+def words() -> tuple[Word, ...]:
+    """All words, in the order in which the text form prints them."""
+    return (*WORDS, *_registered)
+
+
+@cache
+def by_name() -> dict[str, Word]:
+    return {w.name: w for w in words()}
+
+
+@cache
+def priced() -> tuple[Word, ...]:
+    """The words that correct the estimate."""
+    return tuple(w for w in words() if w.price is not None)
+
+
+@cache
+def proposing() -> tuple[Word, ...]:
+    """The words that propose schedules themselves."""
+    return tuple(w for w in words() if w.propose is not None)
+
+
+def registered() -> tuple[Word, ...]:
+    """The words from outside the package."""
+    return tuple(_registered)
+
+
+def register(word: Word) -> None:
+    """Add a word of your own to the table, for this process: schedules with it are read, printed, drawn,
+    and refused by its rule; passes ask for it by ``schedule.word(name)``. Raises ScheduleError."""
+    from transconv.schedule.schedule import Schedule
+
+    if not re.fullmatch(r"[a-z]\w*", word.name, re.ASCII) or hasattr(Schedule, word.name):
+        raise ScheduleError(f"a word '{word.name}' cannot be registered; expected a name of letters "
+                            "that no word and no attribute of a schedule has")
+    if word.name in by_name() or word.name in UNITS:
+        raise ScheduleError(f"there is a word '{word.name}' already; expected a name of its own")
+    listed = word.values if isinstance(word.values, tuple) else ()
+    if word.default not in word.values or not all(
+            type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed):
+        raise ScheduleError(f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
+                            f"of letters, digits and dots, with the default {word.default!r} among them")
+    _registered.append(word)
+    _changed()
+
+
+def unregister(name: str) -> None:
+    """Take a registered word out again; one that is not registered is no error."""
+    _registered[:] = [w for w in _registered if w.name != name]
+    _changed()
+
+
+def _changed() -> None:
+    for view in (words, by_name, priced, proposing):
+        view.cache_clear()
+
+
+def table() -> str:
+    """All words as a Markdown table, for the documentation."""
+    rows = ["| word | values | default | says |", "|---|---|---|---|",
+            "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
+            "positions make one tile; axes of a sum make its steps. |"]
+    for word in words():
+        values = (" ".join(f"`{v}`" for v in word.values if v != "")
+                  if isinstance(word.values, tuple) else word.expected)
+        name = word.name if word.name == "unit" else f"{word.name}="
+        default = f"`{word.default}`" if word.default != "" else ""
+        rows.append(f"| `{name}` | {values} | {default} | {word.says} |")
+    return "\n".join(rows)

@@ -1,0 +1,296 @@
+"""Stage 3, the choice. Legal schedules for an algorithm on a target, the most promising first.
+
+Candidates are built from what the axes count (positions, windows, features), ranked by one estimate of
+their time (see ``transconv.cost``) and filtered by ``why_not``. No tree of special cases: a shape gets
+another tile because the estimate says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from transconv.compute import Algorithm
+from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small
+from transconv.errors import ScheduleError
+from transconv.ir import f32, f64, free_vars
+from transconv.schedule import (
+    ROW,
+    Block,
+    Schedule,
+    Word,
+    diagonal,
+    is_copy,
+    merged,
+    over_copies,
+    programs,
+    proposing,
+    registered_words,
+    why_not,
+    why_not_copied,
+)
+from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
+from transconv.selection.explicit import explicit
+from transconv.selection.sliding import sliding
+from transconv.selection.tiling import (
+    extents,
+    fusable,
+    rows_of_positions,
+    run_of,
+    splits,
+    summed_rows,
+    tilings,
+)
+from transconv.target import Target
+
+__all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
+
+MOST = 200  # candidates that are worth checking and tuning
+FEW_FEATURES = 16
+ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
+
+
+def candidates(algorithm: Algorithm, target: Target) -> list[Schedule]:
+    """Legal schedules, best estimate first; of equal ones, the one proposed first. Never empty for a
+    legal algorithm, and at most ``MOST`` long on a GPU."""
+    legal = _legal(algorithm, target)
+    found = list(legal if target.backend == "interpreter" else itertools.islice(legal, MOST))
+    if not found:
+        raise _none(algorithm, target)
+    return found
+
+
+def default(algorithm: Algorithm, target: Target) -> Schedule:
+    """The schedule that is used when nobody says otherwise."""
+    return _default(algorithm, target, registered_words())
+
+
+@lru_cache(maxsize=512)
+def _default(algorithm: Algorithm, target: Target, table: tuple[Word, ...]) -> Schedule:
+    for schedule in _legal(algorithm, target):
+        return schedule
+    raise _none(algorithm, target)
+
+
+def _none(algorithm: Algorithm, target: Target) -> ScheduleError:
+    return ScheduleError(f"no schedule is legal for {algorithm.name} on {target.name}")
+
+
+def _legal(algorithm: Algorithm, target: Target) -> Iterator[Schedule]:
+    if any(x.size == 0 for x in algorithm.axes_of("K")):  # a sum over nothing has no steps
+        algorithm = replace(algorithm, axes=tuple(
+            replace(x, size=1) if algorithm.kind(x.name) == "K" else x for x in algorithm.axes))
+    proposed = _with_words(dict.fromkeys(proposals(algorithm, target)), algorithm, target)
+    interpreted = target.backend == "interpreter"
+    ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),
+                                             str(c) if interpreted else ""))
+    return (c for c in ranked if why_not(c, algorithm, target) is None)
+
+
+def _with_words(schedules: dict[Schedule, None], algorithm: Algorithm,
+                target: Target) -> dict[Schedule, None]:
+    """The schedules, and what the words that propose some of their own make of the legal ones."""
+    for word in proposing():
+        for schedule in list(schedules):
+            if word.propose is not None and why_not(schedule, algorithm, target) is None:
+                schedules |= dict.fromkeys(word.propose(schedule, algorithm, target))
+    return schedules
+
+
+def proposals(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """Schedules worth asking about, legal or not; some come twice. Groups of few features also merged."""
+    if is_copy(alg):
+        yield from copy_tiles(alg, target)
+        return
+    yield from _products(alg, target)
+    for merge in merges(alg):
+        for schedule in _products(merged(alg, merge), target):
+            if schedule.unit == "mma":
+                yield replace(schedule, merge=merge)
+
+
+def merges(alg: Algorithm) -> list[int]:
+    """How many neighbouring groups to see as one: as many as fill a row of ``ROWS`` features on the
+    wider side of B. One feature a group is no product of matrices. f32 that is not rounded is multiplied
+    element by element, and the zeros would take as long as the other products."""
+    if alg.b is None or alg.a.tensor.dtype is f32 and alg.math == "ieee":
+        return []
+    features = [x.size for x in alg.axes if x.role == "feature"]
+    groups = next((x.size for x in alg.axes if x.role == "batch"), 1)
+    found = []
+    for row in ROWS if 1 < max(features, default=1) else ():
+        fitting = [m for m in range(2, groups + 1) if groups % m == 0 and m * max(features) <= row]
+        if fitting and fitting[-1] * min(features) >= FEW_FEATURES:
+            found.append(fitting[-1])
+    return [*dict.fromkeys(found)]
+
+
+def _both_sum(alg: Algorithm) -> bool:
+    """Whether both factors change along all that is summed, as the matrix unit wants them to."""
+    seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+            for view in (alg.a, alg.b) if view is not None]
+    return all(x.size == 1 or all(x.var in names for names in seen) for x in alg.axes_of("K"))
+
+
+def _products(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """Schedules of one way to see the groups."""
+    if alg.b is None:
+        yield from turned_tiles(alg, target)
+    batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
+    matrix = (alg.b is not None and alg.acc is not f64 and "mma" in target.features
+              and rows and columns and summed and _worth_the_matrix_unit(alg) and _both_sum(alg))
+    if matrix:
+        yield from _matrix(alg, target)
+        yield from _rounded(alg, target)
+        if "box" in target.features and (
+                alg.a.tensor.dtype.bits == 16
+                or alg.a.tensor.dtype is f32 and alg.math == "tf32"):
+            yield from _boxes(alg, target)
+            yield from explicit(alg, target)
+            yield from _packed(alg, target)
+    else:
+        yield from elementwise(alg, target)
+        yield from sliding(alg, target)
+
+
+def _worth_the_matrix_unit(alg: Algorithm) -> bool:
+    """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile."""
+    rows, columns, summed = (prod(x.size for x in alg.axes_of(kind)) for kind in "MNK")
+    return not alg.axes_of("B") or min(rows, columns, summed) > 2
+
+
+def _matrix(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """Gathered operands: one address per element, any layout, any chip."""
+    big = target.backend == "interpreter"
+    extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
+    depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
+    m_ways, n_ways, k_ways = (fusable(alg.axes_of(kind), alg) for kind in "MNK")
+    for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
+        sizes = [prod(alg.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
+        for m, n, k in itertools.product(extents, extents, depths):
+            if any(e > 16 and e >= 2 * s for e, s in zip((m, n, k), sizes, strict=True)):
+                continue
+            m_block, n_block = Block(m_axes, m), Block(n_axes, n)
+            for k_blocks in _summed(alg, k_axes, k, target):
+                yield from _gathered((m_block, n_block, *k_blocks), m * n, alg, target)
+
+
+def _rounded(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
+    registers, which they would go through to be rounded one by one. (Sums over positions do so anyway.)"""
+    if (ASYNCHRONOUS & target.features and alg.math == "tf32" and not alg.sums_positions
+            and alg.a.tensor.dtype is f32
+            and not any(why_not_copied(alg, letter, gathered=True) for letter in "ab")):
+        over = over_copies(alg, "a.b")
+        yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
+
+
+def _summed(alg: Algorithm, axes: tuple[str, ...], extent: int,
+            target: Target) -> Iterator[tuple[Block, ...]]:
+    """Blocks for the sum: the fused axes; positions also as boxes, which no division takes apart."""
+    yield (Block(axes, extent),)
+    positions = alg.axes_of("K")
+    if len(axes) > 1 and positions[-1].role == "position" and target.backend != "interpreter":
+        yield from tilings(positions, extent, 2)
+
+
+def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
+              target: Target) -> Iterator[Schedule]:
+    """The words that go with a tile, those that did best in sweeps first."""
+    if target.backend == "interpreter":
+        yield Schedule(blocks, warps=8 if results >= 128 * 128 else 4,
+                     stages=4 if results <= 128 * 64 else 3)
+        return
+    ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
+    if results < 128 * 128:
+        ways = {(4, 4): True, (4, 3): results >= 64 * 64}
+    if alg.a.tensor.dtype is f32 and alg.math != "ieee" and "wgmma" in target.features:
+        ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
+    if "async_copy" not in target.features:  # a stage more is registers more
+        ways = {(warps, 2): True for warps, _ in ways}
+    for (warps, stages), wanted in ways.items():
+        if wanted:
+            schedule = Schedule(blocks, warps=warps, stages=stages)
+            for split in splits(schedule, alg, target):
+                yield replace(schedule, split_k=split)
+
+
+def _boxes(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """Positions as boxes on the right side of the product, the other operand as its left side."""
+    bits = alg.a.tensor.dtype.bits
+    if bits > 16 and not all(along_sum(v, alg) for v in (alg.a, alg.b) if v is not None):
+        return  # Triton would turn them through registers, with every step of the sum
+    wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
+            for kind in "MNK"}
+    depth = ROW * 8 // bits
+    positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
+    runs = {kind: run_of(wide[kind], alg) for kind in "MNK"}
+    if positions["M"]:
+        whole = tuple(x.name for x in wide["M"])
+        innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
+        for summed in dict.fromkeys((runs["K"], innermost)):
+            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
+                                             extents(summed, depth)):
+                for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
+                               *rows_of_positions(wide["M"], m, alg.c, alg)]:
+                    blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
+                    yield from _box_words(blocks, m, n, alg, target)
+    elif positions["K"]:
+        whole = tuple(x.name for x in wide["K"])
+        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
+                           *rows_of_positions(wide["K"], k, alg.a, alg)]:
+                blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
+                yield from _box_words(blocks, m, n, alg, target)
+
+
+def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
+               target: Target) -> Iterator[Schedule]:
+    """The words that go with a tile: where the result goes, how many programs, warps and stages. The
+    zeros of merged groups are in no box, except of a copy."""
+    b = "box" if alg.b is not None and diagonal(alg.b, alg) == 1 else "gather"
+    schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
+                    stages=3 if m * n > 128 * 128 else 4)
+    if why_not(schedule, alg, target):
+        schedule = replace(schedule, c="gather")
+        if why_not(schedule, alg, target):
+            return
+    ways = [schedule]
+    if m * n == 128 * 128:
+        ways.append(replace(schedule, warps=8))
+    if schedule.c == "box":  # a stage less makes room for the result
+        ways.append(replace(schedule, c="gather", stages=schedule.stages + 1))
+    if programs(schedule, alg) > target.sms and not alg.sums_positions:
+        yield from (replace(c, programs=target.sms) for c in ways)
+    yield from ways
+    for split in splits(schedule, alg, target)[1:]:
+        yield replace(schedule, split_k=split, c="gather")
+
+
+def _packed(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """The same over copies with features innermost, where the tensors do not lie so."""
+    views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
+    apart = [letter for letter, view in views if view is not None
+             and not why_not_copied(alg, letter)]
+    if any(view is not None and (len(view.tensor.shape) < 2 or (
+            view.tensor.shape[1] * diagonal(view, alg) < FEW_FEATURES)) for _, view in views):
+        return  # a box of them is mostly empty
+    before = ".".join(x for x in apart if x != "c")
+    small = "c" if alg.sums_positions else "b"  # and rows of positions may do as they lie
+    ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
+                                         ".".join(apart)]))]
+    found = 0
+    for pack in ways:
+        packed = over_copies(alg, pack)
+        for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
+            found += why_not(schedule, packed, target) is None
+            yield replace(schedule, pack=pack)
+    # Boxes of summed positions are often refused; transposed f32 seldom is.
+    half = alg.sums_positions and alg.a.tensor.dtype.bits == 16
+    if before and (half or not found):
+        for pack in ways[-1:] if half else ways:
+            for schedule in _matrix(over_copies(alg, pack), target):
+                yield replace(schedule, pack=pack)

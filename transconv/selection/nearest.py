@@ -1,0 +1,28 @@
+"""The database. In: a workload and rows. Out: the rows about workloads most like it, with distances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from transconv.compute import Workload
+from transconv.selection.rows import Row
+
+FARTHEST = 6.0  # beyond this a neighbour says nothing
+OTHER_EPILOGUE = 0.5  # the distance to another kind of epilogue
+
+
+def nearest(workload: Workload, rows: Iterable[Row],
+            most: int = 3) -> list[tuple[float, Row, Workload]]:
+    """The rows about the likest workloads, nearest first: (distance, row, its workload); a distance
+    of 0 is this very text and kind of epilogue.
+    ``rows`` are of one group (see ``Workload.group``); those that are not readable are passed over."""
+    found: list[tuple[float, Row, Workload]] = []
+    for row in rows:
+        other = workload.like(row.problem)
+        away = None if other is None else workload.distance(other)
+        if other is None or away is None:
+            continue
+        away += OTHER_EPILOGUE if row.epilogue != workload.kind else 0.0
+        if away <= FARTHEST:
+            found.append((away, row, other))
+    return sorted(found, key=lambda x: (x[0], x[1].us))[:most]

@@ -1,0 +1,101 @@
+"""Stage 3, proposals for depthwise windows: a row of the window slides over positions in registers.
+
+    n.h:32 w:8 g:32 kw:7 | regs=w.kw          14 elements loaded for 56 products, 8 of g in a thread
+
+Lanes run along g, as many in a thread as one access takes, and along rows of positions. A few positions
+of the row and a whole row of the window (or all of its rows, when they are few) are written out. Where
+positions are summed, each lane keeps its own sum until the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from transconv.compute import Algorithm, Axis, axis_strides
+from transconv.cost import ACCESS
+from transconv.ir import View
+from transconv.schedule import MOST_WRITTEN, Block, Schedule, over_copies, row_of, rows_of_features
+from transconv.selection.tiling import splits
+from transconv.target import Target
+
+LANES = (64, 128, 256, 512, 1024, 32, 16)
+ALONG = 8  # positions of an axis that are written out at most
+LONGEST = 32  # or all of an axis of no more
+WASTE = 1.2  # positions with those beyond the end, relative to those that there are
+
+
+def sliding(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+    """Schedules worth asking about, legal or not. Where neighbours of g are apart in memory, what
+    slides is copied first; a result where they are apart is stored as it lies, or copied after."""
+    if target.backend == "interpreter" or alg.b is None or not alg.axes_of("B"):
+        return
+    apart = [x for x, v in (("a", alg.a), ("b", alg.b)) if not _in_rows(v, alg)]
+    summed = alg.sums_positions
+    small = [x for x in apart if x == "b" and not summed]
+    after = [] if summed or _in_rows(alg.c, alg) else [".".join((*apart, "c"))]
+    for pack in dict.fromkeys(("", *small, ".".join(apart), *after)):
+        seen = over_copies(alg, pack)
+        if axis_strides(seen.a, seen)[alg.axes_of("B")[-1].name] == 1:
+            yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
+
+
+def _in_rows(view: View, alg: Algorithm) -> bool:
+    return rows_of_features(view.tensor, row_of(view, alg))
+
+
+def _over_rows(alg: Algorithm, summed: bool, target: Target) -> Iterator[Schedule]:
+    """The schedules for tensors where neighbours of g are neighbours in memory."""
+    group = alg.axes_of("B")[-1]
+    positions = [x for x in alg.axes_of("K" if summed else "M") if x.role == "position"]
+    window = [x for x in alg.axes_of("M" if summed else "K") if x.role == "window"]
+    if not positions or not window:
+        return
+    for lanes, held in product(LANES, (1, 2)):
+        if lanes > LANES[-1] and -(-group.size // lanes) * lanes > WASTE * group.size:
+            continue
+        deep = ACCESS // alg.a.tensor.dtype.bytes // held
+        for blocks, regs in _written(positions[-1], window):
+            for other, rows in _rows(positions[:-1], window, regs, summed, 128 * deep // lanes):
+                schedule = Schedule((*other, *rows, *blocks, Block((group.name,), lanes)), "fma",
+                                regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
+                for split in splits(schedule, alg, target)[-2:]:
+                    yield replace(schedule, split_k=split)
+
+
+def _written(position: Axis, window: list[Axis]) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
+    """Blocks of a row's positions and of the window that slides over them, and the axes they are of."""
+    rows = [[window[-1]], [*window[-2:]]] if len(window) > 1 and window[-2].size > 1 else [[window[-1]]]
+    for along, axes in product(_even(position.size), rows):
+        for last in _even(window[-1].size) if len(axes) == 1 else [window[-1].size]:
+            named = [(position, along), *((x, x.size) for x in axes[:-1]), (axes[-1], last)]
+            if prod(n for _, n in named) > MOST_WRITTEN:
+                continue
+            blocks = tuple(Block((x.name,), n) for x, n in named if n > 1)
+            yield blocks, [b.axes[0] for b in blocks]
+
+
+def _even(size: int) -> list[int]:
+    """Extents that divide an axis with little waste: the two largest, all of a short axis, and half."""
+    found = [n for n in range(min(ALONG, size), 0, -1) if -(-size // n) * n <= WASTE * size]
+    whole = [size] if ALONG < size <= LONGEST else []
+    return [*whole, *found[:2], *(n for n in found[2:] if n == ALONG // 2)]
+
+
+def _rows(positions: list[Axis], window: list[Axis], written: list[str], summed: bool,
+          count: int) -> Iterator[tuple[tuple[Block, ...], tuple[Block, ...]]]:
+    """Lanes along ``count`` rows; also along rows of the window, where each has its own sums."""
+    names = tuple(x.name for x in positions if x.size > 1) or tuple(x.name for x in positions[-1:])
+
+    def lanes(n: int) -> tuple[Block, ...]:
+        return (Block(names, n),) if names and n > 1 else ()
+
+    if count >= 1:
+        yield (), lanes(count)
+    if summed and len(window) > 1 and window[-2].name not in written:
+        down = 1 << (window[-2].size - 1).bit_length()
+        for rows in dict.fromkeys((min(down, 8), min(down, 4), 2)):
+            if 1 < rows <= count:
+                yield (Block((window[-2].name,), rows),), lanes(count // rows)

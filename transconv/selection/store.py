@@ -1,0 +1,135 @@
+"""The database. Where rows are kept: in a file somebody names, in the user's cache, in the package.
+
+A workload is looked up in this order, and the first place that has it holds. The package's rows are
+read once per process, the user's group by group when a workload of the group is first met. What a row
+is about, only the front end can say that wrote its text: each registers its reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+
+from transconv import knobs
+from transconv.compute import Workload
+from transconv.disk_cache import Content, Drawer
+from transconv.disk_cache import files as keep
+from transconv.selection.rows import Row, mapping, merged, of_mapping, read_rows, write_rows
+
+SCHEMA = 1
+LONGEST = 8 << 20  # bytes of a file of rows
+DRAWER = Drawer("tuned", SCHEMA)
+
+Groups = dict[str, list[Row]]
+Reader = Callable[[str, str], Workload | None]
+
+_readers: list[Reader] = []
+
+_lock = threading.Lock()
+_users: Groups = {}  # what was read of the user's records
+_files: dict[str, Groups] = {}  # by path; "": the package's
+
+
+def register_reader(read: Reader) -> Reader:
+    """Have a function say which workload a text and a direction are; None: not one of its front end."""
+    _readers.append(read)
+    return read
+
+
+def rows_of(name: str) -> list[Row]:
+    """All rows of a group that count, those that hold first; none with TRANSCONV_TUNED=0."""
+    switch = knobs.tuned()
+    if switch == "0":
+        return []
+    with _lock:
+        named = [] if switch == "1" else _of_file(switch).get(name, [])
+        if name not in _users:
+            _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]
+        places = (named, _users[name], _of_file("").get(name, []))
+        seen: dict[tuple[str, ...], Row] = {}
+        for place in places:
+            for row in place:
+                seen.setdefault(row.key, row)
+        return list(seen.values())
+
+
+def remember(rows: Iterable[Row]) -> int:
+    """Keep rows in the user's cache, beside what other processes keep there at the same time.
+    Returns how many the disk has taken (none where the cache folder cannot be trusted)."""
+    kept = 0
+    for name, news in grouped(rows).items():
+        DRAWER.update(name, lambda old, news=news: {  # type: ignore[misc]
+            "rows": [mapping(r) for r in merged(_read(old), news)]})
+        on_disk = {r.key: r for r in _read(DRAWER.get(name))}
+        kept += sum(on_disk.get(r.key) == r for r in news)
+    forget()
+    return kept
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a file, of whatever version; none where there is no file. Raises ValueError for
+    a file that holds something else, OSError."""
+    if not path.exists():
+        return []
+    if path.stat().st_size > LONGEST:
+        raise ValueError(f"{path} has more than {LONGEST} bytes; expected a table of tuned schedules")
+    text = path.read_text(encoding="utf-8")
+    found = read_rows(text)
+    if text.strip() and not found and text.strip() != write_rows(()).strip():
+        raise ValueError(f"{path} holds no row of tuned schedules; expected the columns of "
+                         "transconv/data/tuned_h200.csv")
+    return found
+
+
+def save(path: Path, rows: Iterable[Row]) -> None:
+    """Write a file of rows, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    keep.replace_text(path, write_rows(rows))
+
+
+def forget() -> None:
+    """Read everything anew when it is next asked for."""
+    with _lock:
+        _users.clear()
+        _files.clear()
+
+
+def _read(content: Content | None) -> list[Row]:
+    """The rows of a record of the user's cache."""
+    listed = content.get("rows") if content else None
+    return [row for x in listed if (row := of_mapping(x))] if isinstance(listed, list) else []
+
+
+def _of_file(path: str) -> Groups:
+    """The current rows of a file (of the package's, if empty), by group."""
+    if path not in _files:
+        _files[path] = grouped(r for r in (_named(path) if path else _package()) if r.current)
+    return _files[path]
+
+
+def _named(path: str) -> list[Row]:
+    try:
+        return load(Path(path))
+    except (OSError, ValueError) as error:
+        keep.tell(path, f"is not used: {error}")
+        return []
+
+
+def _package() -> list[Row]:
+    found: list[Row] = []
+    for place in sorted(files("transconv").joinpath("data").iterdir(), key=lambda p: p.name):
+        if place.name.startswith("tuned_") and place.name.endswith(".csv"):
+            found += read_rows(place.read_text(encoding="utf-8"))
+    return found
+
+
+def grouped(rows: Iterable[Row]) -> Groups:
+    """Rows by group; those that no front end can read are left out."""
+    found: Groups = {}
+    for row in rows:
+        about = next((w for read in _readers if (w := read(row.problem, row.prop))), None)
+        if about is not None:
+            found.setdefault(about.group(row.machine), []).append(row)
+    return found

@@ -1,0 +1,106 @@
+"""The choice in words: why a schedule won, what its time is made of, and what was refused for what.
+
+    tuned      tuned for this problem on sm_90x132: 20.4 us, the fastest of 16 tried
+    estimate   24.1 us: 784 tiles on 132 multiprocessors are 5.94 waves, 1% of the last one idle;
+               9 steps of 256x64x64; 14.8 GFLOP in 7.5 us at the matrix rate; 51.5 MB in 15.5 us
+    refused    34 proposals: 4 stages of 256x64 and 64x256 need ... bytes of shared memory
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from math import ceil, prod
+
+from transconv.compute import Algorithm
+from transconv.cost import count, estimate
+from transconv.schedule import Schedule, Scheduled, why_not
+from transconv.selection import heuristics
+from transconv.selection.choice import Choice
+from transconv.target import Target
+
+WIDTH = 88
+
+
+def given(schedule: Schedule, choices: list[Choice], algorithm: Algorithm, target: Target) -> list[str]:
+    """Lines about a schedule that is not the first choice, beside the one that is: the caller named
+    it, or stride phases agreed on it."""
+    first = choices[0]
+    by = "by the caller, or together with the other stride phases" if algorithm.phase else (
+        "by the caller")
+    return [f"chosen     {by}",
+            *_wrapped("estimate", parts(schedule, algorithm, target)),
+            *_wrapped("without", f"{first.schedule}: {first.why}")]
+
+
+def reasons(choice: Choice, choices: list[Choice], algorithm: Algorithm, target: Target) -> list[str]:
+    """Lines that say why the first choice was taken before the others."""
+    lines = _wrapped("chosen", choice.why)
+    if choice.row is not None:
+        first = next((c for c in choices if c.row is None), None)
+        if first is not None:
+            lines += _wrapped("", f"the estimate alone would take {first.schedule}")
+    lines += _wrapped("estimate", parts(choice.schedule, algorithm, target))
+    second = [c for c in choices if c.row is None and c.schedule != choice.schedule][:1]
+    for other in second:
+        unit = "" if target.backend == "interpreter" else " us"
+        lines += _wrapped("next best", f"{other.us:.4g}{unit}: {other.schedule}")
+    return lines
+
+
+def parts(schedule: Schedule, algorithm: Algorithm, target: Target) -> str:
+    """What the estimate of a schedule is made of: waves, the idle share of the last, steps, floating
+    point operations and bytes, each with the time it would take alone."""
+    total = estimate(schedule, algorithm, target)
+    w = count(schedule, algorithm, target)
+    if target.backend == "interpreter":
+        return f"{total:.4g} units of an interpreted step; {w.tiles} programs of {w.steps} steps"
+    slots = schedule.programs or target.sms
+    waves = w.tiles / slots
+    idle = (ceil(waves) * slots - w.tiles) / slots
+    flops = 2 * prod(x.size for x in Scheduled(algorithm, schedule).grouped.axes)
+    peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
+    moved = w.traffic + w.partial
+    text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "
+            f"{'programs' if schedule.programs else 'multiprocessors'} are {waves:.3g} waves, "
+            f"{idle:.0%} of the last one idle; "
+            f"{'two teams take turns at them; ' if schedule.teams > 1 else ''}"
+            f"{w.steps} steps of {w.m * w.group}x{w.n}x{w.k}; "
+            f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
+            f"{_wasted(schedule)}; "
+            f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
+    return text + (f", {w.partial / 1e6:.3g} MB of them parts of sums" if w.partial else "")
+
+
+def _wasted(schedule: Schedule) -> str:
+    return f", {schedule.merge} times the products of groups one by one" if schedule.merge > 1 else ""
+
+
+def refusals(algorithm: Algorithm, target: Target, most: int = 4) -> list[str]:
+    """The proposals that were not legal, counted by reason (numbers are those of one of them)."""
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for schedule in dict.fromkeys(heuristics.proposals(algorithm, target)):
+        if reason := why_not(schedule, algorithm, target):
+            name = re.sub(r"\d+", "#", reason)
+            found[name] += 1
+            example.setdefault(name, reason)
+    lines = []
+    for name, n in found.most_common(most):
+        lines += _wrapped("refused", f"{n} proposals, such as: {example[name]}")
+    if len(found) > most:
+        lines.append(f"           and {sum(n for _, n in found.most_common()[most:])} more for "
+                     f"{len(found) - most} other reasons")
+    return lines
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """Text in lines of at most ``WIDTH``, under a heading of ten characters."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else word
+    lines.append(line)
+    return [f"{head:<10} {lines[0]}", *(f"{'':<10} {x}" for x in lines[1:])]

@@ -1,0 +1,111 @@
+"""Stage 3, shapes of tiles: which axes can share a block, which extents divide them well, and into how
+many parts a sum."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+from transconv.compute import Algorithm, Axis, axis_strides
+from transconv.ir import View
+from transconv.schedule import Block, Schedule, k_steps, programs, row_of, rows_of_features
+from transconv.target import Target
+
+
+def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
+    """Ways to fuse the axes of one kind: positions all together; window and features all together where
+    they are one run of memory; else features alone, or with window axes before them when there are fewer
+    than 16."""
+    axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    positions = tuple(x.name for x in axes if x.role == "position")
+    if positions and len(positions) == len(axes):
+        return [positions]
+    if len(axes) > 1 and _one_run(axes, alg):
+        return [tuple(x.name for x in axes)]
+    ways: list[tuple[str, ...]] = []
+    for start in range(len(axes) - 1, -1, -1):
+        ways.append(tuple(x.name for x in axes[start:]))
+        if prod(x.size for x in axes[start:]) >= 16:
+            break
+    return ways[-1:]
+
+
+def _one_run(axes: tuple[Axis, ...], alg: Algorithm) -> bool:
+    """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
+    for view in (alg.a, alg.b, alg.c):
+        if view is None:
+            continue
+        strides = axis_strides(view, alg)
+        if any(strides[x.name] for x in axes) and any(
+                strides[outer.name] != strides[inner.name] * inner.size
+                for outer, inner in itertools.pairwise(axes)):
+            return False
+    return True
+
+
+def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
+            row: int = 1) -> list[tuple[Block, ...]]:
+    """Boxes of ``volume`` positions over some axes, least overhang first: 14x14 images of 128 are
+    tiled without loss by 32 images x 2 rows x 2 columns. ``row``: the least extent of the last."""
+    steps = range(volume.bit_length())
+    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
+              if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
+
+    def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
+        over = prod(-(-x.size // e) * e / x.size for x, e in zip(axes, extents, strict=True))
+        return over, -prod(min(e, 8) for e in extents[1:])
+
+    shapes.sort(key=overhang)
+    return [tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+            for extents in shapes[:few]]
+
+
+def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
+                      alg: Algorithm) -> list[tuple[Block, ...]]:
+    """Long rows of positions, for a tensor that has them innermost; all axes but the first where they are
+    one run of memory."""
+    if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, alg)):
+        return []
+    image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
+    return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]
+
+
+def summed_rows(axes: tuple[Axis, ...], extent: int, alg: Algorithm) -> list[tuple[Block, ...]]:
+    """A run of the summed axis that lies innermost in both operands: images, where they do."""
+    views = [v for v in (alg.a, alg.b) if v is not None]
+    return [(Block((x.name,), extent),) for x in axes
+            if len(axes) > 1 and all(axis_strides(v, alg)[x.name] == 1 for v in views)]
+
+
+Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
+
+
+def run_of(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
+    """All the axes where they are one run of memory, else the innermost one."""
+    run = axes if _one_run(axes, alg) else axes[-1:]
+    return tuple(x.name for x in run), prod(x.size for x in run)
+
+
+def extents(run: Run, most: int = 256) -> tuple[int, ...]:
+    """Extents along features that are not mostly empty."""
+    least = min(most, 32) if most <= 64 else 64
+    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
+                 and (e == least or e < 2 * run[1]))
+
+
+def splits(schedule: Schedule, alg: Algorithm, target: Target) -> list[int]:
+    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
+    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
+    if target.backend == "interpreter" or alg.b is None:
+        return [1]
+    tiles, steps = programs(schedule, alg), k_steps(schedule, alg)
+    found = {1}
+    for waves in (0.5, 1, 2, 3):
+        split = min(int(waves * target.sms / tiles), steps // 4)
+        if split < 2 or tiles > target.sms * 2:
+            continue
+        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
+        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
+        found |= {divisor} if "box" in (schedule.a, schedule.b) else {even}
+        found |= {divisor} if divisor * 4 >= split * 3 else set()
+    return sorted(found)

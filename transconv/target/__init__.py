@@ -1,0 +1,14 @@
+"""The chips: one record each, with what they multiply and how fast, and which Triton is installed.
+
+In: a name or a device. Out: a Target. Knows: element types and knobs, nothing of computations.
+"""
+
+from transconv.target.mma import Mma
+from transconv.target.rates import Constants, Issue, Rates
+from transconv.target.records import TARGETS, Target, detect, register, unregister
+from transconv.target.versions import triton_version
+
+__all__ = [
+    "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "register", "triton_version",
+    "unregister",
+]

@@ -1,0 +1,69 @@
+"""Matrix instructions: which one multiplies operands of given types on a chip, and what it asks for.
+
+Sources: PTX ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA,
+WMMA), Intel's XMX description (DPAS). Shapes are the least of a family that Triton uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transconv.ir import DType, f32, f64, i32
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """A matrix instruction for one pair of operand types: at least m x n results of sums of k products,
+    (m, k) times (k, n). ``asynchronous``: it runs while the program goes on, and is waited for.
+    ``a_from`` and ``b_from``: where each operand may be, ``registers`` or ``shared`` memory."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    asynchronous: bool
+    a_from: frozenset[str]
+    b_from: frozenset[str]
+
+
+REGISTERS, SHARED = frozenset({"registers"}), frozenset({"shared"})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The instructions of one unit: (m, n, k) by the operands' bits."""
+
+    name: str
+    shapes: tuple[tuple[int, tuple[int, int, int]], ...]
+    asynchronous: bool = False
+    a_from: frozenset[str] = REGISTERS
+    b_from: frozenset[str] = REGISTERS
+
+    def of(self, bits: int) -> Mma | None:
+        """The instruction for operands of so many bits."""
+        found = dict(self.shapes).get(bits)
+        return found and Mma(self.name, *found, self.asynchronous, self.a_from, self.b_from)
+
+
+WGMMA = Family("wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True,
+               REGISTERS | SHARED, SHARED)
+TCGEN05 = Family("tcgen05", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, SHARED, SHARED)
+MMA_SYNC = Family("mma.sync", ((8, (16, 8, 32)), (16, (16, 8, 16)), (32, (16, 8, 8)), (64, (8, 8, 4))))
+MFMA = Family("mfma", ((8, (16, 16, 16)), (16, (16, 16, 16)), (32, (16, 16, 4)), (64, (16, 16, 4))))
+WMMA = Family("wmma", ((8, (16, 16, 16)), (16, (16, 16, 16))))
+DPAS = Family("dpas", ((8, (8, 16, 32)), (16, (8, 16, 16)), (32, (8, 16, 8))))
+NUMPY = Family("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, (1, 1, 1))))
+
+
+def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Family, ...]:
+    """The matrix units of a chip, the one that kernels use first."""
+    if "mma" not in features:
+        return ()
+    newest = tuple(f for f in (WGMMA, TCGEN05) if f.name in features)
+    return newest + {"cuda": (MMA_SYNC,), "xpu": (DPAS,), "interpreter": (NUMPY,),
+                     "hip": (MFMA if warp_size == 64 else WMMA,)}[backend]
+
+
+def sums(a: DType) -> DType:
+    """The type that products of this type are added up in."""
+    return i32 if a.kind == "int" else f64 if a.bits == 64 else f32

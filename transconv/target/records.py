@@ -1,0 +1,224 @@
+"""The machines that kernels are made for: one record each, numbers from the vendors' data sheets.
+
+A record describes the usual product of its architecture; ``detect`` replaces the counts by what the
+device at hand reports. To add a GPU, add a row, or ``register`` one from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from transconv import knobs
+from transconv.errors import ScheduleError, Unsupported
+from transconv.ir import DType, bf16, f16, f32, f64, i8
+from transconv.target.mma import Mma, families, sums
+from transconv.target.rates import SM90, Rates
+
+if TYPE_CHECKING:
+    import torch
+
+KIB, MIB = 1 << 10, 1 << 20
+
+FEATURES = ("mma", "async_copy", "box", "wgmma", "tcgen05", "early")
+ANY_F32 = ("tf32", "tf32x3", "ieee")
+IEEE = ("ieee",)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine. ``shared_bytes``: fast memory that one block may use; ``regs``: 32-bit registers
+    of one multiprocessor; ``tflops``: dense 16-bit matrix rate; ``mma_dtypes``: operands of its
+    matrix unit; ``precisions``: how a dot may multiply f32; ``min_dot``: least (m, n, k) of a
+    16-bit dot.
+
+    ``features``: ``mma`` (matrix unit), ``async_copy`` (global to shared past the registers),
+    ``box`` (a tensor-copy engine that moves boxes), ``wgmma`` and ``tcgen05`` (asynchronous matrix
+    units), ``early`` (a kernel may be made ready before the last one has ended).
+    ``upcast16``: 16-bit arithmetic is wrong there, operands are cast to f32 after their load.
+    ``rates``: what was measured, for estimates; those of sm_90 until a chip has its own.
+    """
+
+    name: str
+    backend: str  # "cuda", "hip", "xpu" or "interpreter"
+    arch: int | str
+    warp_size: int
+    sms: int
+    shared_bytes: int
+    regs: int
+    l2_bytes: int
+    bandwidth_gbs: float
+    tflops: float
+    features: frozenset[str]
+    mma_dtypes: frozenset[DType]
+    precisions: tuple[str, ...]
+    min_dot: tuple[int, int, int]
+    upcast16: bool = False
+    rates: Rates = SM90
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte above which 16-bit matrix products are bound by arithmetic."""
+        return self.tflops * 1e3 / self.bandwidth_gbs
+
+    def mma(self, a: DType, b: DType, acc: DType) -> Mma | None:
+        """The matrix instruction that multiplies operands of types ``a`` and ``b`` and adds their
+        products up in ``acc``; None where the chip has none."""
+        if not {a, b} <= self.mma_dtypes or (a.kind, a.bits) != (b.kind, b.bits) or acc is not sums(a):
+            return None
+        found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
+        return next((m for m in found if m is not None), None)
+
+    @staticmethod
+    def parse(name: str) -> Target:
+        """The target of this name; a sibling of a known chip (``sm_103``, ``gfx1101``) is that chip
+        under its own name. Raises ScheduleError listing the names."""
+        found = _nearest(name)
+        if found is None:
+            raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}")
+        return found
+
+
+def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: float,
+          *features: str, dtypes: tuple[DType, ...] = ()) -> Target:
+    return Target(f"sm_{arch}", "cuda", arch, 32, sms, shared, 65536, l2 * MIB, bandwidth, tflops,
+                  frozenset({"mma", "async_copy", *features}),
+                  frozenset({f16, bf16, f32, i8, *dtypes}), ANY_F32, (1, 1, 16))
+
+
+def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, bandwidth: float,
+         tflops: float, *features: str, precisions: tuple[str, ...] = IEEE) -> Target:
+    # The matrix units of wave-64 chips multiply f32 as it is; those of wave-32 chips refuse it.
+    dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
+    return Target(arch, "hip", arch, warp_size, sms, shared, regs, l2 * MIB, bandwidth, tflops,
+                  frozenset({"mma", *features}), frozenset(dtypes), precisions, (1, 1, 1))
+
+
+TARGETS: dict[str, Target] = {t.name: t for t in (
+    _cuda(80, 108, 163 * KIB, 40, 2039, 312, dtypes=(f64,)),                      # A100 80 GB
+    _cuda(86, 84, 99 * KIB, 6, 696, 149.7),                                       # A40
+    _cuda(89, 142, 99 * KIB, 96, 864, 362),                                       # L40S
+    _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
+    _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,)),  # B200
+    _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),                            # RTX 5090
+    _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),                    # MI250X, one die
+    _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307,
+         precisions=("tf32", "ieee")),                                            # MI300X
+    _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),     # MI355X
+    _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),                      # RX 7900 XTX
+    _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),                      # RX 9070 XT
+    Target("xpu", "xpu", "pvc", 16, 64, 128 * KIB, 131072, 204 * MIB, 1638, 419,  # Max 1550 die
+           frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32, (1, 16, 16)),
+    # Triton's interpreter: no limit on what fits. Its bf16 arithmetic reads raw bits as integers.
+    Target("interpreter", "interpreter", "numpy", 32, 1, 1 << 30, 1 << 30, MIB, 10, 0.01,
+           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8}), ANY_F32, (1, 1, 1),
+           upcast16=True),
+)}
+
+
+def register(target: Target) -> Target:
+    """Add a chip; it is found by its name from now on, and its younger siblings by theirs. ValueError
+    for a name that is taken, ScheduleError for a feature that no pass knows."""
+    if target.name in TARGETS:
+        raise ValueError(f"there is a record of {target.name} already")
+    for feature in sorted(target.features - {*FEATURES}):
+        raise ScheduleError(f"{target.name}: there is no feature '{feature}'; expected some of "
+                            + " ".join(FEATURES))
+    TARGETS[target.name] = target
+    return target
+
+
+def unregister(name: str) -> None:
+    """Take a chip out again. KeyError for a name that has no record."""
+    del TARGETS[name]
+
+
+def _nearest(name: str) -> Target | None:
+    """The record of this name, or of the newest older chip of its family, renamed; with the features
+    that the user switched."""
+    if name in TARGETS:
+        return _switched(TARGETS[name])
+    family, number = _family(name)
+    older = [(n, t) for t in TARGETS.values() for f, n in [_family(t.name)]
+             if f == family and (n <= number or family.startswith("gfx1"))]
+    if not family or not older:
+        return None
+    found = max(older, key=lambda pair: pair[0])[1]
+    return _switched(replace(found, name=name, arch=number if found.backend == "cuda" else name))
+
+
+def _switched(target: Target) -> Target:
+    made = set(target.features)
+    for feature, on in knobs.features():
+        if feature not in FEATURES:
+            raise ScheduleError(f"{knobs.features.name}: there is no feature '{feature}'; "
+                              f"expected some of {' '.join(FEATURES)}")
+        if on and feature not in target.features and (feature != "early" or "box" not in target.features):
+            raise ScheduleError(f"{knobs.features.name}: {target} has no feature '{feature}'"
+                              + (", which came with the chips that move boxes (sm_90)"
+                                 if feature == "early" else "; what a chip has can be switched off"))
+        made = made | {feature} if on else made - {feature}
+    return target if made == target.features else replace(target, features=frozenset(made))
+
+
+def _family(name: str) -> tuple[str, int]:
+    """Chips of one family run one another's kernels as far as a record can tell: ("sm_8", 86)."""
+    if found := re.fullmatch(r"sm_(\d+)\d", name):
+        return f"sm_{found.group(1)}", int(name[3:])
+    if found := re.fullmatch(r"(gfx9|gfx11|gfx12)[0-9a-f]{2}", name):
+        return found.group(1), int(name[3:], 16)
+    return "", 0
+
+
+def detect(device: torch.device | int | None = None) -> Target:
+    """The target of a torch device (default: the current one), with the counts it reports; the
+    interpreter where there is no GPU, no torch, or TRITON_INTERPRET=1. Raises Unsupported for a GPU
+    that no record describes."""
+    if knobs.interpret():
+        return TARGETS["interpreter"]
+    try:
+        import torch
+    except ImportError:
+        return TARGETS["interpreter"]
+    kind = getattr(device, "type", "cuda")
+    if kind == "cpu":
+        return TARGETS["interpreter"]
+    if kind == "cuda" and torch.cuda.is_available():
+        index = device if isinstance(device, int) else getattr(device, "index", None)
+        return _of_gpu(torch.cuda.current_device() if index is None else index)
+    if kind == "xpu" or (device is None and hasattr(torch, "xpu") and torch.xpu.is_available()):
+        return TARGETS["xpu"]
+    return TARGETS["interpreter"]
+
+
+@functools.cache
+def _of_gpu(index: int) -> Target:
+    import torch
+
+    is_hip = torch.version.hip is not None
+    return from_properties(torch.cuda.get_device_properties(index), is_hip)
+
+
+def from_properties(properties: Any, is_hip: bool = False) -> Target:
+    """The record that fits torch's properties of a device, with the counts they tell. Raises
+    Unsupported (``target:sm_75``)."""
+    p = properties
+    name = p.gcnArchName.split(":")[0] if is_hip else f"sm_{p.major}{p.minor}"
+    found = _nearest(name)
+    if found is None:
+        raise Unsupported(f"target:{name}", f"no record for {p.name}; "
+                          f"expected one of {' '.join(TARGETS)}")
+    clock_khz = getattr(p, "memory_clock_rate", 0)
+    bits = getattr(p, "memory_bus_width", 0)
+    # Two transfers a clock. Drivers that do not tell say 0.
+    bandwidth = 2 * clock_khz * (bits // 8) / 1e6 or found.bandwidth_gbs
+    sms = p.multi_processor_count or found.sms
+    # HIP counts multiprocessors one by one or in pairs, depending on the chip.
+    share = 1.0 if is_hip else sms / found.sms
+    return replace(found, sms=sms, l2_bytes=getattr(p, "L2_cache_size", 0) or found.l2_bytes,
+                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share)

@@ -1,0 +1,120 @@
+"""Torch border, step 8a. The class that a convolution module gets in exchange for its own, and back.
+
+torch's modules become ours of the same name. A subclass becomes a class that inherits from it and then
+from ours: its own forward stays the first, and where that goes on to `super().forward` or to
+`_conv_forward`, ours comes next instead of torch's. Parametrized classes are made anew on our base.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.nn.utils.parametrize import is_parametrized
+
+from transconv.torch_ops import modules
+
+_OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
+                           for name in modules.__all__}
+_TORCHS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}
+_CALLS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+          "convolution"}
+
+
+def is_ours(kind: type) -> bool:
+    return any(c in _TORCHS for c in kind.__mro__)
+
+
+def why_not(module: torch.nn.Module) -> str:
+    """Why no class of ours would compute what a module of torch's computes; empty if one does."""
+    kind = type(module)
+    theirs = next((c for c in kind.__mro__ if c in _OURS), None)
+    if theirs is None:
+        return f"its class {kind.__qualname__} is none of torch.nn's convolutions"
+    transposed = issubclass(theirs, torch.nn.modules.conv._ConvTransposeNd)
+    if transposed and "forward" in vars(module):
+        return "it has a forward of its own, beside that of its class"
+    for owner in kind.__mro__[:kind.__mro__.index(theirs)]:
+        for method in ("forward", "_conv_forward"):
+            own = vars(owner).get(method)
+            if own is not None and not _goes_on(own, method, theirs, transposed):
+                return (f"its class {kind.__qualname__} has a {method} of its own, which does not end "
+                        f"in {'super().forward' if transposed else '_conv_forward'}")
+    return ""
+
+
+def _goes_on(method: Any, name: str, theirs: type, transposed: bool) -> bool:
+    """Whether a method leaves the convolution to the next class: its code names that, and no function
+    that convolves."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    names = _names(code)
+    if names & _CALLS:
+        return False
+    above = "super" in names and name in names
+    if transposed:
+        return above
+    return above or name == "forward" and (
+        "_conv_forward" in names or {theirs.__name__, "forward"} <= names)
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function names, functions inside of it included."""
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def exchanged(kind: type) -> type:
+    """The class of ours for a class of torch's, or a subclass of one."""
+    if kind in _OURS:
+        return _OURS[kind]
+    made = _mixed.get(kind)
+    if made is None:
+        theirs = next(c for c in kind.__mro__ if c in _OURS)
+        made = _mixed[kind] = type(kind.__name__, (kind, _OURS[theirs]), {
+            "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+            "exchanged_for": kind, "__reduce_ex__": _reduce})
+    return made
+
+
+_mixed: dict[type, type] = {}
+
+
+def restored(kind: type) -> type | None:
+    """The class that one of ours was given for; None for a class that nobody exchanged."""
+    found: type | None = _TORCHS.get(kind) or vars(kind).get("exchanged_for")
+    return found
+
+
+def exchange(module: torch.nn.Module, back: bool = False) -> bool:
+    """Give a module the other class, in place; False where there is none."""
+    kind = type(module)
+    parametrized = is_parametrized(module) and kind.__name__.startswith("Parametrized")
+    base = kind.__bases__[0] if parametrized else kind
+    other = restored(base) if back else exchanged(base)
+    if other is None:
+        return False
+    if parametrized:  # made for this one module; what undoes it looks at its first base
+        own = {name: value for name, value in vars(kind).items()
+               if name not in ("__dict__", "__weakref__")}
+        other = type(kind.__name__, (other,), own)
+    module.__class__ = other
+    return True
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Classes made here have no name to be found under: what is pickled names the one before."""
+    kind = type(self).exchanged_for
+    made = super(type(self), self).__reduce_ex__(protocol)
+    if made[0] is copyreg.__newobj__ and made[1] == (type(self),):  # type: ignore[attr-defined]
+        return _new, (kind,), *made[2:]
+    return made
+
+
+def _new(kind: type) -> Any:
+    made: Any = exchanged(kind)
+    return made.__new__(made)

@@ -1,0 +1,155 @@
+"""Verification. In: a question whose IR is right. Out: whether the emitted text is, too.
+
+The text runs under Triton's interpreter, in a process of its own where this one compiles kernels;
+then, on a GPU, as it is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from transconv import knobs
+from transconv.conv import Compiled, compiler
+from transconv.errors import TransconvError
+from transconv.ir import Array, offsets_of
+from transconv.target import Target, detect
+from transconv.verify.bisect_replay import Question
+
+CHILD_SECONDS = 300
+GUARD = 1 << 16  # elements around each tensor: a wrong kernel must not harm this process
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``text``: what was found, in words; ``source``: what is to be read, if it is ``wrong``."""
+
+    wrong: bool
+    text: str
+    source: str = ""
+
+
+def ask_emitter(question: Question, seed: int = 0, isolated: bool = True) -> Verdict:
+    """Run the emitted text under Triton's interpreter; ``isolated``: in a process of its own, which
+    a wrong kernel may kill (and which knows nothing of what was changed in this one)."""
+    if any(schedule.via == "gluon" for _, schedule in question.steps()):
+        return Verdict(False, "not asked: Triton's interpreter does not run Gluon")
+    if isolated or not knobs.interpret():
+        return _in_a_child(question, seed)
+    from transconv.verify.case import executable
+
+    try:
+        compiled = _compile(question, executable(question.target, "cpu"))
+        wrong = _run(compiled, question, "cpu")
+    except TransconvError as error:
+        return Verdict(False, f"not asked: {error}")
+    except Exception as error:  # whatever Triton's interpreter raises about a text
+        return Verdict(True, f"{type(error).__name__}: {error}", _source(question))
+    return Verdict(bool(wrong), wrong or "right", compiled.source if wrong else "")
+
+
+def _run(compiled: Compiled, question: Question, device: str) -> str:
+    """What is wrong with a plan's result."""
+    got, outside = launch(compiled, question, device)
+    return "; ".join(filter(None, [question.wrong(got, 1.0), outside]))
+
+
+def _compile(question: Question, target: Target) -> Compiled:
+    return compiler.build(question.problem, question.prop, target, question.schedule,
+                          question.epilogue)
+
+
+def _source(question: Question) -> str:
+    from transconv.verify.case import executable
+
+    try:
+        return _compile(question, executable(question.target, "cpu")).source
+    except Exception as error:  # it could not even be written
+        return str(error)
+
+
+def _in_a_child(question: Question, seed: int) -> Verdict:
+    """The same command with one part of the question, where Triton interprets."""
+    words = [sys.executable, "-m", "transconv", "bisect", str(question.problem), "--prop",
+             str(question.prop), "--target", question.target.name, "--parts", "emitter", "--json",
+             "--limit", str(1 << 62), "--here", "--seed", str(seed)]
+    if question.schedule is not None:
+        words += ["--schedule", str(question.schedule)]
+    if question.epilogue:
+        words += ["--epilogue", str(question.epilogue)]
+    root = str(Path(__file__).resolve().parents[2])
+    environment = knobs.child_environment({knobs.interpret.name: "1"}, root)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=CHILD_SECONDS,
+                              check=False, env=environment)
+        if done.returncode < 0:
+            return Verdict(True, f"Triton's interpreter died of signal {-done.returncode}",
+                           _source(question))
+        told = json.loads(done.stdout)
+        return Verdict(told["stage"] == "emit", str(told["verdict"]), str(told["diff"]))
+    except subprocess.TimeoutExpired:
+        return Verdict(False, f"not asked: no answer from Triton's interpreter in {CHILD_SECONDS} s")
+    except (ValueError, KeyError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Verdict(False, f"not asked: Triton's interpreter did not start: {last}")
+
+
+def ask_compiler(question: Question, asked: Question) -> Verdict:
+    """Run the compiled kernel on the GPU: in the small size, then in the size that was asked for."""
+    machine = detect()
+    if machine.backend == "interpreter" or knobs.interpret():
+        return Verdict(False, "not asked: there is no GPU" if not knobs.interpret() else
+                       "not asked: kernels are interpreted here")
+    if machine.name != question.target.name:
+        return Verdict(False, f"not asked: this machine is {machine.name}")
+    try:
+        compiled = _compile(question, question.target)
+        if wrong := _run(compiled, question, "cuda"):
+            return Verdict(True, wrong, compiled.source)
+        if asked.problem == question.problem:
+            return Verdict(False, "right")
+        compiled = _compile(replace(asked, schedule=asked.schedule or question.schedule), asked.target)
+        wrong = _in_full(asked, compiled)
+    except TransconvError as error:
+        return Verdict(False, f"not asked: {error}")
+    except Exception as error:  # Triton's compiler, or the driver
+        return Verdict(True, f"{type(error).__name__}: {error}", _source(question))
+    if wrong:
+        return Verdict(True, f"right in the small size, but for {asked.problem} {wrong}",
+                       compiled.source)
+    return Verdict(False, f"right, for {asked.problem} too")
+
+
+def _in_full(asked: Question, compiled: Compiled) -> str:
+    from transconv.verify.case import Case
+
+    return Case(asked.problem, asked.prop, str(asked.epilogue)).judge(compiled, "exact").reason
+
+
+def launch(compiled: Compiled, question: Question, device: str) -> tuple[Array, str]:
+    """The result of a plan on the question's data, in logical shape, and what it wrote to beside
+    the tensors, in words: each lies in the middle of a longer buffer of NaN."""
+    import torch
+
+    from transconv.verify.data import torch_dtype
+
+    tensors = {t.name: t for step in compiled.steps for t in step.algorithm.tensors
+               if t.name not in compiled.workspaces}
+    around, made = {}, {}
+    for name, values in question.buffers(tensors).items():
+        dtype = torch_dtype(tensors[name].dtype)
+        whole = torch.full((len(values) + 2 * GUARD,), float("nan"), dtype=dtype, device=device)
+        around[name] = whole
+        made[name] = whole[GUARD:GUARD + len(values)]
+        made[name].copy_(torch.from_numpy(values))
+    compiled.launch(**made)
+    got = made[question.result].double().cpu().numpy()
+    outside = [name for name, whole in around.items()
+               if not bool((whole[:GUARD].isnan().all() & whole[-GUARD:].isnan().all()).item())]
+    return (np.asarray(got[offsets_of(tensors[question.result])]),
+            f"wrote outside of {', '.join(outside)}" if outside else "")

@@ -1,0 +1,228 @@
+"""Verification. In: the launches of a plan. Out: what they compute at any stage, in NumPy.
+
+The operands are small integers, so that every order of summation gives the same bits; what no
+element maps to, and the result before the run, hold NaN: what is read or left out by mistake shows.
+A stage after which the kernel breaks a rule of the IR, or a pass that fails, counts as wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transconv.compute import Algorithm, is_exact
+from transconv.conv import ConvProblem, Epilogue, Prop, plan_steps
+from transconv.errors import ScheduleError
+from transconv.ir import (
+    Array,
+    DType,
+    Kernel,
+    Memory,
+    Roles,
+    Tensor,
+    VerifyError,
+    convert,
+    find,
+    offsets_of,
+    rewrite,
+    run,
+    verify,
+)
+from transconv.ir import expr as ex
+from transconv.passes import Context, naive, passes
+from transconv.schedule import Schedule, Scheduled, is_copy, why_not
+from transconv.target import Target
+
+
+@dataclass(slots=True)
+class Question:
+    """One direction of one problem, with its data in logical shape by tensor name, and in f64 the
+    ``sums`` and the ``answer``, which the epilogue makes of them."""
+
+    problem: ConvProblem
+    prop: Prop
+    target: Target
+    schedule: Schedule | None
+    epilogue: Epilogue
+    values: dict[str, Array] = field(default_factory=dict)
+    sums: Array = field(default_factory=lambda: np.zeros(0))
+    answer: Array = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def result(self) -> str:
+        return self.prop.result
+
+    def steps(self) -> list[tuple[Algorithm, Schedule]]:
+        """The algorithms and their schedules. Raises ScheduleError for what is not legal."""
+        made = plan_steps(self.problem, self.prop, self.target, self.schedule, self.epilogue)
+        for algorithm, schedule in made:
+            if reason := why_not(schedule, algorithm, self.target):
+                raise ScheduleError(f"{schedule}: {reason}")
+        return made
+
+    def fill(self, seed: int = 0) -> None:
+        """Draw the operands and work out the answer, with an oracle that knows no kernels."""
+        import torch
+
+        from transconv.verify.data import density
+        from transconv.verify.oracle import after, convolve
+
+        p, random = self.problem, np.random.default_rng(seed)
+        share = density(p, self.prop)
+        for name in self.prop.operands:
+            drawn = random.integers(-2, 3, p.shapes[name]).astype(np.float64)
+            self.values[name] = drawn * (random.random(drawn.shape) < share)
+            share = 1.0
+        for tensor in self.extra():
+            self.values[tensor.name] = random.integers(-8, 9, tensor.shape).astype(np.float64)
+        given = {n: torch.from_numpy(v) for n, v in self.values.items()}
+        a, b = (given[n] for n in self.prop.operands)
+        sums = convolve(p, self.prop, a, b)
+        self.sums = sums.numpy()
+        self.answer = after(sums, slice(None), str(self.epilogue), given).numpy()
+
+    def extra(self) -> tuple[Tensor, ...]:
+        """What the epilogue reads."""
+        made = plan_steps(self.problem, self.prop, self.target, self.schedule, self.epilogue)
+        return tuple(v.tensor for v in self.epilogue.views(made[0][0].c)) if made else ()
+
+    def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Memory for the tensors: operands in place, NaN everywhere else."""
+        made = {}
+        for name, tensor in tensors.items():
+            made[name] = np.full(tensor.layout.span, np.nan, tensor.dtype.numpy)
+            if name in self.values:
+                made[name][offsets_of(tensor)] = self.values[name]
+        return made
+
+    def wrong(self, got: Array, slack: float = 0.0) -> str:
+        """How a result in logical shape differs from the answer; empty where it does not.
+        ``slack``: in spacings of the type, for machines that cut instead of rounding."""
+        dtype = getattr(self.problem, self.result).dtype
+        if not is_exact(self.epilogue.ops):
+            slack = max(slack, 4.0)
+        want = convert(self.answer, dtype).astype(np.float64)
+        return differing(self.result, got.astype(np.float64), want, slack * _spacing(dtype))
+
+
+def _spacing(dtype: DType) -> float:
+    """Of numbers near 1; of types as wide as the sums some spacings more."""
+    return dtype.spacing * (4 if dtype.bits > 16 else 1)
+
+
+def differing(name: str, got: Array, want: Array, relative: float = 0.0) -> str:
+    """How two arrays differ, in words; empty where they do not."""
+    bad = ~(np.abs(got - want) <= relative * np.maximum(1.0, np.abs(want)))
+    if not bad.any():
+        return ""
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    return (f"{int(bad.sum())} of {bad.size} elements of {name} are wrong, the first at "
+            f"[{', '.join(map(str, first))}]: {got[first]:g}, expected {want[first]:g}")
+
+
+# -- what kernels compute --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Stages:
+    """One launch: the kernel after ``naive`` and every pass, up to the one that failed, if any.
+    ``algorithm`` is what is compiled, over merged groups and over copies; ``given`` was asked for."""
+
+    given: Algorithm
+    algorithm: Algorithm
+    schedule: Schedule
+    context: Context
+    kernels: list[tuple[str, Kernel]] = field(default_factory=list)
+    failed: str = ""  # the stage that raised
+    reason: str = ""
+
+    @staticmethod
+    def of(algorithm: Algorithm, schedule: Schedule, target: Target, precision: str,
+           switches: Mapping[str, bool]) -> Stages:
+        main = Scheduled(algorithm, schedule).main
+        made = Stages(algorithm, main, schedule, Context(main, schedule, target, precision))
+        made.extend("naive", lambda: naive.naive(main, f"conv_{main.name}"))
+        for step in passes():
+            if made.failed:
+                break
+            on = switches.get(step.name, step.default) or not step.optional
+            kernel = made.kernels[-1][1]
+            made.extend(step.name, lambda s=step, k=kernel, on=on:  # type: ignore[misc]
+                        s.run(k, made.context) if on else k)
+        return made
+
+    def extend(self, stage: str, make: Callable[[], Kernel]) -> None:
+        """Make the next kernel, and hold it against the rules of the IR."""
+        try:
+            kernel = make()
+            verify(kernel)
+        except VerifyError as error:
+            self.failed, self.reason = stage, f"the kernel breaks a rule of the IR: {error}"
+        except Exception as error:  # whatever a pass may raise
+            self.failed, self.reason = stage, f"the pass failed: {type(error).__name__}: {error}"
+        else:
+            self.kernels.append((stage, kernel))
+
+    def kernel(self, stage: int) -> Kernel:
+        return self.kernels[stage][1]
+
+    def orders(self, stage: int) -> int:
+        """How many orders of events a stage should be tried in."""
+        return 3 if find(self.kernel(stage), Roles) else 1
+
+
+NAMES = ("naive", *(p.name for p in passes()))
+BLOCKWISE = NAMES.index("blockwise")  # from here on the parts of a split sum exist
+NARROW = NAMES.index("narrow")
+FINAL = NAMES.index("final")  # from here on divisions may round as the target's do
+
+
+def as_targets_divide(kernel: Kernel) -> Kernel:
+    """The kernel with integer divisions that round towards zero, spelled with the IR's own, which
+    round down. Divisors are positive."""
+    def towards_zero(e: ex.Expr) -> ex.Expr:
+        if isinstance(e, (ex.FloorDiv, ex.Mod)) and e.dtype.kind == "int":
+            return ex.Select(ex.Lt(e.a, ex.Const(0)), ex.Neg(type(e)(ex.Neg(e.a), e.b)), e)
+        return e
+
+    return rewrite(kernel, towards_zero)
+
+
+def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int],
+            seed: int = 0) -> Array:
+    """The result, in logical shape, of running each launch at its stage (0 is ``naive``); ``seed``
+    says who goes first among the roles of a kernel that has them. Raises InterpError for what no
+    target would forgive."""
+    whole = [n for n in stages if n < BLOCKWISE]
+    if whole and len(whole) < len(stages):
+        raise ValueError("either all launches are looked at before `blockwise`, or none")
+    work = []
+    for launch, n in zip(launches, stages, strict=True):
+        if not (whole and any(x.role == "part" for x in launch.algorithm.axes)):
+            kernel = launch.kernel(n)
+            work.append((launch, as_targets_divide(kernel) if n >= FINAL else kernel))
+    tensors = {t.name: t for launch, kernel in work
+               for t in (*launch.algorithm.tensors, *kernel.params)}
+    # Boxes and copies see memory as other dimensions: the tensor as what was asked for has it says where
+    # its elements lie.
+    tensors |= {t.name: t for launch, _ in work if not is_copy(launch.given)
+                for t in launch.given.tensors}
+    buffers = question.buffers(tensors)
+    if not whole and any(s.schedule.split_k > 1 and s.schedule.reduce == "atomic" for s, _ in work):
+        buffers[question.result][:] = 0
+    memory = Memory(buffers)
+    for _, kernel in work:
+        memory.new_launch()
+        run(kernel, memory, seed=seed)
+    result = holder(tensors, [launch.algorithm for launch, _ in work], question.result)
+    return np.asarray(memory.buffers[result.name][offsets_of(result)])
+
+
+def holder(tensors: Mapping[str, Tensor], made: Sequence[Algorithm], result: str) -> Tensor:
+    """The tensor that a result ends up in: its copy, where the sum of parts, which is not looked at,
+    would have gone to the result itself."""
+    stored = {a.c.tensor.name: a.c.tensor for a in made}
+    return tensors[result] if result in stored else next(
+        t for t in stored.values() if t.copy_of == result)

@@ -1,0 +1,276 @@
+"""Verification. One direction of one problem on this machine: plan, tensors, what is right.
+
+Runs in worker processes or at home; problems travel as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+
+from transconv import knobs
+from transconv.compute import Algorithm
+from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.errors import ScheduleError
+from transconv.ir import DTYPES, Layout
+from transconv.runtime import Choose, trust
+from transconv.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target import TARGETS, Target, detect
+from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
+from transconv.verify.oracle import PIECE, Judgement, after, approximates, judge, pieces
+
+
+def device() -> str:
+    """Where kernels run: the GPU; or the CPU under Triton's interpreter, which is switched on here
+    and must be before anything imports triton."""
+    if detect().backend == "interpreter":
+        knobs.use_interpreter()
+        return "cpu"
+    return "cuda"
+
+
+def executable(target: Target, where: str) -> Target:
+    """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
+    operands then need casts, and explicit kernels cannot be."""
+    if where == "cuda" or target.backend == "interpreter":
+        return target
+    return replace(target, name=f"{target.name}-interpreted", upcast16=True,
+                   features=target.features - {"wgmma"},
+                   precisions=TARGETS["interpreter"].precisions)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def weight(p: ConvProblem) -> float:
+    """An upper estimate of the GPU memory that a check needs, in bytes."""
+    image = p.ic * prod(p.i) + p.oc * prod(p.o)
+    piece = min(p.mb * image, max(PIECE, image))
+    # Filling takes several times the tensors, comparing six f64 copies of a piece.
+    return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
+
+
+def epilogue_layouts(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Layout]:
+    """What an epilogue reads: ``bia`` per channel of the result, ``res`` like the result."""
+    spec, shape = getattr(p, prop.result), p.shapes[prop.result]
+    made = {}
+    if "bias" in epilogue.ops:
+        made["bia"] = Layout.dense(epilogue.bia or spec.dtype, (shape[1],))
+    if "res" in epilogue.ops:
+        made["res"] = spec.layout
+    return made
+
+
+def epilogue_values(shape: Sequence[int], mode: str, where: str, seed: int = 0) -> torch.Tensor:
+    """For a bias or a residual: integers up to 8 in size, or normally distributed."""
+    generator = torch.Generator(where).manual_seed(seed)
+    if mode == "exact":
+        return torch.randint(-8, 9, tuple(shape), device=where, generator=generator)
+    return torch.randn(tuple(shape), device=where, generator=generator)
+
+
+def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
+                     where: str) -> dict[str, torch.Tensor]:
+    """What an epilogue reads, without guards: for timing."""
+    made = {}
+    for name, layout in epilogue_layouts(p, prop, Epilogue.parse(epilogue)).items():
+        like = torch.empty_strided(layout.extents, layout.strides() or (),
+                                   dtype=torch_dtype(layout.dtype), device=where)
+        made[name] = like.copy_(epilogue_values(like.shape, mode, where))
+    return made
+
+
+@dataclass(slots=True)
+class Case:
+    """A problem with its tensors; plans for other schedules share them.
+
+    ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
+    many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads; ``numpy`` runs
+    kernels in the interpreter of the IR instead of Triton's.
+    """
+
+    problem: ConvProblem
+    prop: Prop
+    epilogue: str = ""
+    where: str = field(default_factory=device)
+    tensors: dict[str, Guarded] = field(default_factory=dict)
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    answer: torch.Tensor | None = None  # to the exact data, once `same` has asked for it
+    target: Target = field(default_factory=detect)
+    bia: str = ""
+    shift: int = 0
+    deterministic: bool = False
+    numpy: bool = False
+    beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
+
+    @property
+    def after(self) -> Epilogue:
+        return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
+
+    def plan(self, schedule: str | Schedule = "") -> Compiled:
+        """Raises ScheduleError or Unsupported, which are refusals, not failures."""
+        return compiler.plan(self.problem, self.prop, self.target, schedule or None, self.after,
+                             aligned=not self.shift, deterministic=self.deterministic)
+
+    def plan_of(self, schedules: Sequence[str]) -> Compiled:
+        """The plan whose kernels have these schedules, in the order that the compiler asks for them
+        (see ``choices``); one schedule is for all of them. Raises ScheduleError or Unsupported."""
+        if len(schedules) == 1:
+            return self.plan(schedules[0])
+        left = list(schedules)
+
+        def choose(algorithm: Algorithm, target: Target) -> Schedule:
+            if not left:
+                raise ScheduleError(f"{len(schedules)} schedules are too few: {algorithm.name} has none")
+            return Schedule.parse(left.pop(0))
+
+        made = self._chosen(choose)
+        if left:
+            raise ScheduleError(f"{len(schedules)} schedules for {len(made.steps)} kernels; expected "
+                              "one for all, or one for each")
+        return made
+
+    def choices(self, most: int | None = None) -> Iterator[tuple[str, ...]]:
+        """The schedules of every plan that the heuristics may choose, best first, in the order that
+        the compiler asks for them: the n-th plan takes the n-th candidate of every kernel, or its
+        last. ``plan_of`` builds them."""
+        known: dict[str, list[Schedule]] = {}
+        longest = 1
+        for rank in itertools.count():
+            if rank >= longest or rank == most:
+                return
+
+            asked: list[str] = []
+
+            def choose(algorithm: Algorithm, target: Target, rank: int = rank,
+                       asked: list[str] = asked) -> Schedule:
+                if str(algorithm) not in known:
+                    known[str(algorithm)] = heuristics.candidates(algorithm, target)
+                found = known[str(algorithm)]
+                asked.append(str(found[min(rank, len(found) - 1)]))
+                return found[min(rank, len(found) - 1)]
+
+            compiler.plan_steps(self.problem, self.prop, self._target, None, self.after, choose)
+            longest = max(map(len, known.values()), default=0)
+            yield tuple(asked)
+
+    @property
+    def _target(self) -> Target:
+        """The target as `plan` sees it: boxes need aligned tensors."""
+        if not self.shift:
+            return self.target
+        return replace(self.target, features=self.target.features - {"box"})
+
+    def _chosen(self, choose: Choose) -> Compiled:
+        return compiler.build(self.problem, self.prop, self._target, None, self.after, choose,
+                              self.deterministic)
+
+    def proven(self, schedule: str = "", seed: int = 9) -> Compiled:
+        """The plan that a user gets: one that gave a right result (see transconv.trust). A given
+        schedule is taken as it is. Raises ScheduleError or Unsupported."""
+        compiled = self.plan(schedule)
+        known = trust.is_trusted(compiled, aligned=not self.shift)
+        if schedule or self.where == "cpu" or known:  # verdicts are on what a GPU's compiler makes
+            return compiled
+        self.fill("float", seed)
+        return trust.run(compiled, {n: t.view for n, t in self._all().items()})
+
+    def _all(self) -> dict[str, Guarded]:
+        return self.tensors | self.beside
+
+    def fill(self, mode: str, seed: int = 0) -> None:
+        """New operands (``exact`` or ``float``), and a poisoned result."""
+        if not self.tensors:
+            self.tensors = allocate(self.problem, self.where, self.shift)
+            self.beside = {name: Guarded.make(layout, layout.extents, self.where, self.shift)
+                           for name, layout in
+                           epilogue_layouts(self.problem, self.prop, self.after).items()}
+        fill(self.tensors, self.problem, self.prop, mode, seed)
+        for place, tensor in enumerate(self.beside.values(), start=1 << 20):
+            tensor.put(epilogue_values(tensor.shape, mode, self.where, seed + place))
+            tensor.seal()
+        self.extra = {name: t.view for name, t in self.beside.items()}
+
+    def launch(self, compiled: Compiled) -> None:
+        """Raises InterpError where the interpreter of the IR finds a fault."""
+        if self.numpy:
+            from transconv.verify.interpret import interpret
+
+            interpret(compiled, self._all())
+            return
+        compiled.launch(**{name: t.argument for name, t in self._all().items()})
+
+    def intact(self) -> bool:
+        """Whether nothing but the result was written."""
+        return all(t.intact() for t in self._all().values())
+
+    def judge(self, compiled: Compiled, mode: str, seed: int = 0) -> Judgement:
+        """Run on fresh data and compare; nothing but the result may be written."""
+        self.fill(mode, seed)
+        self.launch(compiled)
+        synchronize()
+        a, b = (self.tensors[n].view for n in self.prop.operands)
+        got = self.tensors[self.prop.result].view
+        found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
+                      cut=self.where == "cpu" and not self.numpy)
+        return self._guarded(found)
+
+    def _guarded(self, found: Judgement) -> Judgement:
+        if not self.intact():
+            found.reason = "; ".join(filter(None, [found.reason, "wrote outside the result"]))
+        # The interpreter of the IR runs kernels alone: what a plan does beside them is not seen there.
+        if not self.numpy and not self.tensors[self.prop.result].is_padded_with_zeros:
+            found.reason = "; ".join(filter(None, [found.reason, "what pads the result is not 0"]))
+        return found
+
+    def same(self, compiled: Compiled, seed: int = 0) -> Judgement:
+        """``judge`` on exact data for one schedule of many: data and answer are kept, where equal
+        bits are asked for."""
+        if approximates(self.epilogue) or (self.where == "cpu" and "bf16" in map(
+                str, self.problem.dtypes)):
+            return self.judge(compiled, "exact", seed)
+        result = self.tensors.get(self.prop.result)
+        if self.answer is None or result is None:
+            self.fill("exact", seed)
+            result = self.tensors[self.prop.result]
+            a, b = (self.tensors[n].view for n in self.prop.operands)
+            found = [after(want, at, self.epilogue, self.extra)
+                     for at, want in pieces(self.problem, self.prop, a, b)]
+            kept = torch.empty_like(result.view)
+            self.answer = kept if not found else kept.copy_(torch.cat(found))
+        result.poison()
+        self.launch(compiled)
+        synchronize()
+        wrong = int((result.view != self.answer).sum())
+        told = Judgement(max_err=float("nan") if wrong else 0.0)
+        if wrong:
+            told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"
+        return self._guarded(told)
+
+    def release(self) -> None:
+        """Give the tensors back."""
+        self.tensors, self.extra, self.beside, self.answer = {}, {}, {}, None
+
+
+def warm(compiled: Compiled) -> float:
+    """Compile a plan's kernels into Triton's cache without launching them; returns seconds.
+
+    The kernels are specialised as for tensors at addresses that are multiples of 16, which is what
+    tensors without memory (of torch's ``meta`` device) look like to Triton.
+    """
+    start = time.perf_counter()
+    for step in compiled.steps:
+        step.launcher.warm([torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
+                            for t in step.kernel.params])
+    return time.perf_counter() - start
+
+
+assert GUARD * 2 % 256 == 0  # results stay as aligned as torch's allocator makes them

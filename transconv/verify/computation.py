@@ -1,0 +1,170 @@
+"""Verification. In: a computation. Out: whether its kernels store what its steps mean.
+
+Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
+same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.
+Float data are bounded by the rounding of the result and of its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from transconv.compute import Answer, Compute, Read, execute
+from transconv.ir import Array, Call, Const, Div, Kernel, Memory, Tensor, find, run, verify
+from transconv.passes import lower
+from transconv.runtime import Plan
+from transconv.verify.data import torch_dtype
+
+ROUNDINGS = 4  # of a result: its own, and those of what an operation is computed by
+SUMMED = 2.0**-18  # of the sum of absolute terms: f32 sums, and operands rounded to tf32
+TF32 = 2.0**-10
+# What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
+# of many ones is one.
+EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of one kind of data: the largest difference, and what is wrong, empty if nothing is."""
+
+    data: str
+    max_error: float
+    problem: str = ""
+
+
+@dataclass
+class Case:
+    """A computation with data, and its answer."""
+
+    compute: Compute
+    data: str = "exact"
+    seed: int = 0
+    given: dict[str, Array] = field(init=False)
+    answers: dict[str, Answer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = np.random.default_rng(self.seed)
+        stored = {w.view.tensor.name for w in self.compute.writes}
+        self.given = {t.name: self._values(draw, t) for t in self.compute.tensors
+                      if t.name not in stored}
+        self.answers = execute(self.compute, self.given)
+
+    def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
+        if self.data == "exact":
+            drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
+            return _as_memory_has_it(tensor, drawn)
+        made = torch.from_numpy(draw.standard_normal(tensor.shape)).to(torch_dtype(tensor.dtype))
+        return _as_memory_has_it(tensor, made.double().numpy())
+
+    def tensors(self, device: str) -> dict[str, torch.Tensor]:
+        """What is read, and NaN where something is to be stored."""
+        return {t.name: _laid_out(t, self.given.get(t.name), device) for t in self.compute.tensors}
+
+    def launched(self, plan: Plan, device: str) -> Judged:
+        tensors = self.tensors(device)
+        plan.launch(**tensors)
+        return self.judged({name: tensors[name].double().cpu().numpy() for name in self.answers})
+
+    def judged(self, got: dict[str, Array]) -> Judged:
+        """Hold stored tensors against the answer."""
+        worst, wrong = 0.0, ""
+        for name, answer in self.answers.items():
+            tensor = next(t for t in self.compute.tensors if t.name == name)
+            want, bound = self._bound(answer, tensor)
+            same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
+            with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
+                apart = np.where(same, 0.0, np.abs(got[name] - want))
+            apart = np.where(np.isnan(apart), np.inf, apart)
+            worst = max(worst, float(apart.max(initial=0.0)))
+            if (bad := apart > bound).any():
+                at = tuple(int(i) for i in np.argwhere(bad)[0])
+                wrong = wrong or (f"{name}{list(at)} is {got[name][at]:.6g}, expected {want[at]:.6g}; "
+                                  f"{int(bad.sum())} of {bad.size} elements are wrong")
+        return Judged(self.data, worst, wrong)
+
+    def _bound(self, answer: Answer, tensor: Tensor) -> tuple[Array, Array]:
+        """The answer in the tensor's type, and how far from it a result may be."""
+        want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
+        if self.data == "exact" and self.is_exact:
+            return want, np.zeros_like(want)
+        place = 2.0 ** -tensor.dtype.digits
+        f32 = any(t.dtype.name == "f32" for t in self.compute.tensors) and self.compute.math == "tf32"
+        share = TF32 if f32 and self.compute.factors else SUMMED
+        largest = np.maximum(1.0, np.abs(want))
+        return want, ROUNDINGS * (place + 2.0**-20) * largest + share * answer.weight
+
+    @property
+    def op(self) -> str:
+        return self.compute.sum.op if self.compute.sum else ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether whole numbers stay so small and whole that nothing is rounded on the way."""
+        values = [s.value for s in self.compute.steps if not isinstance(s, Read)]
+        return not any(find(v, Call) or find(v, Div) or any(
+            isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const))
+            for v in values)
+
+    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = ()) -> Judged:
+        """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
+        plan run one after another. What is neither given nor ``zeroed`` holds NaN before."""
+        memory = {t.name: np.full(t.layout.span, np.nan, t.dtype.numpy)
+                  for k in kernels for t in k.params}
+        for t in self.compute.tensors:
+            flat = np.full(t.layout.span, 0.0 if t.name in zeroed else np.nan, t.dtype.numpy)
+            if t.name in self.given:
+                flat[_places(t)] = self.given[t.name]
+            memory[t.name] = flat
+        done = Memory(memory)
+        for kernel in kernels:
+            done = run(kernel, done)
+        return self.judged({t.name: done.buffers[t.name][_places(t)].astype(np.float64)
+                            for t in self.compute.tensors if t.name in self.answers})
+
+
+def after_every_pass(compute: Compute, plan: Plan) -> list[tuple[str, Judged]]:
+    """What the interpreter finds after every pass that changed something, on exact data, of all kernels
+    of a plan one after another. Raises VerifyError for a kernel that breaks a rule of the IR."""
+    case, before, found = Case(compute), None, []
+    zeroed = {s.zero.name for s in plan.steps if s.zero is not None}
+    made = [lower(s.algorithm, s.schedule, plan.target, s.kernel.name, compute.math) for s in plan.steps]
+    stages = [name for name, _ in made[0]]
+    # What adds the parts of a sum has none before the pass that makes them.
+    parts = any(x.role == "part" for s in plan.steps for x in s.algorithm.axes)
+    for at in range(stages.index("blockwise") if parts else 0, len(stages)):
+        kernels = [stage[at][1] for stage in made]
+        if kernels != before:
+            for kernel in kernels:
+                verify(kernel)
+            found.append((stages[at], case.interpreted(*kernels, zeroed=zeroed)))
+        before = kernels
+    return found
+
+
+def _places(tensor: Tensor) -> Array:
+    strides = tensor.layout.strides()
+    assert strides is not None, f"{tensor.name} has a blocked layout"
+    grid = np.indices(tensor.shape) if tensor.shape else np.zeros((0,), np.int64)
+    return np.asarray(tensor.layout.offset + sum(
+        (g * s for g, s in zip(grid, strides, strict=True)), np.zeros(tensor.shape, np.int64)))
+
+
+def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
+    """The same number wherever elements share a place."""
+    places, flat = _places(tensor), np.zeros(tensor.layout.span)
+    flat[places] = values
+    return np.asarray(flat[places])
+
+
+def _laid_out(tensor: Tensor, values: Array | None, device: str) -> torch.Tensor:
+    strides = tensor.layout.strides()
+    assert strides is not None, f"{tensor.name} has a blocked layout"
+    flat = np.full(tensor.layout.span, np.nan)
+    if values is not None:
+        flat[_places(tensor)] = values
+    memory = torch.from_numpy(flat).to(torch_dtype(tensor.dtype)).to(device)
+    return memory.as_strided(tensor.shape, strides, tensor.layout.offset)

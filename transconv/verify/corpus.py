@@ -1,0 +1,40 @@
+"""Verification. The trials that failed once: lines in the files of the folder ``corpus``.
+
+A file holds benchdnn-like lines (see fuzz_trial.py), each after a comment that says what was wrong.
+Every run of the fuzzer begins with them, and so does the test suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transconv.errors import ProblemError, TransconvError
+from transconv.verify.fuzz_trial import Trial
+
+FOLDER = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trial and where it is written: ``pipeline.txt:12``."""
+
+    place: str
+    trial: Trial
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """The trials of a file. Raises ProblemError naming file and line, OSError."""
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = text.partition("#")[0].strip()
+        if line:
+            try:
+                yield Entry(f"{path.name}:{number}", Trial.parse(line))
+            except (TransconvError, ValueError) as error:
+                raise ProblemError(f"{path}:{number}: {error}") from error
+
+
+def corpus() -> list[Entry]:
+    """All that failed once, in the order of file names and lines."""
+    return [entry for path in sorted(FOLDER.glob("*.txt")) for entry in read(path)]

@@ -1,0 +1,246 @@
+"""Verification. In: a random generator. Out: a small computation as text.
+
+Products with any number of batch, row, column and summed axes, reductions over windows, chains of
+elementwise operations; everything that a text can say about where an element lies is drawn: flips,
+strides, pads with fills, fused and divided coordinates, broadcasts, permuted and partial stores, layouts
+with gaps. Sizes rarely divide anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from random import Random
+
+from transconv.compute import Op, table
+from transconv.ir import REDUCERS, Const, f32
+from transconv.verify.draw import chance
+
+SIZES = (1, 2, 3, 3, 5, 5, 7, 8, 9, 13, 16, 17, 21, 32, 33)
+MOST_POINTS = 1 << 15  # of all axes together
+
+
+def _is_float(op: Op) -> bool:
+    """Whether an operation makes a number, not a condition."""
+    return op(*[Const(1.0, f32)] * op.arity).dtype.kind == "float"
+
+
+# The operations that may be drawn: of whole numbers only exact ones make whole numbers.
+EXACT = table(lambda op: op if op.exact and op.arity < 3 and _is_float(op) else None)
+DRAWN = table(lambda op: op if op.activation and op.drawn or op.name in EXACT else None)
+FLOATS = ("f16", "f16", "bf16", "bf16", "f32", "f32")
+FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum": ("", "", "", "1")}
+
+
+def text(rng: Random) -> str:
+    """A computation that one kernel can do."""
+    return rng.choice((_product, _product, _reduction, _chain))(_Page(rng))
+
+
+@dataclass
+class _Page:
+    """A text as it is written: axes, tensors, and the lines of its steps."""
+
+    rng: Random
+    axes: dict[str, int] = field(default_factory=dict)
+    summed: list[str] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    f64: bool = False
+
+    def __post_init__(self) -> None:
+        self.f64 = chance(self.rng, 12)
+
+    def add_axes(self, letter: str, number: int, summed: bool = False) -> list[str]:
+        """Axes of one kind, small enough that all points together stay few."""
+        names = [f"{letter}{i}" if number > 1 else letter for i in range(number)]
+        for name in names:
+            room = MOST_POINTS // max(1, prod(self.axes.values()))
+            self.axes[name] = self.rng.choice([n for n in SIZES if n <= max(1, room)])
+        self.summed += names if summed else []
+        return names
+
+    @property
+    def kept(self) -> list[str]:
+        return [a for a in self.axes if a not in self.summed]
+
+    def dtype(self) -> str:
+        return "f64" if self.f64 and chance(self.rng, 2) else self.rng.choice(FLOATS)
+
+    def tensor(self, name: str, shape: list[int], stored: bool = False, dtype: str = "") -> None:
+        sizes = ", ".join(map(str, shape))
+        self.tensors.append(f"tensor {name} {dtype or self.dtype()} [{sizes}] "
+                            f"{_strides(self.rng, shape, stored)}".rstrip())
+
+    def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
+        """A line that reads a tensor of these axes in any order."""
+        coords, shape = _coordinates(self, axes, stored=False)
+        self.tensor(name.upper(), shape, dtype=dtype)
+        where = _condition(self, axes) if chance(self.rng, 12) else ""
+        self.steps.append(f"read {name} = {name.upper()}[{', '.join(coords)}]{where}"
+                          + (f" else {fill}" if fill else ""))
+        return name
+
+    def store(self, name: str, value: str) -> None:
+        """A line that stores a value at every point of the axes that are left."""
+        coords, shape = _coordinates(self, self.kept, stored=True)
+        self.tensor(name, shape, stored=True)
+        where = _condition(self, self.kept) if chance(self.rng, 12) else ""
+        self.steps.append(f"store {name}[{', '.join(coords)}]{where} = {value}")
+
+    def made(self, name: str) -> str:
+        """The whole text."""
+        said = " ".join(f"{a}={n}" for a, n in self.axes.items())
+        math = self.rng.choice(("", "", " math=ieee", " math=tf32x3"))
+        lines = [f"compute {name}{math}", *(f"    {t}" for t in self.tensors), f"    axes {said}"]
+        return "\n".join([*lines, *(f"    {s}" for s in self.steps)])
+
+
+# -- the three kinds -------------------------------------------------------------------------------
+
+
+def _product(page: _Page) -> str:
+    rng = page.rng
+    kinds = {letter: page.add_axes(letter, rng.choice(numbers), letter == "k") for letter, numbers in (
+        ("b", (0, 0, 0, 1, 1, 2)), ("m", (1, 1, 1, 2, 0)), ("n", (1, 1, 1, 2)), ("k", (1, 1, 2, 2)))}
+    if not page.kept:
+        kinds["m"] += page.add_axes("m", 1)
+    dtype = page.dtype()
+    mixed = chance(rng, 6)
+    for name, letters in (("x", "bmk"), ("w", "bnk")):
+        axes = [a for letter in letters for a in kinds[letter]]
+        if len(kinds["k"]) > 1 and chance(rng, 16):  # an axis that one of the factors does not have
+            axes.remove(kinds["k"][0 if name == "x" else 1])
+        page.read(name, axes, "2" if chance(rng, 20) else "", "" if mixed else dtype)
+    page.steps.append(f"let s = sum(x*w; {' '.join(page.summed)})")
+    return _finished(page, "product")
+
+
+def _reduction(page: _Page) -> str:
+    rng = page.rng
+    page.add_axes("m", rng.choice((1, 1, 2, 3)))
+    page.add_axes("k", rng.choice((1, 2, 2, 3)), summed=True)
+    op = rng.choice(tuple(REDUCERS))
+    names = [page.read("x", list(page.axes), rng.choice(FILLS[op]))]
+    if chance(rng, 4):
+        names.append(page.read("y", _some(rng, list(page.axes)), rng.choice(FILLS[op])))
+    term = "x" if len(names) == 1 and rng.randrange(3) else _value(page, names, exact=True)
+    if op == "prod":  # a product of anything else soon leaves the numbers that f32 has
+        term = "*".join(names)
+    page.steps.append(f"let s = {op}({term}; {' '.join(page.summed)})")
+    return _finished(page, f"reduced_{op}")
+
+
+def _chain(page: _Page) -> str:
+    rng = page.rng
+    page.add_axes("m", rng.choice((1, 2, 2, 3, 4)))
+    names = [page.read("x", list(page.axes), rng.choice(("", "3")))]
+    names += [page.read(n, _some(rng, list(page.axes))) for n in ("y", "z")[:rng.randrange(3)]]
+    for at in range(rng.randrange(3)):
+        page.steps.append(f"let v{at} = {_value(page, names)}")
+        names.append(f"v{at}")
+    for at in range(rng.choice((1, 1, 2, 3))):
+        value = names[-1] if chance(rng, 2) else _value(page, names)
+        page.store(f"C{at}", value)
+    return page.made("chain")
+
+
+def _finished(page: _Page, name: str) -> str:
+    """What is done to a reduced value ``s``, and where it is stored."""
+    rng, names = page.rng, ["s"]
+    for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:
+        names.append(page.read(extra, _some(rng, page.kept) or page.kept))
+    value = "s" if len(names) == 1 and chance(rng, 2) else _value(page, names)
+    page.store("C", value)
+    if chance(rng, 5):
+        page.store("D", _value(page, names))
+    return page.made(name)
+
+
+# -- coordinates -----------------------------------------------------------------------------------
+
+
+def _some(rng: Random, axes: list[str]) -> list[str]:
+    return [a for a in axes if rng.randrange(3)] or axes[-1:]
+
+
+def _coordinates(page: _Page, axes: list[str], stored: bool) -> tuple[list[str], list[int]]:
+    """Coordinates that see the axes, in any order, and the sizes of their dimensions. What is stored
+    goes to a place of its own from every point."""
+    rng = page.rng
+    left = rng.sample(axes, len(axes)) if chance(rng, 2) else list(axes)
+    made: list[tuple[str, int]] = []
+    while left:
+        axis = left.pop(0)
+        partner = next((a for a in left if (a in page.summed) != (axis in page.summed)), "")
+        if partner and not stored and chance(rng, 3):
+            left.remove(partner)
+            made.append(_window(page, axis, partner))
+        elif left and chance(rng, 10):  # one dimension that two axes count together
+            inner = left.pop(0)
+            made.append((f"{axis}*{page.axes[inner]} + {inner}", page.axes[axis] * page.axes[inner]))
+        elif page.axes[axis] > 3 and chance(rng, 12):
+            cut = rng.choice((2, 3, 4))
+            made += [(f"{axis} // {cut}", -(-page.axes[axis] // cut)), (f"{axis} % {cut}", cut)]
+        else:
+            made.append(_one(page, axis))
+    return [c for c, _ in made], [n for _, n in made]
+
+
+def _one(page: _Page, axis: str) -> tuple[str, int]:
+    """The coordinate of one axis, mostly the axis itself."""
+    rng, size = page.rng, page.axes[axis]
+    way = rng.choice(("plain",) * 8 + ("flip", "shift", "steps", "pad", "short"))
+    by = rng.randint(1, 3)
+    return {"plain": (axis, size), "flip": (f"{size - 1} - {axis}", size),
+            "shift": (f"{axis} + {by}", size + by + rng.randrange(2)),
+            "steps": (f"{axis}*{by + 1}", (size - 1) * (by + 1) + 1 + rng.randrange(2)),
+            "pad": (f"{axis} - {by}", max(1, size - by)),
+            "short": (axis, max(1, size - by))}[way]
+
+
+def _window(page: _Page, axis: str, tap: str) -> tuple[str, int]:
+    """A position of a window: stride, dilation, padding on both sides, flipped or not."""
+    rng = page.rng
+    stride, dilation, pad = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2)), rng.choice((0, 1, 1, 2))
+    axis, tap = (tap, axis) if axis in page.summed else (axis, tap)
+    reach = (page.axes[axis] - 1) * stride + (page.axes[tap] - 1) * dilation + 1
+    size = max(1, reach - 2 * pad + rng.choice((0, 0, 0, 1, -1)))
+    seen = f"{page.axes[tap] - 1} - {tap}" if chance(rng, 5) else tap
+    return f"{axis}*{stride} + ({seen})*{dilation} - {pad}", size
+
+
+def _condition(page: _Page, axes: list[str]) -> str:
+    rng = page.rng
+    a, b = rng.choice(axes), rng.choice(axes)
+    return f" where {rng.choice((f'{a} < {max(1, page.axes[a] - 1)}', f'{a} <= {b}', f'{a} % 2 == 0'))}"
+
+
+def _strides(rng: Random, shape: list[int], stored: bool) -> str:
+    """Where the elements lie: dense as a rule, or in another order, with gaps, or repeated."""
+    if rng.randrange(3):
+        return ""
+    order, step, strides = rng.sample(range(len(shape)), len(shape)), 1, [0] * len(shape)
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+        if chance(rng, 4):
+            step += rng.choice((1, 3, 8)) if chance(rng, 2) else -step % 8
+    if not stored and chance(rng, 8):
+        strides[rng.randrange(len(shape))] = 0
+    return f"strides({','.join(map(str, strides))})"
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _value(page: _Page, names: list[str], exact: bool = False) -> str:
+    """An expression of some names; operations are those of the table."""
+    rng = page.rng
+    a, b = rng.choice(names), rng.choice(names)
+    axis = rng.choice(list(page.axes) if exact else page.kept)
+    op = rng.choice(list((EXACT if exact else DRAWN).values()))
+    inner = f"{op.name}({', '.join((a, b)[:op.arity])})"
+    return rng.choice((f"{a} + {b}", f"{a}*2 - {b}", f"where({a} > {b}, {a}, {b} - 1)", inner, inner,
+                       f"{inner} + {b}", f"where({axis} < {page.axes[axis] // 2}, {a}, {b} + 1)",
+                       f"{a} + {axis}", f"({a} - 1)**2", "*".join(sorted({a, b, names[0]}))))

@@ -1,0 +1,218 @@
+"""Verification. In: a request in benchdnn's words. Out: a job for a worker, or a refusal.
+
+A job is text and numbers, so that it can travel to another process. What benchdnn can ask for and
+no kernel here can do is refused with a reason; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from transconv.conv import ConvProblem, Epilogue, Prop, TensorSpec, parse_descriptor
+from transconv.errors import ProblemError, ScheduleError, TransconvError
+from transconv.ir import Layout, multiplied
+from transconv.schedule import Schedule
+from transconv.verify.driver import Request
+from transconv.verify.driver_attr import (
+    FIXED,
+    INVALID,
+    UNIMPLEMENTED,
+    Refused,
+    fixed,
+    math_of,
+    post_ops,
+)
+
+DTYPES = tuple(t.name for t in multiplied("float"))
+OTHER_DTYPES = ("s8", "u8", "s32", "s4", "u4", "s64", "boolean", "f8_e5m2", "f8_e4m3", "e8m0",
+                "f4_e2m1", "f4_e3m0")
+NEXT = " ;; "  # between the schedules of a plan's kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told (see driver_run.py). ``mode``: I, R, C or B; ``data``: exact, float or
+    both; ``shift``: elements off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
+
+    problem: str
+    prop: str
+    epilogue: str = ""
+    bia: str = ""
+    mode: str = "C"
+    data: str = "exact"
+    shift: int = 0
+    schedules: str = "best"
+    deterministic: bool = False
+    seed: int = 0
+    target: str = ""
+    numpy: bool = False
+
+
+def job_of(request: Request, schedules: str = "best") -> Job:
+    """Raises Refused with benchdnn's status word and a reason."""
+    prop = _prop(request["dir"])
+    for option in FIXED:
+        fixed(option, request[option])
+    mode = _mode(request.mode)
+    dtypes, is_tf32 = _dtypes(request)
+    math = "tf32" if is_tf32 else math_of(request["attr-fpmath"], dtypes[0])
+    try:
+        p = _problem(request, dtypes, math)
+        epilogue, bia = _epilogue(request, prop, p, dtypes)
+        p = spaced(p, prop, request["strided"])
+        for text in filter(None, request["schedule"].split(NEXT)):
+            Schedule.parse(text)
+    except TransconvError as error:
+        raise Refused(INVALID, f"{request.where}: {error}") from error
+    return Job(str(replace(p, name="")), prop.value, epilogue, bia, mode, request["data"],
+               int(request["misalign"]), request["schedule"] or schedules,
+               request["attr-deterministic"] == "true", int(request["seed"]), request["target"],
+               request.engine == "numpy")
+
+
+def _prop(word: str) -> Prop:
+    if word == "BWD_WB":
+        raise Refused(UNIMPLEMENTED, "the gradient of the bias: torch sums it (BWD_W checks that "
+                      "of the weights)")
+    return {"FWD": Prop.FWD, "BWD_D": Prop.BWD_D, "BWD_W": Prop.BWD_W}[
+        "FWD" if word.startswith("FWD") else word]
+
+
+def _mode(letters: str) -> str:
+    if set(letters) & set("PFS"):
+        raise Refused(UNIMPLEMENTED, f"mode {letters}: times are measured by 'python -m bench'")
+    for letter in "BCRI":  # the later contain less
+        if letter in letters:
+            return letter
+    return "I"
+
+
+def _dtypes(request: Request) -> tuple[list[str], bool]:
+    """The element types of src, wei and dst, and whether f32 is multiplied as tf32."""
+    words = _legacy(request["cfg"]) if request["cfg"] else request["dt"].split(":")
+    if len(words) not in (1, 3):
+        raise Refused(INVALID, f"--dt={request['dt']} has {len(words)} types; expected 1 or 3")
+    is_tf32 = set(words) == {"tf32"}
+    words = ["f32" if is_tf32 else w for w in words]
+    words = words * 3 if len(words) == 1 else words
+    for word in words:
+        if word in OTHER_DTYPES:
+            raise Refused(UNIMPLEMENTED, f"dtype {word}: kernels compute with {' '.join(DTYPES)}")
+        if word not in DTYPES:
+            raise Refused(INVALID, f"dtype '{word}' is unknown; expected one of "
+                          f"{' '.join(DTYPES)}, or tf32")
+    return words, is_tf32
+
+
+def _legacy(cfg: str) -> list[str]:
+    """The types in a word such as ``bf16bf16f32``."""
+    names = "|".join(sorted((*DTYPES, *OTHER_DTYPES), key=len, reverse=True))
+    found = re.findall(names, cfg)
+    if "".join(found) != cfg or len(found) not in (1, 2, 3):
+        raise Refused(INVALID, f"--cfg={cfg} is unknown; expected types as --dt has them")
+    return found[:1] * 3 if len(found) == 1 else [found[0], found[-2], found[-1]]
+
+
+def _problem(request: Request, dtypes: list[str], math: str) -> ConvProblem:
+    shape = parse_descriptor(request.descriptor)
+    if int(request["mb"]):
+        shape = replace(shape, mb=int(request["mb"]))
+    given = [request[o] for o in ("stag", "wtag", "dtag")]
+    if request["tag"] and set(given) != {"any"}:
+        raise Refused(INVALID, "--tag is for the three tensors; expected it alone")
+    tags: str | list[str] = request["tag"] or given
+    try:
+        p = ConvProblem.of_descriptor(shape, ":".join(dtypes), tags, math if "f32" in dtypes
+                                      else "tf32")
+    except ProblemError as error:
+        if "outside of groups" in str(error):
+            raise Refused(UNIMPLEMENTED, "weights whose groups are not outermost: their output "
+                          "channels of all groups must lie one after another") from error
+        raise
+    return _with_strides(p, request["strides"], shape.grouped) if request["strides"] else p
+
+
+def _with_strides(p: ConvProblem, text: str, grouped: bool) -> ConvProblem:
+    """``--strides=SRC:WEI:DST``, each empty or one number for each dimension, joined by ``x``."""
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise Refused(INVALID, f"--strides={text} has {len(parts)} parts; expected SRC:WEI:DST")
+    specs = []
+    for part, (name, spec) in zip(parts, p.specs.items(), strict=True):
+        if part:
+            try:
+                numbers = [int(n) for n in part.split("x")]
+            except ValueError:
+                raise Refused(INVALID, f"--strides: '{part}' has no numbers") from None
+            if name == "wei" and grouped and len(numbers) == p.ndims + 3:
+                if p.g > 1 and numbers[0] != p.ocg * numbers[1]:
+                    raise Refused(UNIMPLEMENTED, "weights whose groups are not one after another")
+                numbers = numbers[1:]
+            if len(numbers) != p.ndims + 2:
+                raise Refused(INVALID, f"--strides: '{part}' has {len(numbers)} numbers; expected "
+                              f"{p.ndims + 2}")
+            spec = _strided(spec, p.shapes[name], numbers)
+        specs.append(spec)
+    return replace(p, src=specs[0], wei=specs[1], dst=specs[2])
+
+
+def _strided(spec: TensorSpec, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
+    return TensorSpec(spec.dtype, Layout.from_strides(spec.dtype, shape, strides))
+
+
+def spaced(p: ConvProblem, prop: Prop, how: str) -> ConvProblem:
+    """The problem with tensors as views of others: ``rows`` are cut out of tensors that have one
+    more of everything, ``steps`` are every second element, ``expanded`` operands have one image for
+    the whole batch. Raises Refused for blocked layouts."""
+    if not how:
+        return p
+    made = []
+    for name, spec in p.specs.items():
+        strides, shape = spec.layout.strides(), p.shapes[name]
+        if strides is None:
+            raise Refused(INVALID, f"--strided={how}: a blocked layout has no strides")
+        if how == "steps":
+            strides = tuple(2 * s for s in strides)
+        elif how == "rows":
+            strides = _with_room(shape, strides)
+        elif name != "wei" and name != prop.result:
+            strides = (0, *strides[1:])
+        made.append(_strided(spec, shape, strides))
+    return replace(p, src=made[0], wei=made[1], dst=made[2])
+
+
+def _with_room(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides in the same order, of a tensor that has one more of everything."""
+    order = sorted(range(len(shape)), key=lambda d: (strides[d], -d))
+    return tuple(prod(shape[e] + 1 for e in order[:order.index(d)]) for d in range(len(shape)))
+
+
+def _epilogue(request: Request, prop: Prop, p: ConvProblem,
+              dtypes: list[str]) -> tuple[str, str]:
+    """The epilogue's text and the bias's type: of the direction, the post-ops, or our own words."""
+    result = dict(zip(p.specs, dtypes, strict=True))[prop.result]
+    default = "f64" if "f64" in dtypes else "f32"
+    bia = request["bia-dt"] or default
+    if bia not in DTYPES:
+        status = UNIMPLEMENTED if bia in OTHER_DTYPES else INVALID
+        raise Refused(status, f"--bia-dt={bia}: expected one of {' '.join(DTYPES)}")
+    words, other = post_ops(request["attr-post-ops"], result, p.ndims + 2, request["dtag"])
+    if request["dir"] == "FWD_B" and not request["epilogue"]:
+        if other:
+            raise Refused(UNIMPLEMENTED, "two values per channel: a bias and a post-op add "
+                          "(--dir=FWD_D has no bias)")
+        words.insert(0, "bias")
+    if request["epilogue"]:
+        if words:
+            raise Refused(INVALID, "--epilogue and --attr-post-ops say the same; expected one")
+        words = request["epilogue"].split("+")
+    if words and prop is Prop.BWD_W:
+        raise Refused(UNIMPLEMENTED, "an epilogue of the weight gradient")
+    try:
+        Epilogue.parse("+".join(words))
+    except ScheduleError as error:
+        raise Refused(UNIMPLEMENTED if "twice" in str(error) else INVALID, str(error)) from error
+    return "+".join(words), (other or bia) if "bias" in words else ""

@@ -1,0 +1,211 @@
+"""Verification. In: a trial. Out: a row that says how it went; runs in worker processes.
+
+One trial is compiled and executed in one of three ways: ``numpy``, the final kernel in the
+interpreter of the IR; ``triton``, the emitted text in Triton's interpreter; ``device``, the compiled
+kernel on a GPU, twice, as the second launch takes another way to the driver than the first.
+Data are whole numbers, so results are compared bit for bit; results are poisoned and everything
+around tensors and between their elements is guarded.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import shutil
+import time
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from transconv import knobs
+from transconv.conv import Epilogue, compiler
+from transconv.errors import ScheduleError, Unsupported
+from transconv.schedule import k_steps, programs
+from transconv.selection import heuristics
+from transconv.verify.fuzz_trial import Trial, draw_trial
+from transconv.verify.pool import is_fatal
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled
+    from transconv.verify.data import Guarded
+
+    Tensors = dict[str, Guarded]
+
+Row = dict[str, Any]
+GUARD = 1 << 12  # elements on either side: fewer than a check has, there are many small tensors
+KEPT_COMPILED = 64  # trials after which a worker's compiled kernels are thrown away
+MOST_STEPS = 1000  # of loops in Triton's interpreter, several ms each
+GOOD = ("passed", "refused", "resources")
+
+
+def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "numpy",
+         scratch: str = "", target: str = "sm_90") -> Row:
+    """One trial, by its number or its line, in a worker. ``status`` is ``passed``, ``failed`` (with
+    a reason), ``error`` (of our compiler or of Triton), ``refused`` or ``resources``. What ends the
+    use of the GPU is raised: the worker is then lost."""
+    start = time.perf_counter()
+    trial = Trial.parse(line) if line else draw_trial(seed, number, target)
+    if way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":
+        way = "numpy"  # Triton's interpreter cannot read explicit kernels
+    row: Row = {"line": str(trial), "facts": trial.facts, "way": way}
+    _prepare(scratch)
+    knobs.adopt({knobs.passes.name: ",".join(f"{'+' if on else '-'}{n}" for n, on in trial.passes)})
+    try:
+        row |= _outcome(trial, way, number % (1 << 31) if number >= 0 else 0, row)
+    except (ScheduleError, Unsupported) as refusal:
+        row |= {"status": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        name = type(error).__name__
+        row |= {"status": "resources" if name == "OutOfResources" else "error",
+                "reason": " ".join(f"{name}: {error}".split())[:600]}
+    row["seconds"] = round(time.perf_counter() - start, 4)
+    return row
+
+
+@functools.cache
+def _worker() -> dict[str, Any]:
+    """What a worker does once: one thread each, and nothing collected that was there before."""
+    import torch
+
+    torch.set_num_threads(1)
+    gc.freeze()
+    if torch.cuda.is_available() and not knobs.interpret():
+        torch.cuda.set_device(os.getpid() % torch.cuda.device_count())
+    return {"trials": 0}
+
+
+def _prepare(scratch: str) -> None:
+    """Kernels are kept in a folder of this worker, and not for long: no trial asks for them again."""
+    mine = _worker()
+    if scratch:
+        folder = f"{scratch}/{os.getpid()}"
+        if mine["trials"] % KEPT_COMPILED == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.makedirs(f"{folder}/triton", exist_ok=True)
+            os.makedirs(f"{folder}/transconv", mode=0o700, exist_ok=True)
+        knobs.adopt({"TRITON_CACHE_DIR": f"{folder}/triton",
+                     knobs.cache.name: f"{folder}/transconv"})
+    mine["trials"] += 1
+
+
+def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
+    """Compile, run and judge."""
+    from transconv.verify.case import executable
+
+    started = time.perf_counter()
+    chip = executable(trial.chip, "cpu") if way == "triton" else trial.chip
+    compiled = compiler.build(trial.problem, trial.prop, chip, trial.schedule,
+                              Epilogue.parse(trial.epilogue), heuristics.default)
+    row["kernels"], row["generate_s"] = len(compiled.steps), round(time.perf_counter() - started, 4)
+    if way == "triton" and _interpreted_steps(compiled) > MOST_STEPS:
+        way = row["way"] = "numpy"
+    tensors = _filled(trial, seed)
+    if way == "numpy":
+        return _interpreted(trial, compiled, tensors)
+    if way == "triton":
+        _launch(compiled, tensors)
+        return _judged(trial, compiled, tensors, cut=True)
+    return _on_device(trial, compiled, tensors, row)
+
+
+def _interpreted_steps(compiled: Compiled) -> int:
+    """How often Triton's interpreter goes through the body of a loop, program by program."""
+    return sum(max(step.launcher.grid, programs(step.schedule, step.algorithm))
+               * max(1, k_steps(step.schedule, step.algorithm) // step.schedule.split_k)
+               for step in compiled.steps)
+
+
+def _filled(trial: Trial, seed: int) -> Tensors:
+    """The tensors on the CPU, guarded: operands with exact data, the result poisoned."""
+    import torch
+
+    from transconv.verify.case import epilogue_layouts
+    from transconv.verify.data import Guarded, fill, torch_dtype
+
+    p, after = trial.problem, Epilogue.parse(trial.epilogue)
+    layouts = {n: (spec.layout, p.shapes[n]) for n, spec in p.specs.items()}
+    shapes = {"bia": p.shapes[trial.prop.result][1:2], "res": p.shapes[trial.prop.result]}
+    layouts |= {n: (made, shapes[n]) for n, made in
+                epilogue_layouts(p, trial.prop, after).items()}
+    tensors: Tensors = {}
+    for name, (layout, shape) in layouts.items():
+        memory = torch.empty(max(1, layout.span) + 2 * GUARD + trial.shift,
+                             dtype=torch_dtype(layout.dtype))
+        tensors[name] = Guarded(memory, layout, tuple(shape), GUARD + trial.shift)
+        tensors[name].poison()
+    fill(tensors, p, trial.prop, "exact", seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name in ("bia", "res"):
+        if name in tensors:
+            tensors[name].put(torch.randint(-8, 9, tensors[name].shape, generator=generator))
+            tensors[name].seal()
+    return tensors
+
+
+def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, cut: bool = False) -> Row:
+    """Compare with the answer in f64; see what else was written."""
+    from transconv.verify.data import poison
+    from transconv.verify.oracle import judge
+
+    a, b = (tensors[n].view for n in trial.prop.operands)
+    result = tensors[trial.prop.result]
+    extra = {n: t.view for n, t in tensors.items() if n in ("bia", "res")}
+    found = judge(trial.problem, trial.prop, a, b, result.view, "exact", trial.epilogue, extra, cut)
+    reasons = [found.reason] if found.reason else []
+    if any(step.zero is not None for step in compiled.steps):  # what lies between elements is 0 too
+        bits, pattern = poison(result.memory.dtype)
+        _arguments({"it": result})["it"].view(bits).fill_(pattern)
+    reasons += [f"wrote outside of {name}" if tensor is result else f"changed {name}"
+                for name, tensor in tensors.items() if not tensor.intact()]
+    return {"status": "failed" if reasons else "passed", "reason": "; ".join(reasons),
+            "nonzero": round(found.nonzero, 3), "elements": prod(result.shape)}
+
+
+def _arguments(tensors: Tensors) -> dict[str, Any]:
+    """What kernels are given: memory from a tensor's first place to its last."""
+    return {name: t.memory[t.start:t.start + max(1, t.layout.span)] for name, t in tensors.items()}
+
+
+def _launch(compiled: Compiled, tensors: Tensors) -> None:
+    compiled.launch(**_arguments(tensors))
+
+
+def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row) -> Row:
+    """Twice on the GPU: through Triton's dispatcher, which compiles, then as a kept kernel."""
+    import torch
+
+    row["device"] = torch.cuda.get_device_name()
+    result = tensors[trial.prop.result]
+    home = {name: t.memory for name, t in tensors.items()}
+    there = {name: memory.cuda() for name, memory in home.items()}
+    found: Row = {}
+    for launch in ("first", "second"):
+        for name, t in tensors.items():
+            t.memory = there[name]
+        if launch == "second":
+            result.poison()
+        started = time.perf_counter()
+        _launch(compiled, tensors)
+        torch.cuda.synchronize()
+        if launch == "first":
+            row["compile_s"] = round(time.perf_counter() - started, 4)
+        for t in tensors.values():
+            t.memory = t.memory.cpu()
+        found = _judged(trial, compiled, tensors)
+        if found["status"] != "passed":
+            return found | {"reason": f"{launch} launch: {found['reason']}"}
+    return found
+
+
+def _interpreted(trial: Trial, compiled: Compiled, tensors: Tensors) -> Row:
+    """The final kernels, one after another, with NumPy; the rules of the IR are checked first."""
+    from transconv.ir import InterpError
+    from transconv.verify.interpret import interpret
+
+    try:
+        interpret(compiled, tensors)
+    except InterpError as fault:
+        return {"status": "failed", "reason": " ".join(str(fault).split())[:600]}
+    return _judged(trial, compiled, tensors)

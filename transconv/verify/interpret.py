@@ -1,0 +1,64 @@
+"""Verification. In: a plan and guarded tensors. Out: the result, by the IR's own interpreter.
+
+The final kernels run in NumPy, for any chip: explicit kernels too, which Triton's interpreter cannot
+read. Every access is checked, so that a write outside is an error where it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transconv.conv import Compiled
+from transconv.ir import Memory, offsets_of, run, verify
+
+if TYPE_CHECKING:
+    import torch
+
+    from transconv.verify.data import Guarded
+
+
+def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
+    """Run a plan in place on tensors of the CPU. The rules of the IR are checked first. Raises
+    InterpError for what no target forgives, VerifyError."""
+    memory = Memory({name: _numpy(_place(t)) for name, t in tensors.items()})
+    for step in compiled.steps:
+        if not step.launcher.grid:
+            continue
+        for tensor in step.kernel.params:
+            space = compiled.workspaces.get(tensor.name)
+            if space is not None:  # several kernels use it; of a copy some see planes
+                span = (space if tensor.copy_of else tensor).layout.span
+                room = memory.buffers.get(tensor.name)
+                if room is None or len(room) != span:  # parts of sums lie in each one's own way
+                    fresh = np.full(span, np.nan, tensor.dtype.numpy)
+                    memory = Memory({**memory.buffers, tensor.name: fresh})
+        verify(step.kernel)
+        if step.zero is not None:
+            memory.buffers[step.zero.name][offsets_of(step.zero)] = 0
+        memory.new_launch()
+        run(step.kernel, memory)
+    for name, guarded in tensors.items():
+        _keep(_place(guarded), memory.buffers[name])
+
+
+def _place(tensor: Guarded) -> torch.Tensor:
+    return tensor.memory[tensor.start:tensor.start + tensor.layout.span]
+
+
+def _numpy(memory: torch.Tensor) -> Any:
+    """A copy as the interpreter holds it: bf16 lives in f32."""
+    import torch
+
+    return (memory.float() if memory.dtype is torch.bfloat16 else memory).numpy().copy()
+
+
+def _keep(place: torch.Tensor, made: Any) -> None:
+    """Take over what is no NaN: the poison keeps its pattern where nothing was written."""
+    import torch
+
+    values = torch.from_numpy(np.ascontiguousarray(made)).to(place.dtype)
+    written = ~values.isnan()
+    place[written] = values[written]

@@ -1,0 +1,113 @@
+"""The golden problems of the matrix, and their kernels for a chip.
+
+A case runs in every direction it names. A direction with a schedule uses it on every chip on which it
+is legal; where it is not, and where there is none, the chip's heuristics choose as they do for a
+user who has tuned nothing. So one case compares chips at one tile, another shows what each chip gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from transconv.backend_triton import Job
+from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.errors import ScheduleError
+from transconv.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target import Target
+from transconv.verify.matrix.expect import Expected, expected
+from transconv.verify.matrix.jobs import job_of
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A problem and how it is asked for. ``schedules``: of the directions that have a fixed one;
+    ``epilogue`` is the forward direction's; ``boxes``: whether the copy engine may be used (it may
+    not where a tensor is misaligned)."""
+
+    name: str
+    problem: str
+    schedules: dict[Prop, str] = field(default_factory=dict)
+    epilogue: str = ""
+    boxes: bool = True
+
+
+DENSE = "mb32ic64ih56oc64oh56kh3ph1"
+CASES: dict[str, Case] = {c.name: c for c in (
+    Case("dense", f"{DENSE} dt=bf16 tag=nhwc",
+         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                    "stages=4 warps=4"}),
+    Case("dense_gather", f"{DENSE} dt=bf16 tag=nhwc",
+         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, "bias+relu", boxes=False),
+    Case("dense_f16", f"{DENSE} dt=f16 tag=nhwc", epilogue="bias+silu"),
+    Case("dense_tf32", f"{DENSE} dt=f32 tag=nhwc math=tf32"),
+    Case("dense_ieee", f"{DENSE} dt=f32 tag=nhwc math=ieee"),
+    Case("dense_f64", "mb4ic64ih28oc64oh28kh3ph1 dt=f64 tag=nhwc"),
+    Case("strided", "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+         {Prop.BWD_D: "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4",
+          Prop.BWD_W: "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4"}),
+    Case("pointwise_nchw", "mb32ic256ih14oc64oh14kh1 dt=f16",
+         {Prop.FWD: "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4"}),
+    Case("stem_folded", "mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc",
+         {Prop.FWD: "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4"}),
+    Case("depthwise", "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",
+         {Prop.FWD: "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4",
+          Prop.BWD_W: "kw:3 mb.oh:8 ow:4 g:32 | fma | regs=ow.kw late=1 split_k=16 stages=1"}, "silu"),
+    Case("grouped", "g32mb32ic128ih56oc128oh56kh3ph1 dt=f16 tag=nhwc"),
+    Case("volume_dilated", "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
+         {Prop.FWD: "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4"}),
+    Case("beyond_32_bits", "mb4096ic64ih128oc64oh128kh1 dt=f16",
+         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"}),
+)}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One kernel of the matrix: which it is, and what its machine code has to contain."""
+
+    case: str
+    way: str
+    kernel: str  # the algorithm's name: a direction's launches differ in it
+    target: str
+    schedule: str
+    shared_limit: int
+    job: Job
+    expected: tuple[Expected, ...]
+
+
+def planned(case: Case, target: Target) -> list[Planned]:
+    """Every kernel of a case for a chip, direction by direction. Raises Unsupported for a direction
+    with no legal schedule at all."""
+    made: list[Planned] = []
+    problem = ConvProblem.parse(case.problem)
+    if not case.boxes:
+        target = replace(target, features=target.features - {"box"})
+    for way in Prop:
+        for step in _plan(case, problem, way, target).steps:
+            made.append(Planned(
+                case.name, way.value, step.algorithm.name, target.name, str(step.schedule),
+                target.shared_bytes, job_of(step, target),
+                expected(step.schedule, step.algorithm, target, problem.math)))
+    return made
+
+
+def _plan(case: Case, problem: ConvProblem, way: Prop, target: Target) -> Compiled:
+    epilogue = Epilogue.parse(case.epilogue if way is Prop.FWD else "")
+    # Not what was tuned or rejected on this machine: the record is the same everywhere.
+    choose = heuristics.default
+    if way in case.schedules:
+        try:
+            return compiler.build(problem, way, target, Schedule.parse(case.schedules[way]), epilogue,
+                                  choose)
+        except ScheduleError:
+            pass  # not legal on this chip, which chooses its own
+    return compiler.build(problem, way, target, None, epilogue, choose)
+
+
+def share(names: Sequence[str], targets: Sequence[Target], part: int,
+          parts: int) -> list[tuple[Case, Target]]:
+    """The pairs of a case and a chip, or every ``parts``-th diagonal of them: with no more parts
+    than chips, each part has every case at least once."""
+    return [(CASES[name], target) for i, name in enumerate(names)
+            for j, target in enumerate(targets) if (i + j) % parts == part % parts]

@@ -1,0 +1,209 @@
+"""Verification. Tasks in child processes with time limits: what hangs loses its own row only.
+
+Workers are grouped: a group has a function, a number of processes, and their environment. A task
+may name a task that follows it (compile, then time), which joins its group's queue when the first
+has answered, with a result or an exception; after one that hung or crashed it is dropped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import re
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from transconv import knobs
+
+Row = dict[str, Any]
+STARTUP_S = 240.0
+
+
+@dataclass(slots=True)
+class Task:
+    """Something to do: the keyword arguments of the group's function. ``weight`` counts against
+    the pool's capacity (bytes of GPU memory, say) while it runs."""
+
+    group: str
+    payload: Row
+    limit_s: float = 120.0
+    weight: float = 0.0
+    then: Task | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``function`` is ``module:name``; it takes a payload and returns a row (or raises)."""
+
+    function: str
+    processes: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Worker:
+    group: str
+    process: Any
+    pipe: Connection
+    ready: bool = False
+    task: Task | None = None
+    deadline: float = 0.0
+
+
+def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None:
+    """The child: read a payload, answer with a row, until the pipe closes. Whoever is told to stop, by
+    a key or SIGTERM, is the parent; it kills."""
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.SIG_IGN)
+    knobs.adopt(environment)
+    module, name = function.split(":")
+    call = getattr(importlib.import_module(module), name)
+    pipe.send(None)
+    while True:
+        try:
+            payload = pipe.recv()
+        except EOFError:
+            return
+        try:
+            row = call(**payload)
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {error}".strip()[:2000],
+                   "trace": traceback.format_exc()[-4000:]}
+            if is_fatal(error):
+                row["fatal"] = True
+        pipe.send(row)
+        if row.get("fatal"):
+            return
+
+
+_FATAL = re.compile(r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip)\]|out of memory"
+                    r"|an illegal (memory access|instruction)")
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether the process can no longer use the GPU: after a fault every later call fails too, the
+    innocent ones of the next task first."""
+    return bool(_FATAL.search(f"{type(error).__name__} {error}".lower()))
+
+
+class Pool:
+    """Runs tasks; ``run`` yields (task, row) as they end. A row has ``error`` if there is none:
+    ``timeout``, ``crash`` or the exception's text. ``start``: ``fork`` starts workers at once, with
+    all that this process has imported, which must not have touched a GPU."""
+
+    def __init__(self, groups: dict[str, Group], capacity: float = float("inf"),
+                 start: str = "spawn") -> None:
+        self.groups, self.capacity = groups, capacity
+        self.context: Any = multiprocessing.get_context(start)
+        self.workers: list[_Worker] = []
+        self.queues: dict[str, deque[Task]] = {name: deque() for name in groups}
+
+    def _start(self, group: str) -> None:
+        here, there = self.context.Pipe()
+        spec = self.groups[group]
+        process = self.context.Process(target=_serve, daemon=True,
+                                       args=(there, spec.function, spec.environment))
+        process.start()
+        there.close()
+        self.workers.append(_Worker(group, process, here, deadline=time.monotonic() + STARTUP_S))
+
+    def _stop(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        worker.pipe.close()
+        worker.process.kill()
+        worker.process.join(10)
+
+    def add(self, task: Task) -> None:
+        """Queue a task; also while ``run`` is being iterated."""
+        self.queues[task.group].append(task)
+
+    def run(self, tasks: Iterable[Task], budget_s: float = float("inf"),
+            grace_s: float = 20.0) -> Iterator[tuple[Task, Row]]:
+        """No task starts after ``budget_s``; those under way get ``grace_s`` more."""
+        end = time.monotonic() + budget_s
+        for task in tasks:
+            self.add(task)
+        try:
+            while self._pending(time.monotonic() >= end):
+                self._fill(time.monotonic() >= end)
+                for worker in self._ready():
+                    yield from self._answer(worker)
+                now = time.monotonic()
+                for worker in [w for w in self.workers if now > min(
+                        w.deadline, end + grace_s if w.task else w.deadline)]:
+                    what = "timeout" if now > worker.deadline else "out of budget"
+                    yield from self._lost(worker, what)
+        finally:
+            for worker in self.workers:  # all at once: one that held a GPU takes a while to die
+                worker.process.kill()
+            for worker in list(self.workers):
+                self._stop(worker)
+
+    def _pending(self, late: bool) -> bool:
+        return any(w.task for w in self.workers) or (
+            not late and any(self.queues.values()))
+
+    def _fill(self, late: bool) -> None:
+        """Start workers that are missing and give tasks to idle ones."""
+        used = sum(w.task.weight for w in self.workers if w.task)
+        for group, queue in self.queues.items():
+            if late or not queue:
+                continue
+            mine = [w for w in self.workers if w.group == group]
+            wanted = self.groups[group].processes
+            # Followers are counted too: a group that will be needed starts early.
+            for _ in range(min(wanted, len(queue) + sum(1 for w in mine if w.task)) - len(mine)):
+                self._start(group)
+            for worker in mine:
+                if not queue or not worker.ready or worker.task:
+                    continue
+                task = queue[0]
+                if used and used + task.weight > self.capacity:
+                    break
+                queue.popleft()
+                used += task.weight
+                worker.task = task
+                worker.deadline = time.monotonic() + task.limit_s
+                try:
+                    worker.pipe.send(task.payload)
+                except OSError:
+                    worker.deadline = 0.0
+
+    def _ready(self) -> list[_Worker]:
+        if not self.workers:
+            return []
+        found = wait([w.pipe for w in self.workers], timeout=0.5)
+        return [w for w in self.workers if w.pipe in found]
+
+    def _answer(self, worker: _Worker) -> Iterator[tuple[Task, Row]]:
+        try:
+            row = worker.pipe.recv()
+        except (EOFError, OSError):
+            yield from self._lost(worker, "crash")
+            return
+        if row is None:
+            worker.ready, worker.deadline = True, float("inf")
+            return
+        task, worker.task, worker.deadline = worker.task, None, float("inf")
+        if row.get("fatal"):
+            self._stop(worker)
+        assert task is not None
+        if task.then is not None:
+            self.add(task.then)
+        yield task, row
+
+    def _lost(self, worker: _Worker, why: str) -> Iterator[tuple[Task, Row]]:
+        task = worker.task
+        self._stop(worker)
+        if task is not None:
+            yield task, {"error": why}
+        elif not worker.ready:
+            print(f"a worker of group {worker.group} did not start ({why})", file=sys.stderr)
+            raise RuntimeError(f"workers of group {worker.group} do not start: {why}")
