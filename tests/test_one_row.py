@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ir.test_dtype import F8
-from tests.test_ops import BOUNDED
-from tests.test_words import NOTE, _noted
+from tests.outside import BOUNDED, F8, NOTE, NOTING
 from transconv import compute, ir, passes, schedule, target
 from transconv.__main__ import main
 from transconv.conv import ConvProblem, Prop
@@ -42,7 +40,6 @@ def _shifts(kernel: Kernel, context: Context) -> Kernel:
 
 
 SHIFTS = Pass("shifts", "products with powers of two become shifts", _shifts)
-NOTING = Pass("noting", "the notes of the schedule", _noted, optional=False)
 CHIP = replace(TARGETS["sm_90"], name="sm_310", arch=310, sms=200)
 CHIP_OF_8_BITS = replace(CHIP, name="sm_320", arch=320, mma_dtypes=CHIP.mma_dtypes | {F8})
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import transconv
+from tests.outside import BOUNDED, Bounded
 from transconv import ir
 from transconv.compute import ACTIVATIONS, OPS, Op, register, unregister
 from transconv.conv import ConvProblem, Epilogue, Prop
@@ -100,24 +101,6 @@ def test_the_number_of_operands() -> None:
 
 
 # -- a row from outside ----------------------------------------------------------------------------
-
-BOUNDED = Op("bounded", 1, lambda x: ir.minimum(ir.maximum(x, ir.Const(-2.0, x.dtype)),
-                                                ir.Const(2.0, x.dtype)),
-             "torch.clamp", options=(("min", -2.0), ("max", 2.0)), exact=True, activation=True,
-             gradient="torch.ops.aten.hardtanh_backward.default", gradient_with=(-2.0, 2.0),
-             derivative=lambda x: (ir.select((x > ir.Const(-2.0, x.dtype)) & (x < ir.Const(2.0, x.dtype)),
-                                             ir.Const(1.0, x.dtype), ir.Const(0.0, x.dtype)),),
-             spelled=(f"{__name__}.Bounded",), onednn=(("clip", -2, 2),))
-
-
-class Bounded(torch.nn.Module):
-    """A module that stands for the row whose options it has."""
-
-    min, max = -2.0, 2.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clamp(self.min, self.max)
-
 
 @pytest.fixture
 def bounded() -> Iterator[Op]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.outside import NOTE, NOTING
 from transconv import passes
 from transconv.__main__ import main
 from transconv.backend_triton import emit
@@ -17,8 +18,7 @@ from transconv.compute import Algorithm
 from transconv.conv import ConvProblem, ConvWorkload, Prop, algorithms
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
-from transconv.ir import Kernel
-from transconv.passes import Context, Pass, lower
+from transconv.passes import lower
 from transconv.runtime import header
 from transconv.schedule import (
     Block,
@@ -141,26 +141,10 @@ def test_a_word_that_is_misspelled_is_no_attribute() -> None:
 
 # -- a word from outside --------------------------------------------------------------------------
 
-def _refuses_many(schedule: Schedule, algorithm: Algorithm, target: Target) -> str | None:
-    if int(schedule.word("note")) > schedule.stages:
-        return f"note={schedule.word('note')}: at most one note a stage ({schedule.stages})"
-    return None
-
-
-def _noted(kernel: Kernel, context: Context) -> Kernel:
-    count = int(context.schedule.word("note"))
-    return replace(kernel, notes=(*kernel.notes, *(f"note {n} of mine" for n in range(count))))
-
-
-NOTE = Word("note", 0, "So many notes are written above the kernel.", range(4), why_not=_refuses_many,
-            propose=lambda c, alg, target: [c.with_words(note=1)],
-            price=lambda us, c, alg, target: us / 2)
-
-
 @pytest.fixture
 def note() -> Iterator[None]:
     register_word(NOTE)
-    passes.register(Pass("noting", "the notes of the schedule", _noted, optional=False), before="final")
+    passes.register(NOTING, before="final")
     yield
     unregister_word("note")
     passes.unregister("noting")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.outside import F8
 from transconv import ir
 from transconv.backend_triton import emit_tl
 from transconv.conv import ConvProblem, Prop, compiler
@@ -77,10 +78,6 @@ def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
 
 
 # -- a row from outside -----------------------------------------------------------------------------
-
-F8 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, operand=True,
-           result=True)
-
 
 @pytest.fixture
 def short() -> Iterator[DType]:
