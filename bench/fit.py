@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from math import exp, log
 from pathlib import Path
 
-from transconv.conv import ConvProblem, Prop, algorithms
+from transconv.conv import ConvProblem, Prop, computes
 from transconv.cost import Work, count
 from transconv.cost import model as cost
 from transconv.schedule import Schedule, why_not
@@ -73,7 +73,7 @@ def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> l
 
 
 def _group(problem: str, prop: str, found: dict[str, float], target: Target) -> Group:
-    parts = algorithms(ConvProblem.parse(problem), Prop(prop))
+    parts = computes(ConvProblem.parse(problem), Prop(prop))
     samples = []
     for text, us in found.items():
         if text == REFERENCE:

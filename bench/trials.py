@@ -149,11 +149,11 @@ def left_out(found: Sequence[Tried], target: Target) -> str:
 
 def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> Schedule | None:
     """The schedule that neighbours put first, if any; only measured ones can be."""
-    algorithm = tried.job.phases()[0]
-    measured = sorted((choice.Choice(c, estimate(c, algorithm, target)) for c in tried.times),
+    compute = tried.job.phases()[0]
+    measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),
                       key=lambda c: c.us)
     for away, row, other in nearest.nearest(tried.job.workload, others):
-        made = choice.of_neighbour(Schedule.parse(row.schedule), row, away, other, measured, algorithm,
+        made = choice.of_neighbour(Schedule.parse(row.schedule), row, away, other, measured, compute,
                                    target)
         made = [m for m in made if m.schedule in tried.times]
         if made:

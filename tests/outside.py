@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from transconv import ir
-from transconv.compute import Algorithm, Op
+from transconv.compute import Compute, Op
 from transconv.ir import DType, Kernel
 from transconv.passes import Context, Pass
 from transconv.schedule import Schedule, Word
@@ -35,7 +35,7 @@ F8 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 
            result=True)
 
 
-def _refuses_many(schedule: Schedule, algorithm: Algorithm, target: Target) -> str | None:
+def _refuses_many(schedule: Schedule, compute: Compute, target: Target) -> str | None:
     if int(schedule.word("note")) > schedule.stages:
         return f"note={schedule.word('note')}: at most one note a stage ({schedule.stages})"
     return None
@@ -47,6 +47,6 @@ def noted(kernel: Kernel, context: Context) -> Kernel:
 
 
 NOTE = Word("note", 0, "So many notes are written above the kernel.", range(4), why_not=_refuses_many,
-            propose=lambda c, alg, target: [c.with_words(note=1)],
-            price=lambda us, c, alg, target: us / 2)
+            propose=lambda c, compute, target: [c.with_words(note=1)],
+            price=lambda us, c, compute, target: us / 2)
 NOTING = Pass("noting", "the notes of the schedule", noted, optional=False)

@@ -29,7 +29,7 @@ def _taps(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], 
 
 
 def convolve(p: ConvProblem, prop: Prop, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The result of one direction from its two operands (A and B of the algorithm), in float64.
+    """The result of one direction from its two operands (A and B of the computation), in float64.
 
     FWD takes (src, wei), BWD_D (dst, wei), BWD_W (src, dst), each in its logical shape.
     """

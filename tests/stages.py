@@ -11,7 +11,7 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv.compute.compute import Compute as Algorithm
+from transconv.compute.compute import Compute as Compute
 from transconv.conv import compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import Kernel
@@ -37,27 +37,28 @@ def shapes(p: ConvProblem) -> dict[str, tuple[int, ...]]:
     return {"src": (p.mb, p.ic, *p.i), "wei": (p.oc, p.icg, *p.k), "dst": (p.mb, p.oc, *p.o)}
 
 
-def small_schedules(algorithm: Algorithm, draw: st.DrawFn) -> Schedule:
+def small_schedules(compute: Compute, draw: st.DrawFn) -> Schedule:
     """A legal schedule with small tiles, as a heuristic or a person could choose it."""
-    legal = heuristics.candidates(algorithm, SM90)
+    legal = heuristics.candidates(compute, SM90)
     few = [c for c in legal if all(b.extent <= 64 for b in c.blocks)] or legal
     schedule = draw(st.sampled_from(few[:40]))
     words: dict[str, Any] = {
         "swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
         "unroll": draw(st.sampled_from([0, 0, 1])), "split_k": draw(st.sampled_from([1, 1, 2, 3])),
         "reduce": draw(st.sampled_from(["partials", "atomic"])),
-        "order": ".".join(draw(st.permutations([x.name for x in algorithm.axes_of("K")])))}
+        "order": ".".join(draw(st.permutations([x.name for x in compute.axes_of("K")])))}
     for name, value in words.items():
         other = replace(schedule, **{name: value})
-        if why_not(other, algorithm, SM90) is None:
+        if why_not(other, compute, SM90) is None:
             schedule = other
     return schedule
 
 
-def launches_of(steps: Sequence[tuple[Algorithm, Schedule]],
+def launches_of(steps: Sequence[tuple[Compute, Schedule]],
                 switches: dict[str, bool] | None = None, target: Target = SM90) -> Launches:
     """Per launch of a plan: its kernel as it is first written, and after every pass."""
-    return [compiler.lower(alg, schedule, target, "conv", "ieee", switches) for alg, schedule in steps]
+    return [compiler.lower(compute, schedule, target, "conv", "ieee", switches)
+            for compute, schedule in steps]
 
 
 def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:

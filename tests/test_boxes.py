@@ -7,7 +7,7 @@ import pytest
 from tests.stages import SM90, SM100, launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
@@ -63,7 +63,7 @@ ODD = [
 @pytest.mark.parametrize(("text", "prop", "schedule", "reason"), ODD)
 def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
-    said = why_not(Schedule.parse(schedule), algorithms(p, prop)[0], SM90)
+    said = why_not(Schedule.parse(schedule), computes(p, prop)[0], SM90)
     if reason:
         assert said is not None and reason in said
         return
@@ -83,7 +83,7 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
     """Each sees one plane and knows how many rows that has: nothing is written into the next image."""
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     schedule = Schedule.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
-    phases = [x for x in algorithms(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]
+    phases = [x for x in computes(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]
     assert phases and [why_not(schedule, x, target) for x in phases] == [None] * len(phases)
     steps = compiler.plan_steps(p, Prop.BWD_D, target, schedule, Epilogue())
     assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
@@ -113,16 +113,16 @@ REFUSALS = [
 @pytest.mark.parametrize(("text", "prop", "schedule", "tag", "reason"), REFUSALS)
 def test_refusals_say_why(text: str, prop: Prop, schedule: str, tag: str, reason: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag={tag}:axb:{tag}")
-    algorithm = algorithms(p, prop)[0]
-    said = why_not(Schedule.parse(f"{schedule} | a=box b=box swap=1"), algorithm, SM90)
+    compute = computes(p, prop)[0]
+    said = why_not(Schedule.parse(f"{schedule} | a=box b=box swap=1"), compute, SM90)
     assert said is not None and reason in said
 
 
 def test_the_target_must_have_a_copy_engine() -> None:
     from transconv.target.records import TARGETS
 
-    algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb"), FWD)[0]
+    compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb"), FWD)[0]
     schedule = Schedule.parse(f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED}")
-    assert why_not(schedule, algorithm, SM90) is None
-    assert why_not(schedule, algorithm, TARGETS["sm_80"]) == "sm_80 has no copy engine for boxes"
-    assert isinstance(box_of(algorithm.b, schedule, algorithm), Box)  # type: ignore[arg-type]
+    assert why_not(schedule, compute, SM90) is None
+    assert why_not(schedule, compute, TARGETS["sm_80"]) == "sm_80 has no copy engine for boxes"
+    assert isinstance(box_of(compute.b, schedule, compute), Box)  # type: ignore[arg-type]

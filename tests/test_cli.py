@@ -24,8 +24,8 @@ def printed(capsys: Output, *words: str, code: int = 0) -> str:
 def test_show_reads_like_the_design(capsys: Output) -> None:
     """Stride masks are proven away by the phase split, other masks with the facts named."""
     page = printed(capsys, "show", STRIDED, "--prop", "bwd_d")
-    assert [f"algorithm bwd_d_{r}_{s}\n" in page for r in "01" for s in "01"] == [True] * 4
-    last = page[page.index("algorithm bwd_d_1_1"):page.index("\nschedule")]
+    assert [f"compute bwd_d_{r}_{s}\n" in page for r in "01" for s in "01"] == [True] * 4
+    last = page[page.index("compute bwd_d_1_1"):page.index("\nschedule")]
     assert "M  rows     mb=32  qh=28  qw=28" in last
     assert "A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]" in last
     assert re.search(r"always true: \(qh\*2 \+ 2 - th\*2\) % 2 == 0 +.*is a multiple of 2", last)
@@ -44,11 +44,11 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
     assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
-    telling = {"problem": "GFLOP", "algorithm": "acc = sum of A * B over kh, kw, ic, in f32",
+    telling = {"problem": "GFLOP", "compute": "acc = sum of A * B over kh, kw, ic, in f32",
                "schedule": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
                "together": "nothing to put together: fwd"}
     assert telling.get(stage, "grid:\n") in page
-    assert stage in ("problem", "algorithm", "schedule", "together") or f"---- {stage}: " in page
+    assert stage in ("problem", "compute", "schedule", "together") or f"---- {stage}: " in page
 
 
 def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:

@@ -13,7 +13,7 @@ from transconv.backend_triton.kernel_text import emit
 from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import InterpError, Memory
 from transconv.ir.verify import verify
@@ -84,7 +84,7 @@ TURNED = [
 
 def kernels(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
     steps = plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
-    return [pipeline.lower(alg, chosen, SM90, "conv", "ieee")[-1][1] for alg, chosen in steps]
+    return [pipeline.lower(compute, chosen, SM90, "conv", "ieee")[-1][1] for compute, chosen in steps]
 
 
 def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
@@ -170,8 +170,8 @@ def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said
 def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None:
     p = ConvProblem.parse(f"mb8ic64ih8oc64oh8kh3ph1 dt=f32 tag=axb math={math}")
     schedule = Schedule.parse(f"ic:64 oc:64 mb:{k // 16} oh:4 ow:4 | {ROLE} stages=2")
-    (algorithm,) = algorithms(p, BWD_W)
-    reason = why_not(schedule, algorithm, SM90)
+    (compute,) = computes(p, BWD_W)
+    reason = why_not(schedule, compute, SM90)
     assert (said in reason) if said and reason else reason is None and not said
 
 
@@ -220,8 +220,8 @@ def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal:
     """Eight channels are 16 bytes, for which shared memory has no layout across boxes."""
     p = ConvProblem.parse(f"g4mb2ic{4 * channels}ih8oc{4 * channels}oh8kh3ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} split_k=2")
-    (algorithm,) = algorithms(p, BWD_W)
-    assert (why_not(schedule, algorithm, SM90) is None) == legal
+    (compute,) = computes(p, BWD_W)
+    assert (why_not(schedule, compute, SM90) is None) == legal
 
 
 def test_teams_take_turns_at_the_tiles_of_a_program() -> None:
@@ -301,9 +301,9 @@ def test_what_is_kept_is_fetched_once() -> None:
 def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
     schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
-    (algorithm,) = algorithms(p, BWD_W)
+    (compute,) = computes(p, BWD_W)
     switches = {"lets": False, "tidy": True, "unroll": True, "widen": False}
-    kernel = pipeline.lower(algorithm, schedule, SM90, "conv", "ieee", switches)[-1][1]
+    kernel = pipeline.lower(compute, schedule, SM90, "conv", "ieee", switches)[-1][1]
     verify(kernel)
     values = {n: integers(np.random.default_rng(0), shapes(p)[n], 2) for n in ("src", "dst")}
     assert np.array_equal(answer(p, BWD_W, [kernel], 0, values),
@@ -319,8 +319,8 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are turned"),
 ])
 def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str) -> None:
-    (algorithm,) = algorithms(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
-    told = why_not(Schedule.parse(schedule), algorithm, SM90)
+    (compute,) = computes(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
+    told = why_not(Schedule.parse(schedule), compute, SM90)
     assert told is not None and reason in told
 
 
@@ -335,6 +335,6 @@ def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str)
 ])
 def test_why_teams_cannot_take_turns(words: str, reason: str) -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    (algorithm,) = algorithms(p, FWD)
-    told = why_not(Schedule.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), algorithm, SM90)
+    (compute,) = computes(p, FWD)
+    told = why_not(Schedule.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), compute, SM90)
     assert told is not None and reason in told

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from bench import fit
 from tests.strategies import problems
 from transconv.compute import strides as lying
-from transconv.compute.compute import Compute as Algorithm
+from transconv.compute.compute import Compute as Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.schedule.counts import k_steps, turned_bytes
 from transconv.schedule.legality import why_not
@@ -32,12 +32,12 @@ DENSE = "mb32ic256ih56oc256oh56kh3ph1"
 DEPTHWISE = "g128mb32ic128ih28oc128oh28kh3ph1"
 
 
-def algorithm(text: str, prop: Prop = Prop.FWD) -> Algorithm:
-    return algorithms(ConvProblem.parse(text), prop)[0]
+def made_of(text: str, prop: Prop = Prop.FWD) -> Compute:
+    return computes(ConvProblem.parse(text), prop)[0]
 
 
 def first(text: str, prop: Prop = Prop.FWD, target: str = "sm_90") -> Schedule:
-    return heuristics.default(algorithm(text, prop), TARGETS[target])
+    return heuristics.default(made_of(text, prop), TARGETS[target])
 
 
 def extent(schedule: Schedule, axis: str) -> int:
@@ -50,38 +50,38 @@ def extent(schedule: Schedule, axis: str) -> int:
        st.sampled_from(list(Prop)), st.sampled_from([*GPUS, "interpreter"]))
 def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
     target = TARGETS[name]
-    for alg in algorithms(p, prop):
-        found = heuristics.candidates(alg, target)
+    for compute in computes(p, prop):
+        found = heuristics.candidates(compute, target)
         assert found and len(set(found)) == len(found)
         assert name == "interpreter" or len(found) <= heuristics.MOST
-        assert heuristics.default(alg, target) == found[0]
+        assert heuristics.default(compute, target) == found[0]
         for schedule in found:
-            assert why_not(schedule, alg, target) is None, str(schedule)
-            assert cost.estimate(schedule, alg, target) > 0
-        times = [cost.estimate(c, alg, target) for c in found]
-        assert times == sorted(times) or any(x.size == 0 for x in alg.axes_of("K"))
+            assert why_not(schedule, compute, target) is None, str(schedule)
+            assert cost.estimate(schedule, compute, target) > 0
+        times = [cost.estimate(c, compute, target) for c in found]
+        assert times == sorted(times) or any(x.size == 0 for x in compute.axes_of("K"))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(dtype="f32"), st.sampled_from(list(Prop)), st.sampled_from(GPUS))
 def test_plans_have_a_legal_schedule_per_kernel(p: ConvProblem, prop: Prop, name: str) -> None:
-    for alg, schedule in compiler.plan_steps(p, prop, TARGETS[name], None, Epilogue()):
-        assert why_not(schedule, alg, TARGETS[name]) is None
+    for compute, schedule in compiler.plan_steps(p, prop, TARGETS[name], None, Epilogue()):
+        assert why_not(schedule, compute, TARGETS[name]) is None
 
 
 def test_interpreter_ranks_by_steps_alone() -> None:
-    alg = algorithm("mb2ic64ih16oc64oh16kh3ph1 dt=f32 tag=nhwc")
-    best = heuristics.default(alg, TARGETS["interpreter"])
-    assert heuristics.programs(best, alg) * k_steps(best, alg) <= 9
+    compute = made_of("mb2ic64ih16oc64oh16kh3ph1 dt=f32 tag=nhwc")
+    best = heuristics.default(compute, TARGETS["interpreter"])
+    assert heuristics.programs(best, compute) * k_steps(best, compute) <= 9
     assert best.split_k == 1
 
 
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", GPUS)
 def test_choosing_is_quick(prop: Prop, target: str) -> None:
-    alg = algorithm("mb64ic192ih35oc320oh35kh3ph1 dt=bf16 tag=nhwc", prop)
+    compute = made_of("mb64ic192ih35oc320oh35kh3ph1 dt=bf16 tag=nhwc", prop)
     started = time.process_time()
-    found = heuristics.candidates(alg, TARGETS[target])
+    found = heuristics.candidates(compute, TARGETS[target])
     assert time.process_time() - started < 1.0  # some 0.1 s alone on a machine
     assert len(found) <= heuristics.MOST
 
@@ -92,7 +92,7 @@ def test_choosing_is_quick(prop: Prop, target: str) -> None:
 def test_dense_channels_last_takes_boxes_where_there_are_any(prop: Prop) -> None:
     schedule = first(f"{DENSE} dt=bf16 tag=nhwc", prop)
     assert (schedule.a, schedule.b, schedule.c, schedule.unit) == ("box", "box", "box", "mma")
-    tiles = heuristics.programs(schedule, algorithm(f"{DENSE} dt=bf16 tag=nhwc", prop))
+    tiles = heuristics.programs(schedule, made_of(f"{DENSE} dt=bf16 tag=nhwc", prop))
     assert tiles > SM90.sms and schedule.programs == 131 and -(-tiles // 131) == -(-tiles // SM90.sms)
 
 
@@ -117,7 +117,7 @@ def test_what_the_matrix_unit_cannot_do_well(text: str) -> None:
                                    "g384mb64ic384ih14oc384oh14kh31ph15"])
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
-    ranked = heuristics.candidates(algorithm(f"{shape} dt=bf16 tag=nchw"), TARGETS[target])
+    ranked = heuristics.candidates(made_of(f"{shape} dt=bf16 tag=nchw"), TARGETS[target])
     as_they_lie = [c for c in ranked if not c.pack][:1]
     assert as_they_lie or "a" in ranked[0].pack.split(".")  # a large filter is worth copies
     for schedule in as_they_lie:
@@ -139,8 +139,8 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack
     text = f"{shape} dt=f32 tag=axb"
     best = first(text, prop)
     assert (best.a, best.b, best.pack) == ("box", "box", pack)
-    alg = over_copies(algorithm(text, prop), pack)
-    assert bool(turned_bytes(best, alg)) == turned
+    compute = over_copies(made_of(text, prop), pack)
+    assert bool(turned_bytes(best, compute)) == turned
     assert first(f"{text} math=ieee", prop).a == "gather"
     assert first(text, prop, "sm_80").a == "gather"
 
@@ -150,8 +150,8 @@ def test_gathering_across_the_sum_costs_more() -> None:
     schedule = Schedule.parse("mb.ih.iw:128 ic:128 oc:32 | mma | a=gather b=gather | stages=3 warps=8")
 
     def cost_of(words: str, target: str = "sm_90", prop: Prop = Prop.BWD_D) -> float:
-        alg = algorithm(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
-        return cost.estimate(schedule, alg, TARGETS[target])
+        compute = made_of(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
+        return cost.estimate(schedule, compute, TARGETS[target])
     assert cost_of("dt=f32") > 1.3 * cost_of("dt=f32 math=ieee")
     assert cost_of("dt=f32", "sm_80") == cost_of("dt=f32 math=ieee", "sm_80")
     assert cost_of("dt=bf16") == cost_of("dt=bf16 math=ieee")
@@ -159,9 +159,9 @@ def test_gathering_across_the_sum_costs_more() -> None:
 
 def test_long_sums_are_split_to_fill_the_chip() -> None:
     """64x64 results of 9 taps are 9 tiles of a sum over 401408 pixels."""
-    alg = algorithm("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
-    schedule = heuristics.default(alg, SM90)
-    waves = heuristics.programs(schedule, alg) / SM90.sms
+    compute = made_of("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
+    schedule = heuristics.default(compute, SM90)
+    waves = heuristics.programs(schedule, compute) / SM90.sms
     assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
 
 
@@ -170,8 +170,8 @@ def test_teams_take_turns_where_storing_takes_long_beside_the_sum() -> None:
     short = first("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
     assert short.teams == 2 and short.warps == 4 and tile_of(short) == 128 * 64
     alone = replace(short, teams=1)
-    alg = algorithm("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
-    assert heuristics.estimate(short, alg, SM90) < 0.95 * heuristics.estimate(alone, alg, SM90)
+    compute = made_of("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
+    assert heuristics.estimate(short, compute, SM90) < 0.95 * heuristics.estimate(alone, compute, SM90)
     assert first("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=nhwc").teams == 1
 
 
@@ -180,24 +180,24 @@ def tile_of(schedule: Schedule) -> int:
 
 
 def test_summed_pixels_are_also_tiled_without_divisions() -> None:
-    alg = algorithm("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc math=ieee", Prop.BWD_W)
-    found = heuristics.candidates(alg, SM90)
+    compute = made_of("mb128ic256ih14oc256oh14kh3ph1 dt=f32 tag=nhwc math=ieee", Prop.BWD_W)
+    found = heuristics.candidates(compute, SM90)
     gathered = [c for c in found if c.a == c.b == "gather"]
     assert any(all(len(b.axes) == 1 for b in c.blocks) for c in gathered)
     assert any(Block(("mb", "oh", "ow"), 64) in c.blocks for c in gathered)
 
 
 def test_variety_for_the_tuner() -> None:
-    found = heuristics.candidates(algorithm(f"{DENSE} dt=bf16 tag=nhwc"), SM90)
+    found = heuristics.candidates(made_of(f"{DENSE} dt=bf16 tag=nhwc"), SM90)
     assert {c.stages for c in found} >= {3, 4} and {c.warps for c in found} == {4, 8}
     assert {c.programs for c in found} == {0, 131, SM90.sms}
     square = {(c.warps, c.a) for c in found
-              if extent(c, "oc") == 128 and k_steps(c, algorithm(DENSE)) == 36}
+              if extent(c, "oc") == 128 and k_steps(c, made_of(DENSE)) == 36}
     assert {(4, "box"), (8, "box")} <= square
 
 
 def test_tilings_lose_the_least_first() -> None:
-    axes = algorithm("mb128ic64ih14oc64oh14kh3ph1", Prop.FWD).axes_of("M")
+    axes = made_of("mb128ic64ih14oc64oh14kh3ph1", Prop.FWD).axes_of("M")
     best = heuristics.tilings(axes, 128)[0]
     assert all(axes[[x.name for x in axes].index(b.axes[0])].size % b.extent == 0 for b in best)
 
@@ -205,23 +205,23 @@ def test_tilings_lose_the_least_first() -> None:
 # -- the estimate ---------------------------------------------------------------------------------
 
 def test_strides_of_axes() -> None:
-    alg = algorithm("mb2ic8ih7oc16oh7kh3ph1 dt=bf16 tag=nhwc")
-    strides = lying.axis_strides(alg.a, alg)
+    compute = made_of("mb2ic8ih7oc16oh7kh3ph1 dt=bf16 tag=nhwc")
+    strides = lying.axis_strides(compute.a, compute)
     assert strides["ic"] == 1 and strides["ow"] == strides["kw"] == 8
     assert strides["oh"] == 56 and strides["oc"] == 0 and strides[""] == -(7 + 1) * 8
 
 
 def test_strides_see_through_a_stride_phase() -> None:
-    alg = algorithm("mb2ic8ih8oc16oh4kh3sh2ph1 dt=bf16 tag=nhwc", Prop.BWD_D)
-    strides = lying.axis_strides(alg.a, alg)
+    compute = made_of("mb2ic8ih8oc16oh4kh3sh2ph1 dt=bf16 tag=nhwc", Prop.BWD_D)
+    strides = lying.axis_strides(compute.a, compute)
     assert strides["qw"] == 16 and strides["oc"] == 1  # one output further, not half of one
 
 
 @pytest.mark.parametrize("tag, pixels, channels", [("nchw", 1, 16), ("nhwc", 16, 1)])
 def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int) -> None:
-    alg = algorithm(f"g64mb2ic64ih32oc64oh32kh3ph1 dt=bf16 tag={tag}")
+    compute = made_of(f"g64mb2ic64ih32oc64oh32kh3ph1 dt=bf16 tag={tag}")
     along = {"pixels": Schedule.parse("mb.oh.ow:64 | fma"), "channels": Schedule.parse("g:64 | fma")}
-    stored = {n: cost.count(c, alg, SM90).stored.bytes for n, c in along.items()}
+    stored = {n: cost.count(c, compute, SM90).stored.bytes for n, c in along.items()}
     assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
 
 
@@ -230,35 +230,37 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
     (65, 1 + 7 / 16),  # that begin anywhere: 7 of 16 end in the next
     (66, 1 + 3 / 8)])
 def test_rows_that_begin_anywhere_straddle_sectors(size: int, sectors: float) -> None:
-    alg = algorithm(f"mb2ic64ih{size}oc64oh{size}kh3ph1 dt=bf16")
+    compute = made_of(f"mb2ic64ih{size}oc64oh{size}kh3ph1 dt=bf16")
     schedule = Schedule.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=gather b=gather")
-    assert cost.count(schedule, alg, SM90).stored.bytes == 128 * 64 * 4 * sectors
+    assert cost.count(schedule, compute, SM90).stored.bytes == 128 * 64 * 4 * sectors
 
 
 def test_channels_are_not_scattered_pixel_by_pixel() -> None:
     """Of a stride phase in channels first no two results are neighbours; stored from a swapped tile,
     each would be a sector of its own (44 ms instead of 9 on an H200)."""
     p = ConvProblem.parse("mb64ic128ih513oc128oh256kh3sh2 dt=bf16")
-    for algorithm in algorithms(p, Prop.BWD_D):
-        best = heuristics.candidates(algorithm, TARGETS["sm_90"])[0]
-        assert "c" in best.pack.split(".") or not best.swap, (algorithm.name, best)
+    for compute in computes(p, Prop.BWD_D):
+        best = heuristics.candidates(compute, TARGETS["sm_90"])[0]
+        assert "c" in best.pack.split(".") or not best.swap, (compute.name, best)
 
 
 def test_a_last_wave_costs_a_whole_one() -> None:
     """133 tiles on 132 multiprocessors take two rounds, 132 take one."""
-    base = algorithm("mb132ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
-    more = algorithm("mb134ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
+    base = made_of("mb132ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
+    more = made_of("mb134ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
     schedule = Schedule.parse("mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 "
                           "programs=132 stages=4 warps=4")
-    one, two = (cost.estimate(schedule, alg, SM90) for alg in (base, more))
+    one, two = (cost.estimate(schedule, compute, SM90) for compute in (base, more))
     launch = SM90.rates.triton.launch_us
     assert (two - launch) / (one - launch) > 1.5
 
 
 def test_splitting_pays_for_its_second_kernel() -> None:
-    alg = algorithm(f"{DENSE} dt=bf16 tag=nhwc")
+    compute = made_of(f"{DENSE} dt=bf16 tag=nhwc")
     schedule = Schedule.parse("mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8")
-    assert cost.estimate(replace(schedule, split_k=2), alg, SM90) > cost.estimate(schedule, alg, SM90)
+    whole, split = (cost.estimate(replace(schedule, split_k=parts), compute, SM90)
+                    for parts in (schedule.split_k, 2))
+    assert split > whole
 
 
 # -- the fit --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from transconv.compute import describe
 from transconv.conv import Epilogue, compiler
 from transconv.conv.descriptor import parse_descriptor
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.cost.model import estimate
 from transconv.cost.work import count
 from transconv.ir.interp.kernel import run
@@ -91,12 +91,12 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
     shape = parse_descriptor(p.shape_text)
     shape = replace(shape, g=p.g * merge, ic=p.ic * merge, oc=p.oc * merge)
     p = ConvProblem.of_descriptor(shape, "f16", data.draw(st.sampled_from(["abx", "axb"])))
-    first = algorithms(p, prop)[0]
+    first = computes(p, prop)[0]
     if not all(x.size for x in first.axes) or why_not_merged(first, merge):
         return
     schedule = replace(small_schedules(merged(first, merge), data.draw), merge=merge)
     schedule = c if why_not(c := replace(schedule, pack=pack_), first, SM90) is None else schedule
-    if any(why_not(fitted(schedule, a), a, SM90) for a in algorithms(p, prop)
+    if any(why_not(fitted(schedule, a), a, SM90) for a in computes(p, prop)
            if all(x.size for x in a.axes)):
         return  # another stride phase refuses what was drawn for the first
     switches = {s.name: data.draw(st.booleans()) for s in PIPELINE if s.optional}
@@ -107,12 +107,12 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
 def test_bias_counts_all_channels() -> None:
     p = ConvProblem.parse(f"g4mb1ic16ih5oc16oh5kh3ph1 {NHWC}")
     schedule = Schedule.parse("oh.ow:16 oc:16 ic:16 | mma | merge=4")
-    (algorithm, chosen), = compiler.plan_steps(p, FWD, SM90, schedule, Epilogue.parse("bias"))
+    (compute, chosen), = compiler.plan_steps(p, FWD, SM90, schedule, Epilogue.parse("bias"))
     rng = np.random.default_rng(1)
     values = {n: integers(rng, shapes(p)[n], 2) for n in ("src", "wei")}
     bias = np.arange(16.0)
     expected = convolve(p, FWD, values["src"], values["wei"]) + bias[:, None, None]
-    for _, kernel in compiler.lower(algorithm, chosen, SM90, "conv", "ieee"):
+    for _, kernel in compiler.lower(compute, chosen, SM90, "conv", "ieee"):
         buffers = {n: pack(v, getattr(p, n).layout) for n, v in values.items()}
         buffers |= {"bia": bias.astype("float16"), "dst": np.zeros(p.dst.layout.span, "float16")}
         run(kernel, memory := Memory(buffers))
@@ -121,7 +121,7 @@ def test_bias_counts_all_channels() -> None:
 
 def test_the_copy_has_zeros_around_its_blocks() -> None:
     p = ConvProblem.parse(f"g6mb1ic12ih3oc18oh3kh1 {NHWC}")
-    copy, = copies(merged(algorithms(p, FWD)[0], 3), "b")
+    copy, = copies(merged(computes(p, FWD)[0], 3), "b")
     made = np.full(copy.c.tensor.layout.span, np.nan, "float16")
     filters = np.arange(1, 37, dtype="float16")  # [oc=18, ic=2]
     kernel = compiler.lower(copy, heuristics.default(copy, SM90), SM90, "copy")[-1][1]
@@ -149,8 +149,8 @@ def test_the_copy_has_zeros_around_its_blocks() -> None:
      "wei already has ic innermost"),
 ])
 def test_why_not(text: str, prop: Prop, schedule: str, said: str) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"{text} {NHWC}"), prop)[0]
-    reason = why_not(Schedule.parse(schedule), algorithm, SM90)
+    compute = computes(ConvProblem.parse(f"{text} {NHWC}"), prop)[0]
+    reason = why_not(Schedule.parse(schedule), compute, SM90)
     assert reason is not None and said in reason
 
 
@@ -161,15 +161,15 @@ def test_text_form() -> None:
 
 
 def test_merging_twice_is_merging_once() -> None:
-    algorithm = algorithms(RESNEXT, FWD)[0]
-    once = merged(algorithm, 16)
+    compute = computes(RESNEXT, FWD)[0]
+    once = merged(compute, 16)
     assert merged(once, 16) is once is merged(once, 1)
     assert why_not_merged(once, 8) == "merge=8, but fwd has 16 groups merged already"
     assert once.sizes["g"] == 2 and once.sizes["ic"] == once.sizes["oc"] == 64
 
 
-def test_the_page_of_a_merged_algorithm() -> None:
-    page = describe(merged(algorithms(RESNEXT, FWD)[0], 16))
+def test_the_page_of_a_merged_compute() -> None:
+    page = describe(merged(computes(RESNEXT, FWD)[0], 16))
     assert "A = src[mb, ic = g*64 + ic, ih = oh + kh - 1, iw = ow + kw - 1]" in page
     assert "B = wei[oc = g*64 + oc, ic = ic % 4, kh, kw]" in page
     assert "kept:        ic // 4 == oc // 4" in page
@@ -181,20 +181,20 @@ def test_the_page_of_a_merged_algorithm() -> None:
 @pytest.mark.parametrize("text", ["g32mb64ic128ih56oc128oh56kh3ph1", "g32mb64ic256ih28oc256oh28kh3ph1"])
 def test_chosen_for_narrow_groups(text: str, prop: Prop) -> None:
     """As boxes of 64 channels, estimated to take a third of the time at most."""
-    algorithm = algorithms(ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop)[0]
-    schedule = heuristics.default(algorithm, SM90)
-    assert schedule.merge * algorithm.sizes["ic"] == 64 and schedule.a == "box"
-    explicit = next(c for c in heuristics.candidates(algorithm, SM90) if c.via == "gluon")
+    compute = computes(ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop)[0]
+    schedule = heuristics.default(compute, SM90)
+    assert schedule.merge * compute.sizes["ic"] == 64 and schedule.a == "box"
+    explicit = next(c for c in heuristics.candidates(compute, SM90) if c.via == "gluon")
     assert explicit.merge == schedule.merge and explicit.pack == ("" if prop is BWD_W else "b")
-    alone = [c for c in heuristics.proposals(algorithm, SM90) if c.merge == 1
-             and why_not(c, algorithm, SM90) is None]
-    assert min(estimate(c, algorithm, SM90) for c in alone) > 3 * estimate(schedule, algorithm, SM90)
+    alone = [c for c in heuristics.proposals(compute, SM90) if c.merge == 1
+             and why_not(c, compute, SM90) is None]
+    assert min(estimate(c, compute, SM90) for c in alone) > 3 * estimate(schedule, compute, SM90)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_120", "gfx942", "interpreter"])
 def test_chosen_on_other_chips(name: str) -> None:
-    algorithm = algorithms(RESNEXT, FWD)[0]
-    schedule = heuristics.default(algorithm, TARGETS[name])
+    compute = computes(RESNEXT, FWD)[0]
+    schedule = heuristics.default(compute, TARGETS[name])
     assert schedule.merge > 1 and schedule.via == "tl"
 
 
@@ -205,32 +205,32 @@ def test_not_proposed(text: str) -> None:
     """No groups; wide ones; one channel a group; products that the cores would have to make."""
     dtype = "" if "dt=" in text else "dt=bf16"
     for prop in Prop:
-        algorithm = algorithms(ConvProblem.parse(f"{text} {dtype} tag=nhwc"), prop)[0]
-        assert all(c.merge == 1 for c in heuristics.proposals(algorithm, SM90))
+        compute = computes(ConvProblem.parse(f"{text} {dtype} tag=nhwc"), prop)[0]
+        assert all(c.merge == 1 for c in heuristics.proposals(compute, SM90))
 
 
 def test_products_grow_and_bytes_do_not() -> None:
-    algorithm = algorithms(RESNEXT, FWD)[0]
+    compute = computes(RESNEXT, FWD)[0]
     blocks = "mb.oh.ow:128 oc:16 ic:16"
-    alone, wide = (count(Schedule.parse(f"{blocks} | merge={m}"), algorithm, SM90) for m in (1, 16))
+    alone, wide = (count(Schedule.parse(f"{blocks} | merge={m}"), compute, SM90) for m in (1, 16))
     assert wide.traffic == alone.traffic
     assert wide.tiles * wide.steps == 16 // 4 * 16 // 4 * alone.tiles * alone.steps // 16
-    said = telling.parts(Schedule.parse(f"{blocks} | merge=16"), algorithm, SM90)
+    said = telling.parts(Schedule.parse(f"{blocks} | merge=16"), compute, SM90)
     assert "29.6 GFLOP" in said and "16 times the products" in said
 
 
 def test_the_copy_is_of_the_weights_alone() -> None:
-    algorithm = algorithms(RESNEXT, FWD)[0]
-    over = Scheduled(algorithm, Schedule(merge=16, pack="b")).main
-    assert over.a is merged(algorithm, 16).a and over.b is not None
+    compute = computes(RESNEXT, FWD)[0]
+    over = Scheduled(compute, Schedule(merge=16, pack="b")).main
+    assert over.a is merged(compute, 16).a and over.b is not None
     assert over.b.tensor.shape == (128, 64, 3, 3) and over.b.tensor.name == "wei_packed16"
 
 
 @pytest.mark.parametrize("prop", [FWD, BWD_D])
 def test_phases_with_other_merges_have_other_copies(prop: Prop) -> None:
     """A workspace is found by its name, so that copies that differ have names that do."""
-    algorithm = algorithms(RESNEXT, prop)[0]
-    made = [next(copies(merged(algorithm, m), "b")) for m in (1, 8, 16)]
+    compute = computes(RESNEXT, prop)[0]
+    made = [next(copies(merged(compute, m), "b")) for m in (1, 8, 16)]
     assert [c.name for c in made] == ["pack_wei", "pack_blocks8_wei", "pack_blocks16_wei"]
     assert [c.c.tensor.name for c in made] == ["wei_packed", "wei_packed8", "wei_packed16"]
     assert not any(c.phase for c in made)
@@ -241,5 +241,5 @@ def test_stride_phases_of_merged_groups_are_one_launch() -> None:
     schedule = Schedule.parse("mb:16 qh:4 qw:4 ic:64 oc:64 | a=box b=box c=box merge=8 pack=b swap=1 "
                           "programs=132 stages=4 warps=4 via=gluon")
     made = compiler.build(problem, BWD_D, SM90, schedule)
-    assert [s.algorithm.name for s in made.steps] == ["pack_blocks8_wei", "bwd_d"]
+    assert [s.compute.name for s in made.steps] == ["pack_blocks8_wei", "bwd_d"]
     assert [*made.workspaces] == ["wei_packed8"]

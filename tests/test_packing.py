@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
-from transconv.compute.compute import Compute as Algorithm
+from transconv.compute.compute import Compute as Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
 from transconv.errors import ScheduleError
@@ -116,11 +116,11 @@ def test_what_is_summed_lies_innermost(text: str, prop: Prop, schedule: str, inn
     ("mb32ic32ih8oc32oh8kh3ph1", FWD, "b", 1),
 ])
 def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: int) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"{text}"), prop)[0]
-    (tensor,) = workspaces(algorithm, letter, 1)
+    compute = computes(ConvProblem.parse(f"{text}"), prop)[0]
+    (tensor,) = workspaces(compute, letter, 1)
     strides = tensor.layout.strides()
     assert strides is not None and strides[inner] == 1
-    assert "already has" in str(why_not_copied(over_copies(algorithm, letter), letter))
+    assert "already has" in str(why_not_copied(over_copies(compute, letter), letter))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
@@ -129,7 +129,7 @@ def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: in
 def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,
                                       seed: int) -> None:
     """Any layout, blocked ones included, seen through copies of any of the tensors."""
-    first = algorithms(p, prop)[0]
+    first = computes(p, prop)[0]
     if not all(x.size for x in first.axes):
         return
     schedule = small_schedules(first, data.draw)
@@ -146,14 +146,14 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
 def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: str) -> None:
     """Any schedule of a copy, there and back, after every pass."""
     tensor = {"a": FWD, "b": FWD, "c": FWD}
-    algorithm = algorithms(p, tensor[letter])[0]
-    copy, = copies(algorithm, letter)
+    compute = computes(p, tensor[letter])[0]
+    copy, = copies(compute, letter)
     schedule = data.draw(st.sampled_from(heuristics.candidates(copy, SM90)[:12]))
     small = tuple(replace(b, extent=data.draw(st.sampled_from([1, 2, 4, 16]))) for b in schedule.blocks)
     schedule = replace(schedule, blocks=small)
-    whole = {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+    whole = {"a": compute.a, "b": compute.b, "c": compute.c}[letter]
     assert whole is not None
-    here, there = whole.tensor, copy_of(whole.tensor, innermost(algorithm, letter))
+    here, there = whole.tensor, copy_of(whole.tensor, innermost(compute, letter))
     values = integers(np.random.default_rng(1), here.shape, 2)
     source, target = (there, here) if letter == "c" else (here, there)
     for stage, kernel in compiler.lower(copy, schedule, SM90, "copy"):
@@ -202,7 +202,7 @@ def test_pixels_without_gaps_are_one_axis() -> None:
         p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
         if src is not None:
             p = replace(p, src=replace(p.src, layout=src))
-        copy, = copies(algorithms(p, FWD)[0], "a")
+        copy, = copies(computes(p, FWD)[0], "a")
         assert is_copy(copy)
         return [f"{x.name}:{x.size}" for x in copy.axes]
 
@@ -218,11 +218,11 @@ def test_pixels_without_gaps_are_one_axis() -> None:
     ("abx", ["mb", "ih_iw", "ic"]),
 ])
 def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"mb2ic3ih9oc16oh5kh3sh2ph1 tag={tag}"), FWD)[0]
-    (copy, _) = copies(algorithm, "a.b")
+    compute = computes(ConvProblem.parse(f"mb2ic3ih9oc16oh5kh3sh2ph1 tag={tag}"), FWD)[0]
+    (copy, _) = copies(compute, "a.b")
     assert [x.name for x in copy.axes] == axes
     src = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
-    a, c = algorithm.a.tensor, over_copies(algorithm, "a.b").a.tensor
+    a, c = compute.a.tensor, over_copies(compute, "a.b").a.tensor
     for schedule in heuristics.candidates(copy, SM90)[:3]:
         memory = Memory({"src": pack(src, a.layout),
                          c.name: np.full(c.layout.span, np.nan, np.float32)})
@@ -235,19 +235,19 @@ def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None
 def test_gaps_and_other_orders_are_no_run() -> None:
     """Rows of 5 channels get gaps in a copy; weights of one channel a group have others innermost."""
     for text in ("mb2ic5ih4oc16oh4kh1 tag=axb", "g32mb2ic32ih8oc32oh8kh3ph1 tag=axb"):
-        algorithm = algorithms(ConvProblem.parse(text), FWD)[0]
+        compute = computes(ConvProblem.parse(text), FWD)[0]
         letter = "a" if "g32" not in text else "b"
-        (copy,) = copies(algorithm, letter)
+        (copy,) = copies(compute, letter)
         assert len(copy.axes) > 1, text
 
 
 def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
-    algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
+    compute = computes(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
     schedule = Schedule.parse("mb.oh.ow:128 oc:64 kw.ic:16 | mma")
     over = replace(schedule, pack="a.b")
-    assert [f.through for f in count(schedule, algorithm, SM90).fetched] == [True, True]
-    assert [f.through for f in count(over, algorithm, SM90).fetched] == [False, False]
-    whole = replace(algorithm, math="ieee")
+    assert [f.through for f in count(schedule, compute, SM90).fetched] == [True, True]
+    assert [f.through for f in count(over, compute, SM90).fetched] == [False, False]
+    whole = replace(compute, math="ieee")
     assert not any(f.through for f in count(schedule, whole, SM90).fetched)
 
 
@@ -257,10 +257,10 @@ def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
 ])
 def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool) -> None:
     """Operands of the older unit are in registers in any case, so turning and rounding cost nothing."""
-    algorithm = algorithms(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
-    work = count(Schedule.parse(schedule), algorithm, SM90)
+    compute = computes(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
+    work = count(Schedule.parse(schedule), compute, SM90)
     assert work.small == small and [f.through for f in work.fetched] == [not small] * 2
-    assert not count(Schedule.parse(schedule), replace(algorithm, math="ieee"), SM90).small
+    assert not count(Schedule.parse(schedule), replace(compute, math="ieee"), SM90).small
 
 
 @pytest.mark.parametrize(("text", "chip", "few"), [
@@ -269,7 +269,7 @@ def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool
 ])
 def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Target, few: bool) -> None:
     p = ConvProblem.parse(f"mb2ic64id48oc128od24kd3sd2pd1 tag=axb {text}")
-    found = heuristics.candidates(algorithms(p, BWD_W)[0], chip)
+    found = heuristics.candidates(computes(p, BWD_W)[0], chip)
     assert (2 in {c.warps for c in found}) == few
     assert (found[0].warps == 2) == few  # measured: 108 us, with 4 warps 292
 
@@ -296,9 +296,9 @@ def test_schedule_text_round_trip() -> None:
      "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
 ])
 def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
+    compute = computes(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
     blocks = "" if "mb:" in schedule else "mb.oh.ow:16"
-    said = why_not(Schedule.parse(f"{blocks} oc:16 ic:16 | mma | {schedule}"), algorithm, SM90)
+    said = why_not(Schedule.parse(f"{blocks} oc:16 ic:16 | mma | {schedule}"), compute, SM90)
     assert said is not None and said.startswith(reason), said
 
 
@@ -306,15 +306,15 @@ def test_residuals_lie_as_the_result() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
     schedule = Schedule.parse("mb.oh.ow:16 oc:16 ic:16 | mma | pack=c")
     for epilogue, refused in (("bias+relu", False), ("bias+res", True)):
-        algorithm = algorithms(p, FWD, Epilogue.parse(epilogue))[0]
-        said = why_not(schedule, algorithm, SM90)
+        compute = computes(p, FWD, Epilogue.parse(epilogue))[0]
+        said = why_not(schedule, compute, SM90)
         assert (said == "pack=c: the epilogue reads a residual that lies as the result does") == refused
-        assert why_not(replace(schedule, split_k=2), algorithm, SM90) is None
+        assert why_not(replace(schedule, split_k=2), compute, SM90) is None
 
 
 def test_a_copy_has_no_second_operand() -> None:
-    algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
-    copy, = copies(algorithm, "a")
+    compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
+    copy, = copies(compute, "a")
     assert why_not(Schedule.parse("ic:16 | fma | pack=b"), copy, SM90) == (
         "pack=b, but pack_src has no second operand")
 
@@ -325,12 +325,12 @@ def test_a_plan_copies_once_for_all_phases() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
     schedule = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
     plan = compiler.build(p, BWD_D, SM100, schedule)
-    names = [s.algorithm.name for s in plan.steps]
+    names = [s.compute.name for s in plan.steps]
     assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
                      "unpack_src"]
     assert set(plan.workspaces) == {"dst_packed", "wei_packed", "src_packed"}
     assert plan.schedule == schedule
-    assert plan.workspaces["src_packed"].layout == copy_of(algorithms(p, BWD_D)[0].c.tensor).layout
+    assert plan.workspaces["src_packed"].layout == copy_of(computes(p, BWD_D)[0].c.tensor).layout
 
 
 def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,10 +339,10 @@ def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
     direct = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma")
 
-    def choose(algorithm: Algorithm, target: object) -> Schedule:
-        if is_copy(algorithm):
-            return heuristics.default(algorithm, SM100)
-        return direct if algorithm.name.endswith("_1_1") else packed
+    def choose(compute: Compute, target: object) -> Schedule:
+        if is_copy(compute):
+            return heuristics.default(compute, SM100)
+        return direct if compute.name.endswith("_1_1") else packed
 
     steps = compiler.plan_steps(p, BWD_D, SM100, None, Epilogue(), choose)
     mains = [c for a, c in steps if not is_copy(a)]
@@ -356,10 +356,10 @@ def test_each_unit_reads_its_own_copy() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f32")
     blocks = "mb.qh.qw:16 ic:16 oc:16"
 
-    def choose(algorithm: Algorithm, target: object) -> Schedule:
-        if is_copy(algorithm):
-            return heuristics.default(algorithm, SM90)
-        return Schedule.parse(f"{blocks} | {'fma' if algorithm.part == (1, 1) else 'mma'} | pack=a.b")
+    def choose(compute: Compute, target: object) -> Schedule:
+        if is_copy(compute):
+            return heuristics.default(compute, SM90)
+        return Schedule.parse(f"{blocks} | {'fma' if compute.part == (1, 1) else 'mma'} | pack=a.b")
 
     steps = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue(), choose)
     assert [a.name for a, _ in steps if is_copy(a)] == [
@@ -378,7 +378,7 @@ def test_each_unit_reads_its_own_copy() -> None:
         memory.new_launch()
         run(step.kernel, memory)
         read = {t.name for t in step.kernel.params if t.copy_of}
-        if step.algorithm.does == "compute":
+        if step.compute.does == "compute":
             assert read == set(exact if step.schedule.unit == "fma" else rounded)
     for name, values in (exact | rounded).items():
         made = unpack(memory.buffers[name], plan.workspaces[name].layout, values.shape)
@@ -388,10 +388,10 @@ def test_each_unit_reads_its_own_copy() -> None:
 def test_phases_share_the_longest_partials() -> None:
     p = ConvProblem.parse("mb1ic16ih8oc64oh4kh3sh2ph1 dt=f16")
 
-    def choose(algorithm: Algorithm, target: object) -> Schedule:
-        if algorithm.b is None:
-            return heuristics.default(algorithm, SM90)
-        split = 4 if algorithm.name.endswith("_0_0") else 2
+    def choose(compute: Compute, target: object) -> Schedule:
+        if compute.b is None:
+            return heuristics.default(compute, SM90)
+        split = 4 if compute.name.endswith("_0_0") else 2
         return Schedule.parse(f"mb.qh.qw:16 ic:16 oc:16 | mma | split_k={split}")
 
     plan = compiler.build(p, BWD_D, SM90, None, None, choose)
@@ -413,18 +413,18 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 @pytest.mark.parametrize("shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1",
                                    "ic128id32oc128od32kd3pd1"])
 def test_large_channels_first_problems_pack(shape: str, prop: Prop) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"{shape} dt=bf16 tag=abx"), prop)[0]
-    best = heuristics.default(algorithm, SM90)
+    compute = computes(ConvProblem.parse(f"{shape} dt=bf16 tag=abx"), prop)[0]
+    best = heuristics.default(compute, SM90)
     assert best.pack.startswith("a.b"), str(best)
-    plain = next((c for c in heuristics.candidates(algorithm, SM90) if not c.pack), None)
-    assert plain is None or cost.estimate(plain, algorithm, SM90) > cost.estimate(
-        best, algorithm, SM90)
+    plain = next((c for c in heuristics.candidates(compute, SM90) if not c.pack), None)
+    assert plain is None or cost.estimate(plain, compute, SM90) > cost.estimate(
+        best, compute, SM90)
 
 
 def test_pointwise_layers_take_channels_first_as_they_are() -> None:
     """Images of 56x56 are whole rows of pixels: boxes of them need no copy."""
     p = ConvProblem.parse("mb128ic64ih56oc256oh56kh1 dt=bf16 tag=abx")
-    best = heuristics.default(algorithms(p, FWD)[0], SM90)
+    best = heuristics.default(computes(p, FWD)[0], SM90)
     assert (best.pack, best.a, best.b, best.c) == ("", "box", "box", "box")
     assert best.blocks[0].axes == ("oh", "ow")
 
@@ -434,24 +434,24 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
                                   "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx math=ieee"])
 def test_others_do_not(text: str) -> None:
     for prop in Prop:
-        algorithm = algorithms(ConvProblem.parse(text), prop)[0]
-        assert heuristics.default(algorithm, SM90).pack == "", text
+        compute = computes(ConvProblem.parse(text), prop)[0]
+        assert heuristics.default(compute, SM90).pack == "", text
 
 
 def test_weights_alone() -> None:
     """A channels-last input and weights as torch makes them."""
     p = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb:abx:axb")
-    best = heuristics.default(algorithms(p, FWD)[0], SM90)
+    best = heuristics.default(computes(p, FWD)[0], SM90)
     assert (best.pack, best.a, best.b, best.c) == ("b", "box", "box", "box")
 
 
 def test_the_estimate_adds_the_copies() -> None:
-    algorithm = algorithms(ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16"), FWD)[0]
+    compute = computes(ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16"), FWD)[0]
     schedule = Schedule.parse("mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
                           "programs=132 stages=3 warps=8")
     main = replace(schedule, pack="")
-    over = over_copies(algorithm, schedule.pack)
-    added = cost.estimate(schedule, algorithm, SM90) - cost.estimate(main, over, SM90)
+    over = over_copies(compute, schedule.pack)
+    added = cost.estimate(schedule, compute, SM90) - cost.estimate(main, over, SM90)
     moved = 4 * 32 * 256 * 56 * 56 * 2 + 2 * 256 * 256 * 9 * 2
     assert added == pytest.approx(3 * SM90.rates.triton.copy_us + moved / (
         SM90.bandwidth_gbs * 1e3 * SM90.rates.triton.memory_share))
@@ -459,6 +459,6 @@ def test_the_estimate_adds_the_copies() -> None:
 
 @pytest.mark.parametrize("pack", ["b.b", "b.a"])
 def test_an_operand_is_copied_once(pack: str) -> None:
-    algorithm = algorithms(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
+    compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
     schedule = replace(Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma"), pack=pack)
-    assert "each operand is copied once" in str(why_not(schedule, algorithm, SM90))
+    assert "each operand is copied once" in str(why_not(schedule, compute, SM90))

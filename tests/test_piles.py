@@ -8,7 +8,7 @@ from tests.stages import SM90, launches_of, wrong_stages
 from transconv.backend_triton.offline import CompileFailure, compile_offline
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.ir import Buffer, find
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
@@ -53,7 +53,7 @@ def planned(text: str, prop: Prop, blocks: str, words: str, dtype: str):  # type
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL, ids=IDS)
 def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dtype: str) -> None:
     p, schedule, steps = planned(text, prop, blocks, words, dtype)
-    assert why_not(schedule, algorithms(p, prop)[0], SM90) is None
+    assert why_not(schedule, computes(p, prop)[0], SM90) is None
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
@@ -62,7 +62,7 @@ def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, bloc
                                                      dtype: str) -> None:
     p, schedule, _ = planned(text, prop, blocks, words, dtype)
     plan = compiler.build(p, prop, SM90, schedule)
-    job = next(job_of(s, SM90) for s in plan.steps if s.algorithm.name.startswith(prop.value))
+    job = next(job_of(s, SM90) for s in plan.steps if s.compute.name.startswith(prop.value))
     made, = compile_offline([job])
     assert not isinstance(made, CompileFailure), made
     assert "HGMMA" in str(made) and "UTMALDG" in str(made) and "no spills" in str(made)
@@ -108,13 +108,13 @@ def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, belo
     (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
 ])
 def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason: str) -> None:
-    algorithm = algorithms(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
+    compute = computes(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
     spelled = EXPLICIT.replace("via=gluon ", "") if "via=" in words else EXPLICIT
-    said = why_not(Schedule.parse(f"{blocks} | {spelled} {words}"), algorithm, SM90)
+    said = why_not(Schedule.parse(f"{blocks} | {spelled} {words}"), compute, SM90)
     assert said is not None and reason in said, said
 
 
 @pytest.mark.parametrize(("prop", "copied"), [(FWD, "b"), (BWD_D, "b"), (BWD_W, "c")])
 def test_only_weights_are_copied_where_rows_do_as_they_lie(prop: Prop, copied: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128iw128oc512oh128ow128kh3kw1ph1pw0 dt=bf16")
-    assert heuristics.default(algorithms(p, prop)[0], SM90).pack == copied
+    assert heuristics.default(computes(p, prop)[0], SM90).pack == copied

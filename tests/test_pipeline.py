@@ -16,7 +16,7 @@ from tests.strategies import problems
 from transconv import ir
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE, gridwise, lower, naive
 from transconv.schedule.schedule import Schedule
@@ -28,7 +28,7 @@ from transconv.simplify import one_value
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
 def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,
                                       seed: int) -> None:
-    first = algorithms(p, prop)[0]
+    first = computes(p, prop)[0]
     schedule = small_schedules(first, data.draw) if all(x.size for x in first.axes) else None
     switches = {s.name: data.draw(st.booleans()) for s in PIPELINE if s.optional}
     steps = compiler.plan_steps(p, prop, SM90, schedule, Epilogue())
@@ -68,10 +68,10 @@ def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the first two passes call sums, operands and lanes, the kernel is the same."""
     p = ConvProblem.parse("mb4ic32ih8oc32oh8kh3ph1 dt=f32 tag=axb" if "gluon" not in text else
                           "mb4ic32ih8oc16oh8kh3ph1 dt=bf16 tag=axb")
-    algorithm, = algorithms(p, Prop.FWD, Epilogue.parse("bias+relu"))
+    compute, = computes(p, Prop.FWD, Epilogue.parse("bias+relu"))
 
     def lowered() -> list[str]:
-        return [str(k) for _, k in lower(algorithm, Schedule.parse(text), SM90, "conv")]
+        return [str(k) for _, k in lower(compute, Schedule.parse(text), SM90, "conv")]
 
     plain, write = lowered(), naive.naive
 
@@ -98,8 +98,8 @@ def test_adjoint(prop: Prop) -> None:
         a, b, c = kind.roles
         buffers = {n: pack(values[n], getattr(p, n).layout) for n in (a, b)}
         buffers[c] = np.zeros(getattr(p, c).layout.span, np.float32)
-        for alg, schedule in compiler.plan_steps(p, kind, SM90, None, Epilogue()):
-            run(compiler.lower(alg, schedule, SM90, "conv", "ieee")[-1][1], buffers)
+        for compute, schedule in compiler.plan_steps(p, kind, SM90, None, Epilogue()):
+            run(compiler.lower(compute, schedule, SM90, "conv", "ieee")[-1][1], buffers)
         got = unpack(buffers[c], getattr(p, c).layout, shapes(p)[c])
         dots.append(float((got * values[c]).sum()))
     assert dots[0] == dots[1]

@@ -15,7 +15,7 @@ from tests.stages import shapes
 from transconv import knobs, runtime
 from transconv.conv import Compiled, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.errors import TensorError
 from transconv.ir import CALLS, bf16, f32
 from transconv.runtime import allocator, steps, trust, verdicts
@@ -115,7 +115,7 @@ def test_emitted_kernels_over_copies(text: str, prop: Prop, schedule: str) -> No
 def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     compiled = plan("mb2ic32ih8oc64oh8kh3ph1 dt=f32", FWD,
                     f"mb:2 oh:4 ow:8 oc:64 ic:16 | {BOXED} c=box pack=a.b.c")
-    named = {s.algorithm.name: s for s in compiled.steps}
+    named = {s.compute.name: s for s in compiled.steps}
     src = torch.randn(2, 32, 8, 8, generator=torch.Generator().manual_seed(0))
     src[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), 3.4028235e38, 1 + 2**-11])
     src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
@@ -184,7 +184,7 @@ def test_where_operands_are_rounded() -> None:
 
     over = chosen(first, prop=BWD_D)
     assert over.schedule.pack == "a.b" and "nearest_tf32" not in over.steps[-1].source
-    assert [len(s.algorithm.axes) for s in over.steps[:2]] == [1, 3]  # a run of memory, turned weights
+    assert [len(s.compute.axes) for s in over.steps[:2]] == [1, 3]  # a run of memory, turned weights
     beside = chosen("mb64ic672ih1oc168oh1kh1 tag=axb")
     assert beside.schedule.a == "gather" and not beside.schedule.pack
     assert "a_near = nearest_tf32(a)" in beside.steps[0].source
@@ -206,7 +206,7 @@ def test_where_operands_are_rounded() -> None:
 def test_a_copy_that_lies_as_the_original_is_for_rounding(words: str, math: str, said: str) -> None:
     p = ConvProblem.parse(f"mb2ic32ih8oc64oh8kh3ph1 tag=axb math={math}")
     schedule = Schedule.parse(f"mb:2 oh:4 ow:8 oc:64 ic:16 | {words}")
-    reason = why_not(schedule, algorithms(p, FWD)[0], TARGETS["sm_90"])
+    reason = why_not(schedule, computes(p, FWD)[0], TARGETS["sm_90"])
     assert (said in str(reason)) if said else reason is None
 
 
@@ -216,7 +216,7 @@ def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> Non
     p = ConvProblem.parse("g16mb8ic32ih8oc32oh8kh3ph1 dt=f32")
     made = compiler.plan(p, FWD, TARGETS["sm_90"], f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
     pack = "pack" if rounded else "pack_exact"
-    assert [s.algorithm.name for s in made.steps] == [f"{pack}_src", f"{pack}_wei", "fwd", "unpack_dst"]
+    assert [s.compute.name for s in made.steps] == [f"{pack}_src", f"{pack}_wei", "fwd", "unpack_dst"]
     assert [" = nearest_tf32(" in s.source for s in made.steps] == [rounded, rounded, False, False]
     other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
                           f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
@@ -317,7 +317,7 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, list[int]]] = []
     for step in compiled.steps:
         def start(pointers: Sequence[int], tensors: Sequence[torch.Tensor], stream: int,
-                  name: str = step.algorithm.name) -> None:
+                  name: str = step.compute.name) -> None:
             assert [x.data_ptr() for x in tensors] == list(pointers) and stream == 7
             calls.append((name, list(pointers)))
         step.launcher.kept[0, True] = start

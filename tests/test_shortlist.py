@@ -10,7 +10,7 @@ import pytest
 
 from transconv.conv import ConvWorkload, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice, rows, store
 from transconv.selection import listing as shortlist
@@ -27,21 +27,21 @@ TUNED = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs
 
 @pytest.fixture
 def ranked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The algorithms that were ranked, not read."""
+    """The computations that were ranked, not read."""
     found: list[str] = []
     real = choice.ranked
 
-    def watched(algorithm, *rest):  # type: ignore[no-untyped-def]
-        found.append(algorithm.name)
-        return real(algorithm, *rest)
+    def watched(compute, *rest):  # type: ignore[no-untyped-def]
+        found.append(compute.name)
+        return real(compute, *rest)
 
     monkeypatch.setattr(choice, "ranked", watched)
     return found
 
 
 def listed(prop: Prop = Prop.FWD, count: int = 8, target: str = "sm_90") -> list[Listed]:
-    algorithm = algorithms(DENSE, prop)[0]
-    return shortlist.shortlist(count, algorithm, TARGETS[target], ConvWorkload(DENSE, prop))
+    compute = computes(DENSE, prop)[0]
+    return shortlist.shortlist(count, compute, TARGETS[target], ConvWorkload(DENSE, prop))
 
 
 def record() -> Path:
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_was_ranked(ranked: list[str]) -> None:
     made = listed()
     assert made == listed() and ranked == ["fwd"]
     assert made == [Listed(c.schedule, c.why, False)
-                    for c in choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90,
+                    for c in choice.ranked(computes(DENSE, Prop.FWD)[0], SM90,
                                            ConvWorkload(DENSE, Prop.FWD))[:8]]
 
 

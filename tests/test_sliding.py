@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv.compute.compute import Compute as Algorithm
+from transconv.compute.compute import Compute as Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.cost import issue
 from transconv.cost import model as cost
 from transconv.errors import ScheduleError
@@ -35,13 +35,13 @@ FIRST = "mb.oh:4 ow:4 g:8 kw:3 | fma | regs=ow.kw stages=1"
 SECOND = "kw:3 mb.oh:4 ow:4 g:8 | fma | regs=ow.kw late=1 stages=1"
 
 
-def algorithm(text: str, prop: Prop) -> Algorithm:
-    return algorithms(ConvProblem.parse(text), prop)[0]
+def made_of(text: str, prop: Prop) -> Compute:
+    return computes(ConvProblem.parse(text), prop)[0]
 
 
 def lowered(text: str, prop: Prop, schedule: str) -> Kernel:
-    alg = algorithm(text, prop)
-    return compiler.lower(alg, Schedule.parse(schedule), SM90, "conv", "ieee")[-1][1]
+    compute = made_of(text, prop)
+    return compiler.lower(compute, Schedule.parse(schedule), SM90, "conv", "ieee")[-1][1]
 
 
 CASES = [
@@ -106,8 +106,8 @@ def test_taps_share_what_they_load() -> None:
     loads = [s.value.tensor.name for s in find(body, Let) if isinstance(s.value, Load)]
     assert (loads.count("src"), loads.count("wei")) == (6, 3)
     assert len(find(body, Update)) == 12 and len(find(body, Alloc)) == 4
-    alg = algorithm(f"{P} tag=axb", FWD)
-    alone = compiler.lower(alg, Schedule.parse(FIRST), SM90, "conv", "ieee", {"reuse": False})[-1][1]
+    compute = made_of(f"{P} tag=axb", FWD)
+    alone = compiler.lower(compute, Schedule.parse(FIRST), SM90, "conv", "ieee", {"reuse": False})[-1][1]
     names = [s.value.tensor.name for s in find(alone, Let) if isinstance(s.value, Load)]
     assert names.count("src") == 12
 
@@ -141,7 +141,7 @@ def test_narrow_operands_are_loaded_along_all_lanes() -> None:
 
 def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     wei = ConvProblem.parse("g19mb1ic19ih5oc19oh5kh3ph1 dt=f16 tag=axb")
-    tensor = algorithm(str(wei), FWD).b.tensor  # type: ignore[union-attr]
+    tensor = made_of(str(wei), FWD).b.tensor  # type: ignore[union-attr]
     assert tensor.shape == (19, 1, 3, 3) and not rows_of_features(tensor, 0)
     assert copy_of(tensor, 0).layout.strides() == (1, 216, 72, 24)
     assert rows_of_features(copy_of(tensor, 0), 0)
@@ -159,7 +159,7 @@ def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     (BWD_W, "g:8 oh.ow:4 | fma | late=2", "late=2"),
 ])
 def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
-    assert reason in str(why_not(Schedule.parse(schedule), algorithm(f"{P} tag=axb", prop), SM90))
+    assert reason in str(why_not(Schedule.parse(schedule), made_of(f"{P} tag=axb", prop), SM90))
 
 
 @pytest.mark.parametrize(("text", "schedule", "loads"), [
@@ -175,17 +175,17 @@ def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
      "mb.oh:2 ow:14 kw:5 g:256 | fma | pack=b unroll=1 regs=ow.kw", 0),
 ])
 def test_how_many_loads_are_written_out(text: str, schedule: str, loads: int) -> None:
-    reason = why_not(Schedule.parse(schedule), algorithm(text, FWD), SM90)
+    reason = why_not(Schedule.parse(schedule), made_of(text, FWD), SM90)
     regs = Schedule.parse(schedule).regs
     assert reason == (f"regs={regs} unroll=1: {loads} loads to write out, at most 256"
                       if loads else None)
 
 
 def test_the_matrix_unit_has_no_registers_to_give() -> None:
-    alg = algorithm("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
+    compute = made_of("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
     for word, reason in (("regs=kw", "written out"), ("late=1", "element by element")):
         schedule = Schedule.parse(f"mb.oh.ow:32 oc:32 kw:2 ic:16 | mma | {word}")
-        assert reason in str(why_not(schedule, alg, SM90))
+        assert reason in str(why_not(schedule, compute, SM90))
 
 
 def test_text_form() -> None:
@@ -205,9 +205,9 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
             (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844}
     for (prop, text), instructions in ways.items():
         schedule = Schedule.parse(text)
-        alg = over_copies(algorithm(LARGE, prop), schedule.pack)
-        w = cost.count(schedule, alg, SM90)
-        counted = issue.microseconds(schedule, alg, SM90, w.tiles, w.steps)
+        compute = over_copies(made_of(LARGE, prop), schedule.pack)
+        w = cost.count(schedule, compute, SM90)
+        counted = issue.microseconds(schedule, compute, SM90, w.tiles, w.steps)
         issued = w.tiles / SM90.sms * w.steps * schedule.warps * instructions / SM90.rates.issue.schedulers
         assert 0.8 < counted / (issued / SM90.rates.issue.clock / SM90.rates.issue.share / 1e3) < 1.35
 
@@ -217,7 +217,7 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
     "g96mb128ic96ih56oc96oh56kh7ph3", "g384mb128ic384ih14oc384oh14kh3ph1",
     "g480mb128ic480ih14oc480oh14kh5ph2", "g128mb32ic128ih56oc128oh56kh31ph15"])
 def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
-    schedule = heuristics.default(algorithm(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
+    schedule = heuristics.default(made_of(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
     assert schedule.regs and schedule.unit == "fma", str(schedule)
     assert schedule.late or prop is not BWD_W, str(schedule)
 
@@ -232,20 +232,20 @@ def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
 def test_channels_first(tag: str, prop: Prop, asked: set[str], chosen: str) -> None:
     """Neighbours in memory are pixels, over which lanes cannot slide: they are copied first. So is a
     result, where lanes that run along channels would store each of its elements alone."""
-    alg = algorithm(f"g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag={tag}", prop)
-    assert {c.pack for c in sliding(alg, SM90)} == asked
-    schedule = heuristics.default(alg, SM90)
+    compute = made_of(f"g96mb64ic96ih56oc96oh56kh7ph3 dt=bf16 tag={tag}", prop)
+    assert {c.pack for c in sliding(compute, SM90)} == asked
+    schedule = heuristics.default(compute, SM90)
     assert schedule.regs and schedule.pack == chosen, str(schedule)
 
 
 def test_what_does_not_slide() -> None:
-    assert not list(sliding(algorithm("mb8ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc", FWD), SM90))
-    assert all(why_not(c, algorithm(LARGE, FWD), SM90) is None or "registers" in str(
-        why_not(c, algorithm(LARGE, FWD), SM90)) for c in sliding(algorithm(LARGE, FWD), SM90))
+    assert not list(sliding(made_of("mb8ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc", FWD), SM90))
+    assert all(why_not(c, made_of(LARGE, FWD), SM90) is None or "registers" in str(
+        why_not(c, made_of(LARGE, FWD), SM90)) for c in sliding(made_of(LARGE, FWD), SM90))
 
 
 def test_barriers_at_every_step_cost() -> None:
-    alg = algorithm(LARGE, BWD_W)
+    compute = made_of(LARGE, BWD_W)
     late = Schedule.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
     soon = Schedule.parse(str(late).replace("late=1 ", ""))
-    assert cost.estimate(soon, alg, SM90) > 1.5 * cost.estimate(late, alg, SM90)
+    assert cost.estimate(soon, compute, SM90) > 1.5 * cost.estimate(late, compute, SM90)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from transconv.conv import ConvProblem, Prop, algorithms, compiler
+from transconv.conv import ConvProblem, Prop, compiler, computes
 from transconv.cost import estimate
 from transconv.errors import ScheduleError, Unsupported
 from transconv.ir.dtype import DType, bf16, f16, f32, f64, i8, i32
@@ -173,10 +173,10 @@ def test_a_chip_from_outside(larger: Target) -> None:
     assert Target.parse("sm_213").sms == 200
     p = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
     assert "warpgroup_mma" in compiler.build(p, Prop.FWD, larger).source
-    (algorithm,) = algorithms(p, Prop.FWD)
-    schedule = next(c for c in heuristics.candidates(algorithm, larger) if c.via == "tl")
+    (compute,) = computes(p, Prop.FWD)
+    schedule = next(c for c in heuristics.candidates(compute, larger) if c.via == "tl")
     plain = replace(larger, rates=TARGETS["sm_90"].rates)
-    assert estimate(schedule, algorithm, larger) > estimate(schedule, algorithm, plain) + 40
+    assert estimate(schedule, compute, larger) > estimate(schedule, compute, plain) + 40
 
 
 def test_records_that_cannot_be(larger: Target) -> None:

@@ -23,7 +23,7 @@ from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, workload
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.errors import Unsupported
 from transconv.runtime import steps, trust, verdicts
 from transconv.schedule.schedule import Schedule
@@ -78,7 +78,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 
 
 def ranked(p: ConvProblem, prop: Prop, phase: int = 0) -> list[Schedule]:
-    return heuristics.candidates(algorithms(p, prop)[phase], INTERPRETER)
+    return heuristics.candidates(computes(p, prop)[phase], INTERPRETER)
 
 
 def tensors_of(p: ConvProblem, prop: Prop) -> dict[str, torch.Tensor]:
@@ -165,7 +165,7 @@ def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
     first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
     passed = trust.run(first, t)
     torch.testing.assert_close(t["src"], answer(p, Prop.BWD_D, t), atol=1e-4, rtol=1e-4)
-    changed = [a.algorithm.name for a, b in zip(first.steps, passed.steps, strict=True)
+    changed = [a.compute.name for a, b in zip(first.steps, passed.steps, strict=True)
                if a.digest != b.digest]
     assert changed == ["bwd_d_0_1"] and passed.rejected == 1
 
@@ -256,7 +256,7 @@ def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatc
 
 def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 3)
-    wanted = heuristics.candidates(algorithms(PLAIN, Prop.FWD)[0], SM90)
+    wanted = heuristics.candidates(computes(PLAIN, Prop.FWD)[0], SM90)
     for turn in range(runtime.compiler.MOST_REJECTED):
         made = compiler.build(PLAIN, Prop.FWD, SM90)
         assert made.schedule == wanted[turn] and made.rejected == turn
@@ -285,9 +285,9 @@ def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.Monk
     seen: dict[str, str] = {}
 
     def first_schedule(source: str) -> bool:
-        algorithm, schedule = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
+        compute, schedule = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
                              for word in ("bwd" if "# bwd" in source else "fwd", "schedule"))
-        return seen.setdefault(algorithm, schedule) == schedule
+        return seen.setdefault(compute, schedule) == schedule
 
     plant(first_schedule)
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.runtime import verdicts
 from transconv.schedule.legality import why_not
@@ -81,8 +81,8 @@ def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == SLOWER and plan.why == found.why
-    lines = telling.reasons(found, choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90, FORWARD),
-                            algorithms(DENSE, Prop.FWD)[0], SM90)
+    lines = telling.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
+                            computes(DENSE, Prop.FWD)[0], SM90)
     text = " ".join(" ".join(lines).split())
     assert f"the estimate alone would take {plain.schedule}" in text
     assert "392 tiles on 132 programs are 2.97 waves, 3% of the last one idle" in text
@@ -163,12 +163,12 @@ def test_another_patch_of_triton_is_the_same() -> None:
 def test_a_schedule_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
     schedule = "mb.qh.qw:64 ic:64 oc:64 | mma | a=gather b=gather | split_k=3 stages=3 warps=4"
     store.remember([row(schedule=schedule, prop="bwd_d")])
-    for algorithm in algorithms(DENSE, Prop.BWD_D):
-        found = choice.ranked(algorithm, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0]
+    for compute in computes(DENSE, Prop.BWD_D):
+        found = choice.ranked(compute, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0]
         if found.source == "tuned":
-            assert found.schedule.split_k <= 3 and why_not(found.schedule, algorithm, SM90) is None
+            assert found.schedule.split_k <= 3 and why_not(found.schedule, compute, SM90) is None
     assert any(choice.ranked(a, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0].source == "tuned"
-               for a in algorithms(DENSE, Prop.BWD_D))
+               for a in computes(DENSE, Prop.BWD_D))
 
 
 def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +213,10 @@ def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
 
 def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> None:
     as_many_waves = ConvProblem.parse(f"{DENSE}".replace("mb32", "mb36"))  # the same estimate is best
-    there = algorithms(as_many_waves, Prop.FWD)[0]
+    there = computes(as_many_waves, Prop.FWD)[0]
     by_estimate = choice.ranked(there, SM90)
     store.remember([row(as_many_waves, str(by_estimate[0].schedule))])
-    assert first().schedule == choice.ranked(algorithms(DENSE, Prop.FWD)[0], SM90)[0].schedule
+    assert first().schedule == choice.ranked(computes(DENSE, Prop.FWD)[0], SM90)[0].schedule
     store.remember([row(as_many_waves, SLOWER)])
     found = first()
     assert found.source == "near" and str(found.schedule) == SLOWER
@@ -229,10 +229,10 @@ def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> 
 
 def test_blocks_of_a_neighbour_are_clipped() -> None:
     small = ConvProblem.parse("mb32ic32ih56oc32oh28kh3sh2ph1 dt=bf16 tag=nhwc")
-    algorithm = algorithms(small, Prop.FWD)[0]
-    choices = choice.ranked(algorithm, SM90)
-    found = choice.relatives(Schedule.parse(SLOWER), choices, algorithm, SM90)
-    assert found and all(why_not(c, algorithm, SM90) is None for c in found)
+    compute = computes(small, Prop.FWD)[0]
+    choices = choice.ranked(compute, SM90)
+    found = choice.relatives(Schedule.parse(SLOWER), choices, compute, SM90)
+    assert found and all(why_not(c, compute, SM90) is None for c in found)
     for schedule in found:
         extents = {b.axes: b.extent for b in schedule.blocks}
         assert extents["oc",] <= 32 and extents["ic",] <= 32
@@ -317,10 +317,10 @@ def test_a_kernel_that_fails_to_generate_costs_a_warning(
     store.remember([row()])
     real = runtime.compiler.step_of
 
-    def fails(workload: object, algorithm: object, schedule: Schedule, *rest: object) -> object:
+    def fails(workload: object, compute: object, schedule: Schedule, *rest: object) -> object:
         if str(schedule) == SLOWER:
             raise ZeroDivisionError("a bug in a pass")
-        return real(workload, algorithm, schedule, *rest)  # type: ignore[arg-type]
+        return real(workload, compute, schedule, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runtime.compiler, "step_of", fails)
     assert compiler.build(DENSE, Prop.FWD, SM90).schedule == plain
@@ -382,9 +382,9 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
         problem = ConvProblem.parse(r.problem)
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.prop)).text == r.problem
         schedule = Schedule.parse(r.schedule)
-        for a in algorithms(problem, Prop(r.prop)):
+        for a in computes(problem, Prop(r.prop)):
             assert choice.believable(choice.fitted(schedule, a), a, SM90), r
         if at % 20 == 0:  # and is what plans use
             store.remember([r])
             assert first(problem, r.epilogue, Prop(r.prop)).schedule == choice.fitted(
-                schedule, algorithms(problem, Prop(r.prop))[0])
+                schedule, computes(problem, Prop(r.prop))[0])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tuning_workers import time_of
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice, heuristics
@@ -23,7 +23,7 @@ STRIDED = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 
 def made(problem: ConvProblem = PROBLEM, prop: Prop = Prop.FWD, trials: int = 16,
          **more: object) -> Search:
-    return Search(algorithms(problem, prop), SM90, trials, **more)  # type: ignore[arg-type]
+    return Search(computes(problem, prop), SM90, trials, **more)  # type: ignore[arg-type]
 
 
 def run(s: Search, us: object = time_of) -> list[Trial]:
@@ -49,7 +49,7 @@ def test_trials_are_bounded_different_and_legal_in_every_phase(prop: Prop) -> No
 
 def test_the_first_trials_are_the_ranking() -> None:
     told = run(made())
-    best = heuristics.candidates(algorithms(PROBLEM, Prop.FWD)[0], SM90)
+    best = heuristics.candidates(computes(PROBLEM, Prop.FWD)[0], SM90)
     assert [t.schedule for t in told[:10]] == best[:10]
     assert [t.rank for t in told[:10]] == list(range(10))
     assert {t.origin for t in told[:10]} == {"ranking"}
@@ -60,7 +60,7 @@ def test_the_first_trials_are_the_ranking() -> None:
 
 def test_the_last_trials_are_one_change_away_from_the_best_so_far() -> None:
     s = made()
-    algorithm = s.phases[0]
+    compute = s.phases[0]
     told: list[tuple[Schedule, float]] = []
     while batch := s.next():
         best = min(told, key=lambda x: x[1])[0] if told else None
@@ -70,8 +70,8 @@ def test_the_last_trials_are_one_change_away_from_the_best_so_far() -> None:
                 words = [f.name for f in fields(Schedule) if f.name != "blocks"
                          and getattr(t.schedule, f.name) != getattr(best, f.name)]
                 kinds = {kind for kind in "BMNK"
-                         if {b for b in t.schedule.blocks if algorithm.kind(b.axes[0]) == kind}
-                         != {b for b in best.blocks if algorithm.kind(b.axes[0]) == kind}}
+                         if {b for b in t.schedule.blocks if compute.kind(b.axes[0]) == kind}
+                         != {b for b in best.blocks if compute.kind(b.axes[0]) == kind}}
                 assert len(words) + len(kinds) == 1, f"{best} -> {t.schedule}"
         for t in batch:
             told.append((t.schedule, time_of(str(t.schedule))))
@@ -88,7 +88,7 @@ def test_exploring_finds_what_the_estimate_does_not_rank_high() -> None:
 
 
 def test_seeds_come_first_unless_they_are_illegal() -> None:
-    seed = heuristics.candidates(algorithms(PROBLEM, Prop.FWD)[0], SM90)[40]
+    seed = heuristics.candidates(computes(PROBLEM, Prop.FWD)[0], SM90)[40]
     bad = Schedule.parse("oc:3 | mma")
     told = run(made(trials=5, seeds=[bad, seed]))
     assert (told[0].schedule, told[0].origin, told[0].rank) == (seed, "database", 40)

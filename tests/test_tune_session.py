@@ -11,7 +11,7 @@ from tests.tuning_workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.selection import rows, store
 from transconv.target.records import TARGETS
 from transconv.tuning import search
@@ -58,7 +58,7 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
 
 def test_wrong_and_crashing_schedules_lose_and_only_they(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranked = [str(c) for c in search.ranking(algorithms(DENSE, Prop.FWD), SM90)[:4]]
+    ranked = [str(c) for c in search.ranking(computes(DENSE, Prop.FWD), SM90)[:4]]
     best, second = sorted(ranked, key=time_of)[:2]
     monkeypatch.setenv("TUNING_TEST", f"{best}\n{second}")
     made, log = session(tmp_path, job(), trials=6)  # four of the ranking, two around the best

@@ -14,8 +14,8 @@ from tests.outside import NOTE, NOTING
 from transconv import passes
 from transconv.__main__ import main
 from transconv.backend_triton import emit
-from transconv.compute import Algorithm
-from transconv.conv import ConvProblem, ConvWorkload, Prop, algorithms
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, ConvWorkload, Prop, computes
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.passes import lower
@@ -38,7 +38,7 @@ README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- table:words -->\n", "\n<!-- end:words -->"
 SM90 = Target.parse("sm_90")
 PROBLEM = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc")
-FWD: Algorithm = algorithms(PROBLEM, Prop.FWD)[0]
+FWD: Compute = computes(PROBLEM, Prop.FWD)[0]
 PLAIN = Schedule.parse("mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4")
 
 

@@ -91,7 +91,7 @@ def _switches(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 debug = Knob("TRANSCONV_DEBUG", "0, 1, 2, 3 or 4", "0",
-             "1: cache misses and chosen schedules; 2: also the algorithm and the Triton source; "
+             "1: cache misses and chosen schedules; 2: also the computation and the Triton source; "
              "3: also the IR after each pass that changed it; 4: everything", _level)
 dump = Knob("TRANSCONV_DUMP", "a folder", "",
             "where the text of every stage is written; not set: nowhere", _optional_folder)

@@ -13,7 +13,7 @@ from transconv.backend_triton.emit_expr import ExprSpeller
 from transconv.backend_triton.kernel_text import emit, grid_size, told
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.ir import Lane, Var
 from transconv.runtime import header
 from transconv.schedule.schedule import Schedule
@@ -55,12 +55,12 @@ def emitted(name: str) -> str:
     problem, prop, target = ConvProblem.parse(text), Prop(way), TARGETS["sm_90"]
     steps = compiler.plan_steps(problem, prop, target, Schedule.parse(schedule),
                                 Epilogue.parse(epilogue))
-    algorithm, chosen = steps[launch]
+    compute, chosen = steps[launch]
     if launch:
         # The second kernel of a split sum has a schedule of its own.
-        chosen = chosen if algorithm in algorithms(problem, prop) else Schedule.parse("oc:256 | fma")
-    kernel = compiler.lower(algorithm, chosen, target, name, problem.math)[-1][1]
-    source = emit(kernel, header(ConvWorkload(problem, prop), algorithm, chosen, target))
+        chosen = chosen if compute in computes(problem, prop) else Schedule.parse("oc:256 | fma")
+    kernel = compiler.lower(compute, chosen, target, name, problem.math)[-1][1]
+    source = emit(kernel, header(ConvWorkload(problem, prop), compute, chosen, target))
     return f"{source}\n# launched with {grid_size(kernel)} programs\n"
 
 

@@ -10,7 +10,7 @@ from bench import ablation, ablation_table, trials
 from bench.__main__ import main
 from transconv.conv import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.passes.pipeline import PIPELINE
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
@@ -38,11 +38,11 @@ def test_variants_switch_every_pass_and_change_one_word() -> None:
     assert words["programs=0"].schedule.programs == 0 and not words["programs=0"].refused
     gathered = words["a=gather b=gather"]
     assert gathered.schedule.a == gathered.schedule.b == gathered.schedule.c == "gather"
-    algorithm, = algorithms(DENSE, Prop.FWD)
+    compute, = computes(DENSE, Prop.FWD)
     for v in words.values():
-        assert (why_not(v.schedule, algorithm, SM90) is None) == (not v.refused), v
+        assert (why_not(v.schedule, compute, SM90) is None) == (not v.refused), v
         assert v.schedule != base
-    ranked = [c.schedule for c in choice.ranked(algorithm, SM90)]
+    ranked = [c.schedule for c in choice.ranked(compute, SM90)]
     assert gathered.schedule in ranked  # with a tile that suits gathering
 
 
@@ -97,8 +97,8 @@ def log(path: Path) -> list[dict[str, str]]:
     table = Table(path, COLUMNS, KEY)
     for batch in (128, 64):
         p = ConvProblem.parse(f"mb{batch}ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc")
-        algorithm, = algorithms(p, Prop.FWD)
-        ranked = [c.schedule for c in choice.ranked(algorithm, trials_target())]
+        compute, = computes(p, Prop.FWD)
+        ranked = [c.schedule for c in choice.ranked(compute, trials_target())]
         for i, schedule in enumerate(ranked[:12]):
             us = {3: 90.0, 10: 80.0}.get(i, 100.0 + i)
             table.add({"problem": str(p), "prop": "fwd", "direction": "fwd", "config": str(schedule),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transconv.compute import execute, parse
-from transconv.conv import ConvProblem, Prop, algorithms
+from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
@@ -123,7 +123,7 @@ def test_meaning_of_convolutions_is_torchs(text: str) -> None:
                                                 p.stride, p.pad_lo, p.dilation, p.g)}
     for prop in Prop:
         got = np.zeros(p.shapes[prop.result])
-        for compute in algorithms(p, prop):
+        for compute in computes(p, prop):
             made = execute(compute, {n: t.numpy() for n, t in tensors.items()})[prop.result].value
             got = np.where(np.isnan(made), got, made)
         np.testing.assert_allclose(got, want[prop].numpy(), rtol=1e-10, atol=1e-10)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, Prop, algorithms
+from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError
 from transconv.ir import f16, f32, f64
 
@@ -69,7 +69,7 @@ def test_selections_and_conditions_of_stores_read_back() -> None:
 @pytest.mark.parametrize("prop", Prop)
 def test_convolutions_print_as_texts_that_read_back(prop: Prop) -> None:
     problem = ConvProblem.parse("mb2g2ic8ih9oc8oh5kh3sh2ph1 dt=f16 tag=nhwc")
-    for made in algorithms(problem, prop):
+    for made in computes(problem, prop):
         again = parse(str(made))
         assert isinstance(again, Compute)
         assert again.tensors == made.tensors and again.kinds == made.kinds

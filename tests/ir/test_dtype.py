@@ -92,7 +92,7 @@ def test_a_type_from_outside(short: DType) -> None:
     plan = compiler.build(p, Prop.FWD, TARGETS["sm_90"], Schedule.parse("mb.oh.ow:16 oc:4 ic:2 | fma"))
     assert "tl.float32" in plan.source and "tl.dot" not in plan.source
     (step,) = plan.steps
-    kernel = compiler.lower(step.algorithm, step.schedule, TARGETS["sm_90"], "conv", "ieee")[-1][1]
+    kernel = compiler.lower(step.compute, step.schedule, TARGETS["sm_90"], "conv", "ieee")[-1][1]
     ir.verify(kernel)
     values = np.random.default_rng(0)
     given = {n: values.integers(-3, 4, s).astype(np.float16) for n, s in p.shapes.items() if n != "dst"}

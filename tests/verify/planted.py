@@ -1,4 +1,4 @@
-"""Bugs for the passes, the emitters and the algorithm, each as a developer could have made it.
+"""Bugs for the passes, the emitters and the computation, each as a developer could have made it.
 
 A bug in a pass is a change to what the pass returns, for every kernel it is given. The test asserts
 that every pass of the pipeline has one here.
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from transconv.backend_triton import emit_expr, emit_tl
-from transconv.conv import relation as algorithm
+from transconv.conv import relation as compute
 from transconv.conv.problem import Prop
 from transconv.ir import (
     TRUE,
@@ -269,14 +269,14 @@ def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     """i = o*S + k*D + P, and o = (i - P - k*D) / S."""
     for name in ("_solve_i", "_solve_o"):
-        honest = getattr(algorithm, name)
+        honest = getattr(compute, name)
 
         def solve(p: Any, *rest: int, honest: Any = honest) -> Any:
             told = {word: getattr(p, word) for word in (
                 "spatial", "i", "o", "k", "stride", "dilation")}
             return honest(SimpleNamespace(**told, pad_lo=[-n for n in p.pad_lo]), *rest)
 
-        monkeypatch.setattr(algorithm, name, solve)
+        monkeypatch.setattr(compute, name, solve)
 
 
 def groups_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def question(text: str, prop: Prop = Prop.FWD, schedule: str = "", epilogue: str
 def test_right_kernels_are_right_at_every_stage(p: ConvProblem, prop: Prop, seed: int) -> None:
     found = blame(p, prop, SM90, seed=seed, parts=("ir",))
     assert not found and found.stage == found.rule == found.diff == "", found.text
-    assert all(f"  {name} " in found.text for name in ("algorithm", *NAMES))
+    assert all(f"  {name} " in found.text for name in ("compute", *NAMES))
 
 
 @pytest.mark.parametrize(("text", "prop", "schedule", "epilogue"), [
@@ -128,16 +128,16 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
         assert "@" in found.diff  # the text of the kernel
 
 
-# -- what an algorithm and a division mean ---------------------------------------------------------
+# -- what a computation and a division mean ---------------------------------------------------------
 
 
 @FEW
 @given(problems(), st.sampled_from(list(Prop)))
-def test_the_meaning_of_an_algorithm(p: ConvProblem, prop: Prop) -> None:
+def test_the_meaning_of_a_compute(p: ConvProblem, prop: Prop) -> None:
     asked = Question(p, prop, SM90, None, Epilogue())
     asked.fill(1)
-    algorithms = [a for a, _ in asked.steps() if not any(x.role == "part" for x in a.axes)]
-    made = meaning(asked, algorithms)
+    computes = [a for a, _ in asked.steps() if not any(x.role == "part" for x in a.axes)]
+    made = meaning(asked, computes)
     assert not differing("it", made, asked.sums)
     made.flat[-1] += 1
     assert "1 of" in differing("it", made, asked.sums)
@@ -178,8 +178,8 @@ def test_large_problems_shrink(text: str, prop: Prop) -> None:
     assert (q.k, q.stride, q.dilation, q.pad_lo, q.dtypes) == (
         p.k, p.stride, p.dilation, p.pad_lo, p.dtypes)
     assert q.pad_hi == p.pad_hi  # tails stay as they are
-    for algorithm, schedule in small.steps():
-        assert why_not(schedule, algorithm, SM90) is None
+    for compute, schedule in small.steps():
+        assert why_not(schedule, compute, SM90) is None
     if "anew" not in remark:
         assert small.schedule is None or small.schedule in [c for _, c in asked.steps()]
 

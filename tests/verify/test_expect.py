@@ -38,9 +38,9 @@ CASES = {
 def test_what_is_expected(name: str) -> None:
     target, dtype, math, schedule, asked, not_asked = CASES[name]
     problem = ConvProblem.parse(f"{DENSE} dt={dtype} math={math}")
-    ((algorithm, chosen),) = compiler.plan_steps(
+    ((compute, chosen),) = compiler.plan_steps(
         problem, Prop.FWD, TARGETS[target], Schedule.parse(schedule), Epilogue())
-    found = expected(chosen, algorithm, TARGETS[target], math)
+    found = expected(chosen, compute, TARGETS[target], math)
     assert asked <= {w for e in found for w in e.words}
     # Of each expectation one word is enough, so a word counts as asked for where nothing else helps.
     assert not not_asked & {w for e in found for w in e.words if len(e.words) == 1}
@@ -50,9 +50,9 @@ def test_channels_that_are_not_aligned_are_not_asked_to_be_wide() -> None:
     """17 channels of two bytes: no row begins at a multiple of 16."""
     problem = ConvProblem.parse("mb32ic17ih56oc17oh56kh3ph1 tag=nhwc dt=f16")
     sm80 = TARGETS["sm_80"]
-    ((algorithm, chosen),) = compiler.plan_steps(problem, Prop.FWD, sm80, Schedule.parse(GATHER),
+    ((compute, chosen),) = compiler.plan_steps(problem, Prop.FWD, sm80, Schedule.parse(GATHER),
                                                  Epilogue())
-    words = {w for e in expected(chosen, algorithm, sm80, "tf32") for w in e.words}
+    words = {w for e in expected(chosen, compute, sm80, "tf32") for w in e.words}
     assert "HMMA" in words and "LDGSTS.128" not in words and "LDGSTS" not in words
 
 
@@ -60,9 +60,9 @@ def test_atomic_sums_meet_in_memory() -> None:
     problem = ConvProblem.parse("mb32ic64ih56oc64oh56kh3ph1 tag=nhwc dt=f32")
     schedule = Schedule.parse("ic:64 oc:64 mb.oh.ow:32 | mma | split_k=4 reduce=atomic warps=4")
     for target, word in (("sm_80", "RED"), ("gfx942", "global_atomic")):
-        ((algorithm, chosen),) = compiler.plan_steps(problem, Prop.BWD_W, TARGETS[target], schedule,
+        ((compute, chosen),) = compiler.plan_steps(problem, Prop.BWD_W, TARGETS[target], schedule,
                                                      Epilogue())
-        found = expected(chosen, algorithm, TARGETS[target], "tf32")
+        found = expected(chosen, compute, TARGETS[target], "tf32")
         assert any(word in e.words for e in found)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.word import Word
@@ -122,12 +122,12 @@ def test_everything_is_drawn() -> None:
     layouts = {kind for words in seen["layout"] for kind in words.split("+")}
     assert layouts == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
     assert any(k > i for t in DRAWN for k, i in zip(t.problem.k, t.problem.i, strict=True))
-    assert any(len(t.algorithms) > 1 for t in DRAWN)
+    assert any(len(t.computes) > 1 for t in DRAWN)
 
 
 def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
     problem = ConvProblem.parse("mb4ic16ih8oc32oh8kh3ph1 dt=f16 tag=axb")
-    legal = algorithms(problem, Prop.FWD)
+    legal = computes(problem, Prop.FWD)
     drawn = [draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300)]
     assert any(c is not None and c.keep == "b" for c in drawn)
 
@@ -135,7 +135,7 @@ def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
 def test_drawn_schedules_are_legal() -> None:
     for trial in DRAWN:
         if trial.schedule is not None:
-            legal = [a for a in trial.algorithms if all(x.size for x in a.axes)]
+            legal = [a for a in trial.computes if all(x.size for x in a.axes)]
             assert draw_schedule.is_legal(trial.schedule, legal, trial.chip), str(trial)
 
 
@@ -143,8 +143,8 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     """A word that joins the table is in the next draw, with its values, the smallest of its range, what
     its row says, or what is seen among proposals."""
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
-        rng, algorithm = random.Random(1), DRAWN[0].algorithms[0]
-        return {draw_schedule._value(rng, word, Schedule(), algorithm, seen) for _ in range(80)}
+        rng, compute = random.Random(1), DRAWN[0].computes[0]
+        return {draw_schedule._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
 
     assert drawn(by_name()["reduce"]) == {"partials", "atomic", "stream"}
     assert drawn(by_name()["stages"]) == {1, 2, 3, 4}
@@ -153,9 +153,9 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     depth = Word("depth", 2, "A number.", range(2, 100))
     assert drawn(depth) == {2, 3, 4, 5}
     assert drawn(dataclasses.replace(depth, draw=(7, 9))) == {7, 9}
-    assert drawn(dataclasses.replace(depth, draw=lambda rng, schedule, algorithm: 8)) == {8}
+    assert drawn(dataclasses.replace(depth, draw=lambda rng, schedule, compute: 8)) == {8}
     problem = ConvProblem.parse("mb2ic16ih8oc16oh8kh3ph1")
-    asked = algorithms(problem, Prop.FWD)
+    asked = computes(problem, Prop.FWD)
     register(depth)
     try:
         made = [draw_schedule.schedule(random.Random(n), asked, TARGETS["sm_90"]) for n in range(40)]
@@ -344,7 +344,7 @@ def test_strange_strides_are_said() -> None:
 
 def test_the_heuristic_is_drawn_from() -> None:
     """Some schedules are the heuristic's, as it would have them; others are nobody's idea."""
-    own = Counter(t.schedule in heuristics.candidates(t.algorithms[0], t.chip)
+    own = Counter(t.schedule in heuristics.candidates(t.computes[0], t.chip)
                   for t in DRAWN[:60] if t.schedule is not None)
     assert own[True] > 5 and own[False] > 20
 

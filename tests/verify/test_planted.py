@@ -1,4 +1,4 @@
-"""A bug in each pass, each emitter and the algorithm is found by running the kernel, and blamed on
+"""A bug in each pass, each emitter and the computation is found by running the kernel, and blamed on
 the stage that it was planted in."""
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def test_a_bug_in_an_emitter(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("prop", "problem"), [
     (Prop.FWD, planted.PLAIN), (Prop.BWD_W, planted.PLAIN), (Prop.BWD_D, planted.PLAIN),
     (Prop.BWD_D, "g2mb2ic4ih9oc4oh5kh3sh2ph1")], ids=str)
-def test_a_bug_in_the_algorithm(prop: Prop, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_compute(prop: Prop, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.padding_has_the_wrong_sign(monkeypatch)
     found = blame(problem, prop, "sm_90")
-    assert found.stage == "algorithm" and not found.rule
+    assert found.stage == "compute" and not found.rule
     assert "naive" not in found.text  # nothing more is asked
 
 
 def test_a_bug_in_the_loop_nest(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.weights_are_one_further(monkeypatch)
     found = blame(planted.PLAIN, Prop.FWD, "sm_90", planted.GATHER)
-    assert found.stage == "naive" and "algorithm   right" in found.text
+    assert found.stage == "naive" and "compute     right" in found.text
 
 
 GROUPS = "g8mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=axb"
@@ -78,7 +78,7 @@ def test_a_bug_in_merging(prop: Prop, problem: str, schedule: str,
     assert not right and "merging     right" in right.text and "packing" not in right.text
     planted.groups_are_mixed(monkeypatch)
     found = blame(problem, prop, "sm_90", schedule)
-    assert found.stage == "merging" and "algorithm   right" in found.text
+    assert found.stage == "merging" and "compute     right" in found.text
     assert "wei" in found.diff and "naive" not in found.text
 
 

@@ -16,7 +16,7 @@ def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "bisect", "name the stage that makes a kernel wrong",
         "Runs every stage of a problem's kernel on the same whole numbers and compares with the\n"
-        "answer: the algorithm and the kernel after each pass in the interpreter of the IR, the\n"
+        "answer: the computation and the kernel after each pass in the interpreter of the IR, the\n"
         "emitted text in Triton's interpreter, the compiled kernel on the GPU. Prints the first\n"
         "stage that is wrong, what it changed, and which rule of the simplifier is unsound, if one\n"
         "is. The exit code is 1 if anything is wrong.",

@@ -38,11 +38,11 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     chosen = made.schedule
     shown = words.stage
     print(compute if shown in (None, "problem", "all") else f"compute {compute.name}")
-    if shown in (None, "algorithm", "all"):
+    if shown in (None, "compute", "all"):
         print(f"\n{describe(compute)}")
     if shown in (None, "schedule", "all"):
         print(f"\nschedule   {chosen}\nchosen     {made.why}")
-    if shown in (*stages(), "all") and shown not in ("problem", "algorithm", "schedule"):
+    if shown in (*stages(), "all") and shown not in ("problem", "compute", "schedule"):
         name = kernel_name(Alone(compute), compute, chosen, target)
         for stage, kernel in lower(compute, chosen, target, name, compute.math):
             if shown in (stage, "all"):

@@ -59,10 +59,10 @@ def one_image(p: ConvProblem) -> ConvProblem:
 
 
 def excerpt() -> None:
-    """One problem as algorithm, a few stages, and source."""
+    """One problem as computation, a few stages, and source."""
     problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
     print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
-    words = SimpleNamespace(stage="algorithm", diff=False, schedule=None, epilogue="")
+    words = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")
     pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
     print(pages[0] + "\n" + pages[-1])
     for words.stage in ("naive", "lanewise", "emit"):

@@ -1,4 +1,4 @@
-"""``show``: a problem's algorithms, schedule, stages and source, for reading."""
+"""``show``: a problem's computations, schedule, stages and source, for reading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from transconv.backend_triton import emit
 from transconv.cli import computations, options
-from transconv.compute import Algorithm, describe
+from transconv.compute import Compute, describe
 from transconv.conv import ConvProblem, ConvWorkload, Prop, build
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
@@ -25,13 +25,13 @@ RULE = "-" * 100
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "show", "print how a problem becomes a kernel",
-        "Prints the algorithm (axes with kinds, views, masks and which were proven away), the\n"
+        "Prints the computation (axes with kinds, views, masks and which were proven away), the\n"
         "schedule and its neighbours, and the kernel; or the stages in between.",
         (f"show {options.EXAMPLE} --prop bwd_d", f"show {options.EXAMPLE} --stage gridwise",
          f"show {options.EXAMPLE} --diff"), show)
     options.add_problem(made)
     options.add_props(made, "fwd")
-    made.add_argument("--stage", choices=[*stages(), "all"], metavar="STAGE",
+    made.add_argument("--stage", type=_stage, choices=[*stages(), "all"], metavar="STAGE",
                       help=f"print this stage: {', '.join(stages())}, or all")
     made.add_argument("--diff", action="store_true",
                       help="print what each pass changed, as unified diffs")
@@ -68,11 +68,11 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
         return
     works = [Work(workload, a, c, target) for a, c in steps]
     for w in works:
-        if reason := why_not(w.schedule, w.algorithm, target):
+        if reason := why_not(w.schedule, w.compute, target):
             raise ScheduleError(f"{w.schedule}: {reason}")
     whole = shown is None and not words.diff
-    if whole or shown in ("algorithm", "all"):
-        yield from (f"\n{describe(w.algorithm)}" for w in works)
+    if whole or shown in ("compute", "all"):
+        yield from (f"\n{describe(w.compute)}" for w in works)
     if whole or shown in ("schedule", "all"):
         yield from _schedules(works)
     if whole:
@@ -82,12 +82,12 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
             yield from w.diffs(shown) if words.diff else w.stages(shown)
     if whole or shown in ("together", "all"):
         made = build(problem, prop, target, options.schedule(words), options.epilogue(words))
-        phases = any(w.algorithm.phase for w in works)
-        joined = [s for s in made.steps if phases and s.algorithm.does == "compute"
-                  and not s.algorithm.phase]
+        phases = any(w.compute.phase for w in works)
+        joined = [s for s in made.steps if phases and s.compute.does == "compute"
+                  and not s.compute.phase]
         yield from _together(joined, not whole)
         if shown == "together" and not joined:
-            yield f"\nnothing to put together: {', '.join(s.algorithm.name for s in made.steps)}"
+            yield f"\nnothing to put together: {', '.join(s.compute.name for s in made.steps)}"
 
 
 def _together(joined: list[Step], stages: bool) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _schedules(works: list[Work]) -> Iterator[str]:
     """Each schedule once, with its neighbours; stride phases mostly share theirs."""
     for schedule in dict.fromkeys(w.schedule for w in works):
         first = next(w for w in works if w.schedule == schedule)
-        users = [w.algorithm.name for w in works if w.schedule == schedule]
+        users = [w.compute.name for w in works if w.schedule == schedule]
         of = f"  (of {', '.join(users)})" if len(works) > 1 else ""
         yield "\n".join([f"\nschedule   {schedule}{of}", *why(first), *neighbours(first)])
 
@@ -117,7 +117,7 @@ class Work:
     """One launch, lowered when somebody asks."""
 
     workload: ConvWorkload
-    algorithm: Algorithm
+    compute: Compute
     schedule: Schedule
     target: Target
 
@@ -127,20 +127,20 @@ class Work:
 
     def lowered(self) -> list[tuple[str, Kernel]]:
         if not self.made:
-            name = kernel_name(self.workload, self.algorithm, self.schedule, self.target)
-            self.made = lower(self.algorithm, self.schedule, self.target, name, self.workload.math,
+            name = kernel_name(self.workload, self.compute, self.schedule, self.target)
+            self.made = lower(self.compute, self.schedule, self.target, name, self.workload.math,
                               seconds=self.seconds)
         return self.made
 
     @property
     def source(self) -> str:
         kernel = self.lowered()[-1][1]
-        return emit(kernel, header(self.workload, self.algorithm, self.schedule, self.target),
+        return emit(kernel, header(self.workload, self.compute, self.schedule, self.target),
                     "early" in self.target.features)
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
-        return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.algorithm.name} "
+        return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.compute.name} "
 
     def stages(self, wanted: str) -> Iterator[str]:
         """The kernel after the stage, or after every one."""
@@ -167,30 +167,30 @@ class Work:
 
 def why(work: Work) -> list[str]:
     """What spoke for the schedule, what its time is made of, and what was refused."""
-    algorithm, target = work.algorithm, work.target
-    choices = choice.ranked(algorithm, target, work.workload)
+    compute, target = work.compute, work.target
+    choices = choice.ranked(compute, target, work.workload)
     if work.schedule != choices[0].schedule:
-        return telling.given(work.schedule, choices, algorithm, target)
-    return [*telling.reasons(choices[0], choices, algorithm, target),
-            *telling.refusals(algorithm, target)]
+        return telling.given(work.schedule, choices, compute, target)
+    return [*telling.reasons(choices[0], choices, compute, target),
+            *telling.refusals(compute, target)]
 
 
 def neighbours(work: Work, most: int = 9) -> list[str]:
     """Schedules one step away from the chosen one, with the verdict on each."""
-    algorithm, schedule, target = work.algorithm, work.schedule, work.target
-    chosen = heuristics.estimate(schedule, algorithm, target)
+    compute, schedule, target = work.compute, work.schedule, work.target
+    chosen = heuristics.estimate(schedule, compute, target)
     lines = []
-    for change, other in _near(schedule, algorithm):
-        if reason := why_not(other, algorithm, target):
+    for change, other in _near(schedule, compute):
+        if reason := why_not(other, compute, target):
             verdict = f"refused: {reason}"
         else:
-            factor = heuristics.estimate(other, algorithm, target) / chosen
+            factor = heuristics.estimate(other, compute, target) / chosen
             verdict = f"legal, estimated to take {factor:.2f} times as long"
         lines.append(f"           {change:<23} {verdict}")
     return lines[:most]
 
 
-def _near(schedule: Schedule, algorithm: Algorithm) -> Iterator[tuple[str, Schedule]]:
+def _near(schedule: Schedule, compute: Compute) -> Iterator[tuple[str, Schedule]]:
     for i, block in enumerate(schedule.blocks):
         for extent in (block.extent * 2, block.extent // 2):
             if extent >= 1:
@@ -200,12 +200,16 @@ def _near(schedule: Schedule, algorithm: Algorithm) -> Iterator[tuple[str, Sched
     yield from ((f"stages={n}", replace(schedule, stages=n)) for n in (schedule.stages + 1,))
     other = "fma" if schedule.unit == "mma" else "mma"
     yield other, replace(schedule, unit=other)
-    if algorithm.axes_of("K"):
+    if compute.axes_of("K"):
         yield "split_k=4 reduce=atomic", replace(schedule, split_k=4, reduce="atomic")
 
 
 def _phrase(stage: str) -> str:
     """What a stage of the kernel does, in a few words."""
-    known = {"naive": "the loop nest of the algorithm", "emit": "the kernel in Triton",
+    known = {"naive": "the loop nest of the computation", "emit": "the kernel in Triton",
              **{p.name: p.phrase for p in passes()}}
     return known[stage]
+
+
+def _stage(name: str) -> str:
+    return "compute" if name == "algorithm" else name  # its name before 0.1; for one release

@@ -22,10 +22,10 @@ from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.text import parse
 from transconv.compute.workload import Alone, Found, Workload
 
-Algorithm = Compute
+Algorithm = Compute  # its name before 0.1; for one release
 
 __all__ = [
-    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
+    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
     "Compute", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction", "Step", "Value", "Workload",
     "Write", "axis_facts",
     "axis_steps", "axis_strides", "describe", "execute", "is_exact", "moved", "named",

@@ -1,6 +1,6 @@
-"""The page that describes an algorithm: axes with kinds, views with coordinates, masks and proofs.
+"""The page that describes a computation: axes with kinds, views with coordinates, masks and proofs.
 
-    algorithm strided_1_1
+    compute strided_1_1
         M  rows     n=32  qh=28  qw=28
         N  columns  f=64
         K  summed   th=2  tw=2  c=128
@@ -19,41 +19,41 @@ from transconv.ir import Const, Expr, Mod, Var, View, conjuncts, find, readable,
 from transconv.simplify import Facts, prove, reason, simplify
 
 if TYPE_CHECKING:
-    from transconv.compute.compute import Compute as Algorithm
+    from transconv.compute.compute import Compute
 
 KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
 WIDTH = 30  # of a condition, so that reasons stand below one another
 
 
-def axis_facts(algorithm: Algorithm) -> Facts:
+def axis_facts(compute: Compute) -> Facts:
     """What holds at every point of the loops: each axis counts from 0 to its size."""
     facts = Facts()
-    for x in algorithm.axes:
+    for x in compute.axes:
         facts = facts.with_range(x.var, 0, max(0, x.size - 1))
     return facts
 
 
-def describe(algorithm: Algorithm) -> str:
+def describe(compute: Compute) -> str:
     """The page. Masks that the ranges of the axes prove are marked, with the reason."""
-    facts = axis_facts(algorithm)
-    lines = [f"algorithm {algorithm.name}"]
+    facts = axis_facts(compute)
+    lines = [f"compute {compute.name}"]
     for kind, meaning in KINDS:
-        if axes := algorithm.axes_of(kind):
+        if axes := compute.axes_of(kind):
             sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
             lines.append(f"    {kind}  {meaning:<8} {sizes}")
-    if any(x.size == 0 for x in algorithm.axes_of("K")):
+    if any(x.size == 0 for x in compute.axes_of("K")):
         return "\n".join([*lines, "    the sum is empty: acc = 0",
-                          *_view("C", algorithm.c, facts),
-                          f"    C = {algorithm.behind or 'acc'}"])
-    for role, view in (("A", algorithm.a), ("B", algorithm.b), ("C", algorithm.c)):
+                          *_view("C", compute.c, facts),
+                          f"    C = {compute.behind or 'acc'}"])
+    for role, view in (("A", compute.a), ("B", compute.b), ("C", compute.c)):
         if view is not None:
             lines += _view(role, view, facts)
-    if algorithm.b is None and not algorithm.axes_of("K"):
+    if compute.b is None and not compute.axes_of("K"):
         return "\n".join([*lines, "    C = A"])
-    summed = ", ".join(x.name for x in algorithm.axes_of("K"))
-    factors = "A" if algorithm.b is None else "A * B"
-    lines.append(f"    acc = sum of {factors} over {summed}, in {algorithm.acc}")
-    lines.append(f"    C = {algorithm.behind or 'acc'}")
+    summed = ", ".join(x.name for x in compute.axes_of("K"))
+    factors = "A" if compute.b is None else "A * B"
+    lines.append(f"    acc = sum of {factors} over {summed}, in {compute.acc}")
+    lines.append(f"    C = {compute.behind or 'acc'}")
     return "\n".join(lines)
 
 

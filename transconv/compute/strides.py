@@ -1,4 +1,4 @@
-"""Stage 3, how the views of an algorithm lie in memory: what the estimates and the tilings count with."""
+"""Stage 3, how the views of a computation lie in memory: what the estimates and the tilings count with."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from transconv.compute.compute import Compute as Algorithm
+from transconv.compute.compute import Compute
 from transconv.ir import Const, Expr, View, ViewDim, free_vars, substitute
 from transconv.simplify import simplify
 
 
 @lru_cache(maxsize=512)
-def axis_strides(view: View, alg: Algorithm) -> dict[str, int]:
+def axis_strides(view: View, compute: Compute) -> dict[str, int]:
     """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
     of the point where every axis is 0."""
-    zero: dict[Expr, Expr] = {x.var: Const(0) for x in alg.axes}
+    zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
     offset = view.offset()
     first = _value(substitute(offset, zero))
-    found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in alg.axes}
+    found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in compute.axes}
     return found | {"": first}
 
 
@@ -30,32 +30,32 @@ def _value(e: Expr) -> int:
 
 
 @lru_cache(maxsize=2048)
-def axis_steps(seen: ViewDim, alg: Algorithm) -> dict[str, int]:
+def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
     """How far a coordinate moves per step of each axis that it mentions."""
-    zero: dict[Expr, Expr] = {x.var: Const(0) for x in alg.axes}
+    zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
     first = _value(substitute(seen.coord, zero))
     own = {v.name for v in free_vars(seen.coord)}
     return {x.name: _value(substitute(seen.coord, zero | {x.var: Const(1)})) - first
-            for x in alg.axes if x.name in own}
+            for x in compute.axes if x.name in own}
 
 
-def places(view: View, alg: Algorithm, written: Iterable[tuple[str, int]]) -> int:
+def places(view: View, compute: Compute, written: Iterable[tuple[str, int]]) -> int:
     """How many different elements of a view the positions that are written out look at, for one
     lane: 8 positions of a row and a window of 7 are 56 products of 14 elements. ``written``: axes and
     extents."""
-    strides = axis_strides(view, alg)
+    strides = axis_strides(view, compute)
     found = {(0, 0)}
     for axis, extent in written:
         if step := strides[axis]:
             # Of a sum's last block, what is beyond the end has a mask of its own and is not shared.
-            rest = -alg.size(axis) % extent if alg.kind(axis) == "K" else 0
+            rest = -compute.size(axis) % extent if compute.kind(axis) == "K" else 0
             own = [i if i >= extent - rest else 0 for i in range(extent)]
             found = {(at + step * i, max(mask, own[i])) for (at, mask), i in product(found, range(extent))}
     return len(found)
 
 
-def touched(view: View, alg: Algorithm) -> int:
+def touched(view: View, compute: Compute) -> int:
     """Bytes of a tensor that the computation reads or writes at least once."""
-    strides = axis_strides(view, alg)
-    points = prod(x.size for x in alg.axes if strides[x.name])
+    strides = axis_strides(view, compute)
+    points = prod(x.size for x in compute.axes if strides[x.name])
     return min(points, prod(view.tensor.shape)) * view.tensor.dtype.bytes

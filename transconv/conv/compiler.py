@@ -45,5 +45,5 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
 
 def plan_steps(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
                epilogue: Epilogue, choose: Choose | None = None) -> Planned:
-    """The algorithms to run, in order, each with its schedule: see ``runtime.plan_steps``."""
+    """The computations to run, in order, each with its schedule: see ``runtime.plan_steps``."""
     return runtime.plan_steps(ConvWorkload(problem, prop, epilogue), target, schedule, choose)

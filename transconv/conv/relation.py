@@ -1,4 +1,4 @@
-"""Stage 2. In: ConvProblem, Prop. Out: Algorithms: axes, three views, and what is combined how.
+"""Stage 2. In: ConvProblem, Prop. Out: Computations: axes, three views, and what is combined how.
 
 One relation makes every convolution. In each spatial dimension
 
@@ -14,8 +14,8 @@ and a propagation kind chooses which two of (o, i, k) are loop axes; the third i
 
 For BWD_D with a stride, i = S*q + r splits the work into phases r, and k = k0(r) + S/gcd(S, D) * t
 are the only taps that meet a phase: the stride condition then holds by construction (the simplifier
-proves it) and no multiplication is wasted. Phases with equally many taps become one algorithm, with
-r as an axis; others are algorithms of their own. Nothing after this module knows which kind it compiles.
+proves it) and no multiplication is wasted. Phases with equally many taps become one computation, with
+r as an axis; others are computations of their own. Nothing after this module knows which kind it compiles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import itertools
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from transconv.compute import ACC, Algorithm, Axis, product
+from transconv.compute import ACC, Axis, Compute, product
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
@@ -40,7 +40,7 @@ class _Spatial:
     i: ViewDim
     o: ViewDim
     k: ViewDim
-    phase: Axis | None = None  # where all stride phases are one algorithm
+    phase: Axis | None = None  # where all stride phases are one computation
 
 
 def _solve_i(p: ConvProblem, x: int) -> _Spatial:
@@ -129,8 +129,8 @@ def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
     return 0, step, 0
 
 
-def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Algorithm, ...]:
-    """The algorithms whose outputs together are the result: one, or one per stride phase of BWD_D.
+def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
+    """The computations whose outputs together are the result: one, or one per stride phase of BWD_D.
 
     Phases that own no element of the output (more phases than positions) are left out.
     """
@@ -157,7 +157,7 @@ def algorithms(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> 
 
 
 def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None,
-              label: str) -> Algorithm:
+              label: str) -> Compute:
     mb, g = Axis("mb", p.mb, "position"), Axis("g", p.g, "batch")
     ic, oc = Axis("ic", p.icg, "feature"), Axis("oc", p.ocg, "feature")
     names = p.spatial

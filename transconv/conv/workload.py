@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm, Found, Workload
+from transconv.compute import Compute, Found, Workload
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.conv.tags import write_tags
 from transconv.errors import ProblemError, TransconvError, Unsupported
@@ -52,8 +52,8 @@ class ConvWorkload(Workload):
         return self.epilogue.kind
 
     @functools.cached_property
-    def computations(self) -> tuple[Algorithm, ...]:
-        return algorithms(self.problem, self.prop, self.epilogue)
+    def computations(self) -> tuple[Compute, ...]:
+        return computes(self.problem, self.prop, self.epilogue)
 
     @property
     def math(self) -> str:

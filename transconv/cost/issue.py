@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from transconv.compute import Algorithm, axis_steps, axis_strides, places
+from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, lanes
 from transconv.target import Target
@@ -42,22 +42,23 @@ class _Operand:
         return self.positions * self.elements
 
 
-def microseconds(schedule: Schedule, alg: Algorithm, target: Target, tiles: int, steps: int) -> float:
+def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: int, steps: int) -> float:
     """What the busiest multiprocessor needs for its tiles."""
-    chip, warps, views = target.rates.issue, schedule.warps, [v for v in (alg.a, alg.b) if v is not None]
-    held = prod(lanes(schedule, alg, kind) for kind in "BMNK") / (warps * target.warp_size)
+    chip, warps = target.rates.issue, schedule.warps
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
     held = max(1.0, held)
-    found = [_operand(v, schedule, alg, target, held) for v in views]
+    found = [_operand(v, schedule, compute, target, held) for v in views]
     wide = [v.tensor.dtype.bits < 32 for v in views]
     written = prod(extent for _, extent in schedule.written)
-    words = alg.acc.bytes / 4
+    words = compute.acc.bytes / 4
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
     issued = (words * written * held + STEP + ROW * rows
               + sum(1.5 * x.all for x, short in zip(found, wide, strict=True) if short)
               + sum(3 * x.positions * x.loads for x in found))
     clocks = max(issued / chip.schedulers, sum(x.positions * x.loads * x.lines for x in found))
     sums = prod(b.extent for b in schedule.blocks
-                if schedule.in_registers(b) and alg.kind(b.axes[0]) != "K") * held * words
+                if schedule.in_registers(b) and compute.kind(b.axes[0]) != "K") * held * words
     short = [x.all * v.tensor.dtype.bytes / 4 for x, v in zip(found, views, strict=True)]
     registers = REGISTERS + sums + min(sum(short), IN_FLIGHT)
     resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
@@ -65,23 +66,23 @@ def microseconds(schedule: Schedule, alg: Algorithm, target: Target, tiles: int,
     rounds = ceil(tiles / target.sms)
     together = min(resident, rounds)
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
-    if not schedule.late and lanes(schedule, alg, "K") > 1:
+    if not schedule.late and lanes(schedule, compute, "K") > 1:
         step += chip.barriers_ns
     alone = chip.latency_ns + issued * chip.stall / chip.clock
     busy = rounds * max(step, alone / together) * steps + rounds / together * chip.fill_ns
-    cache = rounds * _distinct(schedule, alg, views) / chip.cache_gbs
-    return (max(busy, cache) + rounds * _scattered(schedule, alg) / chip.cache_gbs) / 1e3
+    cache = rounds * _distinct(schedule, compute, views) / chip.cache_gbs
+    return (max(busy, cache) + rounds * _scattered(schedule, compute) / chip.cache_gbs) / 1e3
 
 
-def _operand(view: View, schedule: Schedule, alg: Algorithm, target: Target, held: float) -> _Operand:
+def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, held: float) -> _Operand:
     """The counts of a view's loads. Lanes run along the block that has neighbours in memory, as many
     of them in a thread as one access takes; a view without neighbours is loaded one by one."""
-    strides, size = axis_strides(view, alg), view.tensor.dtype.bytes
-    inner = _innermost(schedule, alg)
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
+    inner = _innermost(schedule, compute)
     widest = min(ACCESS // size, held, inner.extent if inner else 1)
     vector = 1
     if inner and strides[inner.axes[-1]] == 1:
-        outer = [s for a, s in strides.items() if a not in inner.axes and (not a or alg.size(a) > 1)]
+        outer = [s for a, s in strides.items() if a not in inner.axes and (not a or compute.size(a) > 1)]
         while vector * 2 <= widest and all(s % (vector * 2) == 0 for s in outer):
             vector *= 2
     has = [b for b in schedule.blocks if strides[b.axes[-1]] and not schedule.in_registers(b)]
@@ -91,47 +92,48 @@ def _operand(view: View, schedule: Schedule, alg: Algorithm, target: Target, hel
     down = target.warp_size / across if any(b is not inner for b in has) else 1.0
     step = abs(strides[inner.axes[-1]]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
-    return _Operand(places(view, alg, schedule.written), elements, elements / vector, max(1.0, lines))
+    return _Operand(places(view, compute, schedule.written), elements, elements / vector, max(1.0, lines))
 
 
-def _scattered(schedule: Schedule, alg: Algorithm) -> float:
+def _scattered(schedule: Schedule, compute: Compute) -> float:
     """Bytes beyond its results that a program stores, because neighbouring lanes have no neighbours in
     memory: each of them moves a sector."""
-    inner = _innermost(schedule, alg)
+    inner = _innermost(schedule, compute)
     if schedule.split_k > 1 or inner is None or inner.extent == 1 or (
-            axis_strides(alg.c, alg)[inner.axes[-1]] in (0, 1)):
+            axis_strides(compute.c, compute)[inner.axes[-1]] in (0, 1)):
         return 0.0  # the parts of a sum lie as its lanes do
-    return (SECTOR - alg.c.tensor.dtype.bytes) * prod(lanes(schedule, alg, kind) for kind in "BMN") * prod(
-        n for a, n in schedule.written if alg.kind(a) != "K")
+    stored = prod(lanes(schedule, compute, kind) for kind in "BMN")
+    stored *= prod(n for a, n in schedule.written if compute.kind(a) != "K")
+    return (SECTOR - compute.c.tensor.dtype.bytes) * stored
 
 
-def _innermost(schedule: Schedule, alg: Algorithm) -> Block | None:
+def _innermost(schedule: Schedule, compute: Compute) -> Block | None:
     """The block that lanes run along first: the one whose neighbours are next to one another in
     most of the operands."""
-    views = [v for v in (alg.a, alg.b) if v is not None]
+    views = [v for v in (compute.a, compute.b) if v is not None]
 
     def gap(b: Block) -> int:
-        return min(abs(axis_strides(v, alg)[b.axes[-1]]) or 1 << 40 for v in views)
+        return min(abs(axis_strides(v, compute)[b.axes[-1]]) or 1 << 40 for v in views)
 
     return min((b for b in schedule.blocks if not schedule.in_registers(b)), key=gap, default=None)
 
 
-def _distinct(schedule: Schedule, alg: Algorithm, views: list[View]) -> float:
+def _distinct(schedule: Schedule, compute: Compute, views: list[View]) -> float:
     """Bytes of the operands that a program looks at, each counted once: the first cache keeps what its
     steps share."""
     total = 0.0
-    reach = {x.name: alg.size(x.name) if alg.kind(x.name) == "K" else 1 for x in alg.axes}
+    reach = {x.name: compute.size(x.name) if compute.kind(x.name) == "K" else 1 for x in compute.axes}
     for b in schedule.blocks:
         left = b.extent
         for axis in reversed(b.axes):
-            if alg.kind(axis) != "K":
-                reach[axis] = min(left, alg.size(axis))
-            left = -(-left // alg.size(axis))
+            if compute.kind(axis) != "K":
+                reach[axis] = min(left, compute.size(axis))
+            left = -(-left // compute.size(axis))
     for v in views:
         points = 1.0
         for dim, size in zip(v.dims, v.tensor.shape, strict=True):
-            far = 1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, alg).items())
-            points *= min(size, far, prod(reach[a] for a in axis_steps(dim, alg)))
-        shared = alg.sums_positions
+            far = 1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, compute).items())
+            points *= min(size, far, prod(reach[a] for a in axis_steps(dim, compute)))
+        shared = compute.sums_positions
         total += points * v.tensor.dtype.bytes / (schedule.split_k if shared else 1)
     return total

@@ -1,4 +1,4 @@
-"""Stage 3, the estimate. In: a schedule, an algorithm, a target. Out: the microseconds it would take.
+"""Stage 3, the estimate. In: a schedule, a computation, a target. Out: the microseconds it would take.
 
 The model counts, per multiprocessor, what its programs do one after another:
 
@@ -8,7 +8,7 @@ The model counts, per multiprocessor, what its programs do one after another:
 
 ``Work`` holds the counts (see work.py), which need no constant; the target's ``rates`` the few that
 counting cannot tell, fitted by ``python -m bench.fit`` to measured sweeps. Only the ranking matters:
-the order of schedules of one algorithm is what the estimate is made for, its microseconds are within
+the order of schedules of one computation is what the estimate is made for, its microseconds are within
 some 20%.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from transconv.compute import Algorithm, touched
+from transconv.compute import Compute, touched
 from transconv.cost import issue
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
@@ -24,51 +24,52 @@ from transconv.schedule import Schedule, Scheduled, copies, k_steps, priced, pro
 from transconv.target import Constants, Target
 
 
-def estimate(schedule: Schedule, alg: Algorithm, target: Target,
+def estimate(schedule: Schedule, compute: Compute, target: Target,
              constants: Constants | None = None) -> float:
     """Estimated microseconds on a target (in units of a step on the interpreter), as the words that have
     a price of their own correct it."""
-    us = _estimate(schedule, alg, target, constants)
+    us = _estimate(schedule, compute, target, constants)
     for word in priced():
         if word.price is not None and schedule.word(word.name) != word.default:
-            us = word.price(us, schedule, alg, target)
+            us = word.price(us, schedule, compute, target)
     return us
 
 
-def _estimate(schedule: Schedule, alg: Algorithm, target: Target,
+def _estimate(schedule: Schedule, compute: Compute, target: Target,
               constants: Constants | None = None) -> float:
     if target.backend == "interpreter":
-        return _interpreted(schedule, alg)
+        return _interpreted(schedule, compute)
     constants = constants or (target.rates.gluon if schedule.via == "gluon" else target.rates.triton)
     if schedule.regs or schedule.late:
-        main = _issued(schedule, alg, target, constants)
+        main = _issued(schedule, compute, target, constants)
     else:
-        main = microseconds(count(schedule, alg, target), schedule, target, constants)
+        main = microseconds(count(schedule, compute, target), schedule, target, constants)
     if not schedule.pack:
         return main
-    return main + _beside(Scheduled(alg, schedule).grouped, schedule.pack, schedule.split_k > 1, target)
+    grouped = Scheduled(compute, schedule).grouped
+    return main + _beside(grouped, schedule.pack, schedule.split_k > 1, target)
 
 
 @lru_cache(maxsize=512)
-def _beside(alg: Algorithm, pack: str, split: bool, target: Target) -> float:
-    """What the copies take that an algorithm asks for."""
-    return share(alg) * sum(copying(c, target) for c in copies(alg, pack, 1 + split))
+def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
+    """What the copies take that a computation asks for."""
+    return share(compute) * sum(copying(c, target) for c in copies(compute, pack, 1 + split))
 
 
-def copying(copy: Algorithm, target: Target, constants: Constants | None = None) -> float:
+def copying(copy: Compute, target: Target, constants: Constants | None = None) -> float:
     """Microseconds of a copy into another order: bytes read and written, and its launch."""
     constants = constants or target.rates.triton
     moved = sum(touched(v, copy) for v in (copy.a, copy.c))
     return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
 
 
-def _interpreted(schedule: Schedule, alg: Algorithm) -> float:
+def _interpreted(schedule: Schedule, compute: Compute) -> float:
     """A step costs the same whatever its size, up to a point."""
-    m, n, k, group = (tile(schedule, alg, kind) for kind in "MNKB")
-    steps = -(-k_steps(schedule, alg) // schedule.split_k)
+    m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
+    steps = -(-k_steps(schedule, compute) // schedule.split_k)
     fetched = (m * k + k * n) * group
     each = steps * (1 + fetched / 2**17 + m * n * group * k / 2**24) + 2
-    return programs(schedule, alg) * each
+    return programs(schedule, compute) * each
 
 
 def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
@@ -96,10 +97,10 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
     return _kernels(w, busy, schedule, target, c)
 
 
-def _issued(schedule: Schedule, alg: Algorithm, target: Target, c: Constants) -> float:
+def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
     """The same for a kernel that keeps sums and operands in registers: its instructions are counted."""
-    w = count(schedule, alg, target)
-    seen = Scheduled(alg, schedule).main
+    w = count(schedule, compute, target)
+    seen = Scheduled(compute, schedule).main
     return _kernels(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
 
 

@@ -1,4 +1,4 @@
-"""Stage 3, what the estimate counts. In: a schedule, an algorithm, a target. Out: ``Work``: tiles and
+"""Stage 3, what the estimate counts. In: a schedule, a computation, a target. Out: ``Work``: tiles and
 steps, the bytes and accesses of each, the programs that fit a multiprocessor. No constant is fitted here.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from transconv.compute import Algorithm, axis_strides, touched
+from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.issue import ACCESS, SECTOR
 from transconv.ir import View, f32
 from transconv.schedule import (
@@ -67,80 +67,80 @@ class Work:
     small: bool = False  # whether f32 is multiplied by the older unit, for want of warps or rows
 
 
-def count(schedule: Schedule, alg: Algorithm, target: Target) -> Work:
+def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     """Everything about a schedule that can be counted, of the main kernel."""
-    alg = Scheduled(alg, schedule).main
-    m, n, k, group = (tile(schedule, alg, kind) for kind in "MNKB")
-    views = [v for v in (alg.a, alg.b) if v is not None]
+    compute = Scheduled(compute, schedule).main
+    m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
+    views = [v for v in (compute.a, compute.b) if v is not None]
     words = (schedule.a, schedule.b)
-    along = _only_along(schedule, alg, target)
-    small = along and "wgmma" in target.features and is_small(schedule, alg)
-    fetched = tuple(_fetch(v, schedule, alg, word, along and not small)
+    along = _only_along(schedule, compute, target)
+    small = along and "wgmma" in target.features and is_small(schedule, compute)
+    fetched = tuple(_fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     kept = 0.0
     if schedule.keep:
         at = "ab".index(schedule.keep)
-        kept = fetched[at].bytes * k_steps(schedule, alg)
+        kept = fetched[at].bytes * k_steps(schedule, compute)
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
-    results = prod(x.size for x in alg.axes if alg.kind(x.name) != "K")
-    blocks = [b for b in schedule.blocks if alg.kind(b.axes[0]) == "K"]
+    results = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
+    blocks = [b for b in schedule.blocks if compute.kind(b.axes[0]) == "K"]
     return Work(
-        tiles=programs(schedule, alg), steps=-(-k_steps(schedule, alg) // schedule.split_k),
+        tiles=programs(schedule, compute), steps=-(-k_steps(schedule, compute) // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m, right=m if schedule.swap else n,
         boxed="box" in (schedule.a, schedule.b),
-        positions_summed=any(_role(b, alg) == "position" for b in blocks),
-        fetched=fetched, stored=_stored(schedule, alg),
-        resident=1 if schedule.programs else _resident(schedule, alg, target, m * n * group),
-        traffic=sum(touched(v, alg) for v in (*views, alg.c)),
-        partial=2 * alg.acc.bytes * _partials(schedule, alg, results, m * n * group),
-        bits=alg.a.tensor.dtype.bits, turned=turned_bytes(schedule, alg),
+        positions_summed=any(_role(b, compute) == "position" for b in blocks),
+        fetched=fetched, stored=_stored(schedule, compute),
+        resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
+        traffic=sum(touched(v, compute) for v in (*views, compute.c)),
+        partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
+        bits=compute.a.tensor.dtype.bits, turned=turned_bytes(schedule, compute),
         kept=kept, small=small)
 
 
-def _only_along(schedule: Schedule, alg: Algorithm, target: Target) -> bool:
+def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
     can see to that. Asynchronous units do so with operands of more than 16 bits."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and alg.a.tensor.dtype is f32
-            and alg.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype is f32
+            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 
-def is_small(schedule: Schedule, alg: Algorithm) -> bool:
+def is_small(schedule: Schedule, compute: Compute) -> bool:
     """Whether there are too few warps or rows for an asynchronous product: Triton then takes the older
     one, whose operands are in registers in any case. (It is not much slower on Hopper; beside tcgen05
     nobody has measured it.)"""
-    left = tile(schedule, alg, "N" if schedule.swap else "M")
+    left = tile(schedule, compute, "N" if schedule.swap else "M")
     return schedule.warps < WARP_GROUP or left < ROWS
 
 
-def _partials(schedule: Schedule, alg: Algorithm, results: int, tile_of_c: int) -> int:
+def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int) -> int:
     """Elements of the partial sums."""
     if schedule.reduce == "stream":  # a program begins and ends within tiles
-        return tile_of_c * min(2 * schedule.programs, programs(schedule, alg) + schedule.programs)
+        return tile_of_c * min(2 * schedule.programs, programs(schedule, compute) + schedule.programs)
     return results * schedule.split_k if schedule.split_k > 1 else 0
 
 
-def _role(block: Block, alg: Algorithm) -> str:
-    return next(x.role for x in alg.axes if x.name == block.axes[0])
+def _role(block: Block, compute: Compute) -> str:
+    return next(x.role for x in compute.axes if x.name == block.axes[0])
 
 
-def _resident(schedule: Schedule, alg: Algorithm, target: Target, results: int) -> int:
+def _resident(schedule: Schedule, compute: Compute, target: Target, results: int) -> int:
     """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
     threads = schedule.warps * target.warp_size
-    registers = _registers(schedule, alg, target)
+    registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
-    if schedule.unit == "mma" and alg.b is not None:
-        shared = shared_bytes(schedule, alg) + 1024
-        shared += results * alg.c.tensor.dtype.bytes if schedule.c == "box" else 0
+    if schedule.unit == "mma" and compute.b is not None:
+        shared = shared_bytes(schedule, compute) + 1024
+        shared += results * compute.c.tensor.dtype.bytes if schedule.c == "box" else 0
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
 
 
-def _registers(schedule: Schedule, alg: Algorithm, target: Target) -> float:
+def _registers(schedule: Schedule, compute: Compute, target: Target) -> float:
     """Registers of a thread. On the matrix unit, its share of the accumulator; element by element,
     also where each element lies, whether it exists, and its factors."""
-    m, n, k, group = (tile(schedule, alg, kind) for kind in "MNKB")
-    words = alg.acc.bytes / 4
+    m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
+    words = compute.acc.bytes / 4
     own, each = (48, words) if schedule.unit == "mma" else (32, words + 3)
     depth = 1 if schedule.unit == "mma" else k
     return own + m * n * depth * group * each / (schedule.warps * target.warp_size)
@@ -148,55 +148,56 @@ def _registers(schedule: Schedule, alg: Algorithm, target: Target) -> float:
 
 # -- how a tile lies in memory --------------------------------------------------------------------
 
-def along_sum(view: View, alg: Algorithm) -> bool:
+def along_sum(view: View, compute: Compute) -> bool:
     """Whether neighbours in memory are neighbours in the sum."""
-    strides = axis_strides(view, alg)
-    return any(strides[x.name] == 1 for x in alg.axes_of("K") if x.size > 1)
+    strides = axis_strides(view, compute)
+    return any(strides[x.name] == 1 for x in compute.axes_of("K") if x.size > 1)
 
 
-def _fetch(view: View, schedule: Schedule, alg: Algorithm, word: str, only_along: bool = False) -> Fetch:
+def _fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """What it takes to move a view's tile once."""
-    strides = axis_strides(view, alg)
+    strides = axis_strides(view, compute)
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
-    found = _row_of(view, schedule, alg)
-    if only_along and not along_sum(view, alg):
+    found = _row_of(view, schedule, compute)
+    if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (schedule.warps * 32)))
-    vector = _vector(strides, found, alg, widest)
-    there = elements / diagonal(view, alg)  # off the diagonal nothing is moved
+    vector = _vector(strides, found, compute, widest)
+    there = elements / diagonal(view, compute)  # off the diagonal nothing is moved
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1,
-                 only_along and wants_rounding(view, alg))
+                 only_along and wants_rounding(view, compute))
 
 
-def _row_of(view: View, schedule: Schedule, alg: Algorithm) -> _Row:
+def _row_of(view: View, schedule: Schedule, compute: Compute) -> _Row:
     """The row of a view's tile that takes the fewest bytes for each of its elements."""
-    strides, size = axis_strides(view, alg), view.tensor.dtype.bytes
-    runs = _runs(view, alg) if alg.merge > 1 else alg.sizes
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
+    runs = _runs(view, compute) if compute.merge > 1 else compute.sizes
     return min((_row(strides, b, runs, size) for b in schedule.blocks
                 if any(strides[a] for a in b.axes)), default=_Row(SECTOR, SECTOR))
 
 
-def _stored(schedule: Schedule, alg: Algorithm) -> Fetch:
+def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
     warp along the first side of the tile; swapped, these are columns, each in a sector of its own."""
-    stored = _fetch(alg.c, schedule, alg, schedule.c)
+    stored = _fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return stored
     if schedule.swap and stored.alone:
         return replace(stored, bytes=stored.accesses * SECTOR)
-    return replace(stored, bytes=stored.bytes * _straddling(_row_of(alg.c, schedule, alg), alg))
+    row = _row_of(compute.c, schedule, compute)
+    return replace(stored, bytes=stored.bytes * _straddling(row, compute))
 
 
-def _straddling(row: _Row, alg: Algorithm) -> float:
+def _straddling(row: _Row, compute: Compute) -> float:
     """How many more sectors the rows of a result touch than they would if each began with one: runs
     of 16 bytes in images of 65 x 65 elements of 2 bytes begin anywhere, 7 of 16 end in the next one."""
-    size, strides = alg.c.tensor.dtype.bytes, axis_strides(alg.c, alg)
-    steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or alg.size(a) > 1)]
+    size, strides = compute.c.tensor.dtype.bytes, axis_strides(compute.c, compute)
+    steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     length = row.run * size
     aligned = gcd(SECTOR, length, *steps)
     return (length + SECTOR - aligned) / SECTOR / -(-length // SECTOR)
@@ -213,11 +214,11 @@ class _Row:
     axes: tuple[str, ...] = ()
 
 
-def _runs(view: View, alg: Algorithm) -> dict[str, int]:
+def _runs(view: View, compute: Compute) -> dict[str, int]:
     """How many neighbours along each axis are equally far apart: all, or the features of one of
     several groups on a diagonal."""
-    across = inner_feature(view, alg)
-    return alg.sizes | {across.name: across.size // alg.merge} if across else alg.sizes
+    across = inner_feature(view, compute)
+    return compute.sizes | {across.name: across.size // compute.merge} if across else compute.sizes
 
 
 def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:
@@ -237,9 +238,9 @@ def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int)
     return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
 
 
-def _vector(strides: dict[str, int], row: _Row, alg: Algorithm, widest: int) -> int:
+def _vector(strides: dict[str, int], row: _Row, compute: Compute, widest: int) -> int:
     """How many elements one access takes: as many as all rows of the tensor are aligned to."""
-    steps = [s for a, s in strides.items() if a not in row.axes and (not a or alg.size(a) > 1)]
+    steps = [s for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     vector = 1
     while vector * 2 <= min(row.run, widest) and all(s % (vector * 2) == 0 for s in steps):
         vector *= 2

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.compute import Algorithm, Axis, total
+from transconv.compute import Axis, Compute, total
 from transconv.ir import (
     ATOMIC_ADD,
     ZERO,
@@ -61,40 +61,40 @@ from transconv.passes.stream import PART
 from transconv.schedule import Box, Schedule, box_of, pile
 
 
-def workspace(algorithm: Algorithm, split: int) -> Tensor:
+def workspace(compute: Compute, split: int) -> Tensor:
     """The partial sums: one copy of C's logical elements per part, in C's memory order."""
-    c = algorithm.c.tensor
+    c = compute.c.tensor
     order = [b.dim for b in c.layout.blocks]
     order = list(dict.fromkeys(order))
     shape = (split, *c.shape)
-    layout = Layout.dense(algorithm.acc, shape, [0, *(d + 1 for d in order)])
+    layout = Layout.dense(compute.acc, shape, [0, *(d + 1 for d in order)])
     return Tensor("partials", ("part", *c.dims), shape, layout, parts_of=c.name)
 
 
-def meeting(schedule: Schedule, algorithm: Algorithm) -> int:
+def meeting(schedule: Schedule, compute: Compute) -> int:
     """How many partial sums of an element may meet in a second kernel; 0 if there is none."""
     if schedule.reduce == "stream":
-        return stream.deal(schedule, algorithm).parts
+        return stream.deal(schedule, compute).parts
     return schedule.split_k if schedule.split_k > 1 and schedule.reduce == "partials" else 0
 
 
-def second(algorithm: Algorithm, schedule: Schedule) -> Algorithm:
-    """The algorithm of the kernel that adds the parts of a schedule's sums."""
-    made = combine(algorithm, meeting(schedule, algorithm))
-    return stream.meeting(algorithm, schedule, made) if schedule.reduce == "stream" else made
+def second(compute: Compute, schedule: Schedule) -> Compute:
+    """The computation of the kernel that adds the parts of a schedule's sums."""
+    made = combine(compute, meeting(schedule, compute))
+    return stream.meeting(compute, schedule, made) if schedule.reduce == "stream" else made
 
 
-def combine(algorithm: Algorithm, split: int) -> Algorithm:
-    """The algorithm of the second kernel: ``c = epilogue(sum over the parts)``.
+def combine(compute: Compute, split: int) -> Compute:
+    """The computation of the second kernel: ``c = epilogue(sum over the parts)``.
 
     It runs over exactly the elements that the first one writes (one stride phase, say).
     """
-    parts = workspace(algorithm, split)
+    parts = workspace(compute, split)
     axis = Axis("part", split, "part")
-    points = [x for x in algorithm.axes if algorithm.kind(x.name) != "K"]
-    points.sort(key=lambda x: -_stride(algorithm.c, x))  # lanes then run along memory
-    a = View(parts, (ViewDim(axis.var), *algorithm.c.dims))
-    return total(f"{algorithm.name}_sum", (*points, axis), a, algorithm.c, algorithm)
+    points = [x for x in compute.axes if compute.kind(x.name) != "K"]
+    points.sort(key=lambda x: -_stride(compute.c, x))  # lanes then run along memory
+    a = View(parts, (ViewDim(axis.var), *compute.c.dims))
+    return total(f"{compute.name}_sum", (*points, axis), a, compute.c, compute)
 
 
 def _stride(c: View, axis: Axis) -> int:
@@ -106,33 +106,33 @@ def _stride(c: View, axis: Axis) -> int:
     return 0
 
 
-def blockwise(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Choose the path of every operand, and split the sum, as the schedule says."""
-    return boxes(share(kernel, schedule, algorithm), schedule, algorithm)
+    return boxes(share(kernel, schedule, compute), schedule, compute)
 
 
-def boxes(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Let the copy engine fetch and store the operands whose word is ``box``."""
     found: dict[Tensor, Box] = {}
-    for word, view in ((schedule.a, algorithm.a), (schedule.b, algorithm.b), (schedule.c, algorithm.c)):
+    for word, view in ((schedule.a, compute.a), (schedule.b, compute.b), (schedule.c, compute.c)):
         if word == "box" and view is not None:
-            box = box_of(view, schedule, algorithm, stored=view is algorithm.c)
+            box = box_of(view, schedule, compute, stored=view is compute.c)
             assert isinstance(box, Box), box
-            found[view.tensor] = _rounded(box, algorithm) if view is not algorithm.c else box
+            found[view.tensor] = _rounded(box, compute) if view is not compute.c else box
     if not found:
         return kernel
     positions = _positions(kernel)
-    for view in (algorithm.a, algorithm.b):
-        positions |= _piled(view, schedule, algorithm, positions) if view is not None else {}
+    for view in (compute.a, compute.b):
+        positions |= _piled(view, schedule, compute, positions) if view is not None else {}
     made: Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
     return Kernel(kernel.name, params, made.body, kernel.notes)
 
 
-def _rounded(box: Box, algorithm: Algorithm) -> Box:
+def _rounded(box: Box, compute: Compute) -> Box:
     """The box of an operand. What is multiplied as tf32 is rounded to it by the copy engine, for nothing;
     the matrix unit would cut it off, twice as far from the number."""
-    if algorithm.math != "tf32" or box.tensor.dtype is not f32:
+    if compute.math != "tf32" or box.tensor.dtype is not f32:
         return box
     return replace(box, tensor=replace(box.tensor, near="tf32"))
 
@@ -147,14 +147,14 @@ def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
     return found
 
 
-def _piled(view: View, schedule: Schedule, algorithm: Algorithm,
+def _piled(view: View, schedule: Schedule, compute: Compute,
            positions: dict[Var, tuple[Expr, Expr]]) -> dict[Var, tuple[Expr, Expr]]:
     """The same for the features of a block that is a pile of boxes: where the lane's box begins."""
     found = {}
     for block in schedule.blocks:
-        if wide := pile(block, view, schedule, algorithm):
+        if wide := pile(block, view, schedule, compute):
             first, within = positions[Var("_".join(block.axes))]
-            begin = (first + within // wide * wide) % algorithm.size(block.axes[-1])
+            begin = (first + within // wide * wide) % compute.size(block.axes[-1])
             found[Var(block.axes[-1])] = (begin, within % wide)
     return found
 
@@ -185,19 +185,19 @@ class _Boxes(Mutator):
         return BoxStore(box.tensor, *self.place(box), box.extents, at.value)
 
 
-def share(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Split the sum as the schedule says; a kernel whose sums stay whole is returned as it is."""
     if schedule.reduce == "stream":
-        parts = workspace(algorithm, meeting(schedule, algorithm))
-        return stream.stream(kernel, schedule, algorithm, parts)
+        parts = workspace(compute, meeting(schedule, compute))
+        return stream.stream(kernel, schedule, compute, parts)
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
     if schedule.split_k == 1 or loop is None:
         return kernel
     shared: Kernel = _Share(schedule.split_k, loop.stop, schedule.via == "gluon").mutate(kernel)
     if schedule.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
-    parts = workspace(algorithm, schedule.split_k)
-    made: Kernel = _Partials(parts, algorithm.c, stream.accumulator(kernel)).mutate(shared)
+    parts = workspace(compute, schedule.split_k)
+    made: Kernel = _Partials(parts, compute.c, stream.accumulator(kernel)).mutate(shared)
     used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
     return Kernel(kernel.name, (*params, parts), made.body, kernel.notes)

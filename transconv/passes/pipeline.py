@@ -1,4 +1,4 @@
-"""Stages 4 to 9. In: an algorithm and a schedule. Out: the kernel after each pass.
+"""Stages 4 to 9. In: a computation and a schedule. Out: the kernel after each pass.
 
 ``PIPELINE`` is the whole compiler, read from top to bottom; ``lower`` walks it. A pass is a function
 from kernel to kernel in a file of its own.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transconv import knobs
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, verify
 from transconv.passes import (
@@ -40,9 +40,9 @@ log = logging.getLogger("transconv.compiler")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a pass may ask: the algorithm, the schedule, the target, and how f32 is multiplied."""
+    """What a pass may ask: the computation, the schedule, the target, and how f32 is multiplied."""
 
-    algorithm: Algorithm
+    compute: Compute
     schedule: Schedule
     target: Target
     precision: str = "tf32"
@@ -67,9 +67,9 @@ class Pass:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("gridwise", "axes become grid x loop x tile",
-         lambda k, c: gridwise.gridwise(k, c.schedule, c.algorithm), optional=False),
+         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False),
     Pass("blockwise", "boxes, and how the parts of a split sum meet",
-         lambda k, c: blockwise.blockwise(k, c.schedule, c.algorithm), optional=False),
+         lambda k, c: blockwise.blockwise(k, c.schedule, c.compute), optional=False),
     Pass("lanewise", "tiles become vectors, products become calls",
          lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
@@ -86,7 +86,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
-         lambda k, c: widen.widen(k, c.schedule, c.algorithm)),
+         lambda k, c: widen.widen(k, c.schedule, c.compute)),
     Pass("final", "what the target spells differently",
          lambda k, c: final.final(k, c.target.upcast16), optional=False),
     Pass("roles", "shared memory, barriers and the roles of warps",
@@ -121,10 +121,10 @@ def passes() -> tuple[Pass, ...]:
 
 def stages() -> tuple[str, ...]:
     """The names of what can be printed, from the problem to the text."""
-    return ("problem", "algorithm", "schedule", "naive", *(p.name for p in passes()), "emit", "together")
+    return ("problem", "compute", "schedule", "naive", *(p.name for p in passes()), "emit", "together")
 
 
-def lower(algorithm: Algorithm, schedule: Schedule, target: Target, name: str, precision: str = "tf32",
+def lower(compute: Compute, schedule: Schedule, target: Target, name: str, precision: str = "tf32",
           switches: dict[str, bool] | None = None,
           seconds: dict[str, float] | None = None) -> list[tuple[str, Kernel]]:
     """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``, over merged
@@ -134,13 +134,13 @@ def lower(algorithm: Algorithm, schedule: Schedule, target: Target, name: str, p
     Raises ScheduleError for a schedule that is not legal. With TRANSCONV_VERIFY=1 the well-formedness
     rules are checked after each pass.
     """
-    if reason := why_not(schedule, algorithm, target):
+    if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
-    algorithm = Scheduled(algorithm, schedule).main
-    context = Context(algorithm, schedule, target, precision)
+    compute = Scheduled(compute, schedule).main
+    context = Context(compute, schedule, target, precision)
     spent = {} if seconds is None else seconds
     started = time.perf_counter()
-    kernel = naive.naive(algorithm, name)
+    kernel = naive.naive(compute, name)
     spent["naive"] = time.perf_counter() - started
     made = [("naive", kernel)]
     checked = knobs.verify()

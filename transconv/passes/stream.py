@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import (
     ZERO,
     Alloc,
@@ -93,38 +93,38 @@ class Deal:
         return (tile * self.steps + (self.steps - 1)) // self.chunk - tile * self.steps // self.chunk
 
 
-def deal(schedule: Schedule, algorithm: Algorithm) -> Deal:
-    """The deal that a schedule makes of an algorithm's tiles."""
-    return Deal(_counted(schedule, algorithm)[1], k_steps(schedule, algorithm), schedule.programs)
+def deal(schedule: Schedule, compute: Compute) -> Deal:
+    """The deal that a schedule makes of a computation's tiles."""
+    return Deal(_counted(schedule, compute)[1], k_steps(schedule, compute), schedule.programs)
 
 
-def _counted(schedule: Schedule, algorithm: Algorithm) -> tuple[Expr, int]:
+def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
     """The number of the tile that a point of C is in, and how many tiles there are; rows and columns
     of tiles are counted as ``gridwise`` numbers them when it does not group rows."""
     number: Expr = ZERO
     index: Expr
     tiles = 1
     for kind in "BMN":
-        for axis in algorithm.axes_of(kind):
+        for axis in compute.axes_of(kind):
             block = schedule.block_of(axis.name)
             if block is None or block.extent == 1:
                 index, count = axis.var, axis.size
             elif axis.name == block.axes[0]:
                 at: Expr = ZERO
                 for name in block.axes:
-                    at = at * algorithm.size(name) + Var(name)
+                    at = at * compute.size(name) + Var(name)
                 index = at // block.extent
-                count = -(-prod(algorithm.size(a) for a in block.axes) // block.extent)
+                count = -(-prod(compute.size(a) for a in block.axes) // block.extent)
             else:
                 continue
             number, tiles = number * count + index, tiles * count
     return number, tiles
 
 
-def meeting(algorithm: Algorithm, schedule: Schedule, second: Algorithm) -> Algorithm:
+def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
     """The second kernel, restricted to the tiles and the parts that are left to it."""
-    dealt = deal(schedule, algorithm)
-    more = dealt.more(_counted(schedule, algorithm)[0])
+    dealt = deal(schedule, compute)
+    more = dealt.more(_counted(schedule, compute)[0])
     part, *rest = second.a.dims
     there = (part.coord < dealt.fewest) | (part.coord <= more)  # the first few are there for every tile
     a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
@@ -135,12 +135,12 @@ def meeting(algorithm: Algorithm, schedule: Schedule, second: Algorithm) -> Algo
     return second.through(a=a, c=c)
 
 
-def stream(kernel: Kernel, schedule: Schedule, algorithm: Algorithm, parts: Tensor) -> Kernel:
+def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
     """Deal the steps of all tiles out evenly. ``parts`` is where tiles worked at by several meet."""
-    dealt = deal(schedule, algorithm)
+    dealt = deal(schedule, compute)
     grid = kernel.body
     assert isinstance(grid, For)
-    tile: Stmt = _Tile(dealt, parts, algorithm.c, accumulator(kernel)).mutate(grid.body)
+    tile: Stmt = _Tile(dealt, parts, compute.c, accumulator(kernel)).mutate(grid.body)
     units = dealt.tiles * dealt.steps
     names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
              Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),

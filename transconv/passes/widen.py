@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import (
     Add,
     Alloc,
@@ -32,11 +32,11 @@ from transconv.ir import (
 from transconv.schedule import Schedule
 
 
-def widen(kernel: Kernel, schedule: Schedule, algorithm: Algorithm) -> Kernel:
+def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Spread the addresses of operands, where a schedule keeps sums or operands in registers."""
     if not (schedule.late or schedule.regs):
         return kernel
-    views = [v for v in (algorithm.a, algorithm.b) if v is not None]
+    views = [v for v in (compute.a, compute.b) if v is not None]
     return _Widen({v.tensor for v in views}).mutate(kernel)  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
 """From a workload to a plan that can be launched, and what is kept of it.
 
-``passes/pipeline.py`` lowers one algorithm, ``steps.py`` says which a workload needs and makes one launch
-of each, ``plans.py`` is the result; here a workload becomes a plan, each step the best kernel that is not
-known to be wrong (``build``), once per process (``plan``).
+``passes/pipeline.py`` lowers one computation, ``steps.py`` says which a workload needs and makes one
+launch of each, ``plans.py`` is the result; here a workload becomes a plan, each step the best kernel that
+is not known to be wrong (``build``), once per process (``plan``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, TypeVar, cast
 
 from transconv import knobs
-from transconv.compute import Algorithm, Alone, Workload
+from transconv.compute import Alone, Compute, Workload
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import blockwise, together
@@ -46,8 +46,8 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
     """Compile a workload into a plan of a front end's ``kind``, without looking at what is kept.
 
     Without a schedule, each kernel is the best that is not known to be wrong, or what ``choose``
-    says for each algorithm in turn. ``deterministic``: the same bits every run. Raises ScheduleError when
-    the given schedule is not legal, Unsupported when nothing is.
+    says for each computation in turn. ``deterministic``: the same bits every run. Raises ScheduleError
+    when the given schedule is not legal, Unsupported when nothing is.
     """
     started = time.perf_counter()
     shelf = _Shelf(workload, deterministic)
@@ -56,7 +56,7 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
     if deterministic and (varying := [c for _, c in planned if c.varies]):
         raise _same_bits(varying[0])
     steps, spaces = shelf.assembled(planned, one, target)
-    used = next((s.schedule for s in steps if not is_copy(s.algorithm)), schedule or Schedule())
+    used = next((s.schedule for s in steps if not is_copy(s.compute)), schedule or Schedule())
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG
     if knobs.debug() >= 1:
@@ -65,7 +65,7 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
             spent)
     if knobs.debug() >= 2:
         for step in steps:
-            log.warning("%s\n%s", step.algorithm, step.source)
+            log.warning("%s\n%s", step.compute, step.source)
     return kind(workload, target, used, tuple(steps), spaces, schedule is not None or choose is not None,
                 shelf.rejected, shelf.why or "given by the caller", deterministic=deterministic)
 
@@ -75,13 +75,13 @@ def _same_bits(schedule: Schedule) -> ScheduleError:
                          "for; use reduce=partials")
 
 
-def build_compute(compute: Algorithm, target: Target, schedule: Schedule | None = None) -> Plan:
+def build_compute(compute: Compute, target: Target, schedule: Schedule | None = None) -> Plan:
     """Compile one computation. Without a schedule each kernel gets the best that is not known to be
     wrong. Raises ScheduleError when the given schedule is not legal, or none is."""
     return build(Alone(compute), target, schedule, None, False, Plan)
 
 
-MOST_REJECTED = 8  # wrong kernels of one algorithm after which torch is the better choice
+MOST_REJECTED = 8  # wrong kernels of one computation after which torch is the better choice
 
 
 class _Shelf:
@@ -94,12 +94,12 @@ class _Shelf:
         self.rejected = 0
         self.why = ""  # the first kernel's schedule was chosen
 
-    def step(self, algorithm: Algorithm, schedule: Schedule, target: Target) -> Step:
-        """The kernel of an algorithm. Raises ScheduleError, or StageError for an error of ours."""
-        key = (algorithm.name, schedule)
+    def step(self, compute: Compute, schedule: Schedule, target: Target) -> Step:
+        """The kernel of a computation. Raises ScheduleError, or StageError for an error of ours."""
+        key = (compute.name, schedule)
         if key not in self.made:
             try:
-                self.made[key] = step_of(self.workload, algorithm, schedule, target, self.switches)
+                self.made[key] = step_of(self.workload, compute, schedule, target, self.switches)
             except ScheduleError:
                 raise
             except Exception as cause:
@@ -113,18 +113,18 @@ class _Shelf:
         """The launches of what was planned, and the workspaces that they share."""
         steps: list[Step] = []
         spaces: dict[str, Tensor] = {}
-        for algorithm, chosen in planned:
-            made = one if one and algorithm.phase else self.step(algorithm, chosen, target)
+        for compute, chosen in planned:
+            made = one if one and compute.phase else self.step(compute, chosen, target)
             if made not in steps:
                 steps.append(made)
-            whole = Scheduled(algorithm, chosen)
+            whole = Scheduled(compute, chosen)
             spaces |= {t.name: t for t in whole.workspaces}
             if meeting := blockwise.meeting(chosen, whole.main):
                 parts = blockwise.workspace(whole.main, meeting)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
                     spaces[parts.name] = parts  # stride phases share one; they may be split differently
             elif chosen.split_k > 1:  # before anything is stored: not every phase has to add in place
-                steps[0].zero = algorithm.c.tensor
+                steps[0].zero = compute.c.tensor
         return steps, spaces
 
     def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
@@ -149,14 +149,14 @@ class _Shelf:
             self.rejected += 1
         return planned, None
 
-    def candidates(self, algorithm: Algorithm, target: Target) -> Sequence[Listed]:
+    def candidates(self, compute: Compute, target: Target) -> Sequence[Listed]:
         """The best schedules: with what was tuned for the workload, else by the estimate alone."""
-        return shortlist(MOST_REJECTED, algorithm, target, self.workload)
+        return shortlist(MOST_REJECTED, compute, target, self.workload)
 
-    def choose(self, algorithm: Algorithm, target: Target) -> Schedule:
+    def choose(self, compute: Compute, target: Target) -> Schedule:
         """The best schedule whose kernel is not known to be wrong. Raises Unsupported when the first
         ``MOST_REJECTED`` are, ScheduleError when the user's gives other bits every run."""
-        candidates = self.candidates(algorithm, target)
+        candidates = self.candidates(compute, target)
         if self.deterministic:
             steady = [made for made in candidates if not made.schedule.varies]
             if candidates and not steady:
@@ -164,7 +164,7 @@ class _Shelf:
             candidates = steady
         for made in candidates:
             try:
-                digest = self.step(algorithm, made.schedule, target).digest
+                digest = self.step(compute, made.schedule, target).digest
             except (ScheduleError, StageError) as error:
                 if not made.tuned:
                     raise
@@ -174,7 +174,7 @@ class _Shelf:
                 self.why = self.why or made.why
                 return made.schedule
             self.rejected += 1
-        raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {algorithm.name} "
+        raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {compute.name} "
                           f"of {self.workload} are known to give wrong results on {target.name}")
 
 

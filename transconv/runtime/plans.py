@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transconv.backend_triton import Launcher
-from transconv.compute import Algorithm, Workload
+from transconv.compute import Compute, Workload
 from transconv.ir import Kernel, Tensor
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, torch_type
@@ -20,7 +20,7 @@ from transconv.target import Target
 class Step:
     """One launch of a plan: a kernel, its text, and the schedule that shaped it."""
 
-    algorithm: Algorithm
+    compute: Compute
     schedule: Schedule
     kernel: Kernel
     source: str

@@ -1,5 +1,5 @@
-"""From an algorithm and a schedule to a step of a plan: which algorithms a workload needs, and the kernel
-of each with its name, its text and what launches it."""
+"""From a computation and a schedule to a step of a plan: which computations a workload needs, and the
+kernel of each with its name, its text and what launches it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.backend_triton import Launcher, boxes, emit, grid_size, is_explicit, write
-from transconv.compute import Algorithm, Workload
+from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel
 from transconv.passes import blockwise, lower
@@ -27,27 +27,27 @@ from transconv.schedule import (
 from transconv.selection import choice
 from transconv.target import Target
 
-Choose = Callable[[Algorithm, Target], Schedule]
-Planned = list[tuple[Algorithm, Schedule]]
+Choose = Callable[[Compute, Target], Schedule]
+Planned = list[tuple[Compute, Schedule]]
 
 MAX_NAME = 64  # characters of a name in the IR
 
 
 def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = None,
                choose: Choose | None = None) -> Planned:
-    """The algorithms to run, in order, each with its schedule: copies into workspaces, phases and
+    """The computations to run, in order, each with its schedule: copies into workspaces, phases and
     second stages of sums, copies of results. Raises Unsupported and ProblemError for a workload that no
     plan answers, ScheduleError for a given schedule that is not legal."""
     workload.refuse()
     choose = choose or (lambda a, t: choice.default(a, t, workload))
     mains: Planned = []
-    for algorithm in workload.computations:
-        if any(x.size == 0 for x in algorithm.axes if algorithm.kind(x.name) != "K"):
+    for compute in workload.computations:
+        if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
             continue
-        empty = any(x.size == 0 for x in algorithm.axes_of("K"))
-        chosen = (choose(algorithm, target) if schedule is None or empty else
-                  choice.fitted(schedule, algorithm))
-        mains.append((algorithm, chosen))
+        empty = any(x.size == 0 for x in compute.axes_of("K"))
+        chosen = (choose(compute, target) if schedule is None or empty else
+                  choice.fitted(schedule, compute))
+        mains.append((compute, chosen))
     return with_copies(mains, target, schedule, choose)
 
 
@@ -55,13 +55,13 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
     """The computations of main kernels with those around them: copies before and after, and what adds
     the parts of sums. Raises ScheduleError for a given schedule that is not legal."""
     made: Planned = []
-    around: dict[str, Algorithm] = {}
-    for algorithm, chosen in _agreed(_same_copies(mains, target), target):
-        if schedule is not None and (reason := why_not(chosen, algorithm, target)):
+    around: dict[str, Compute] = {}
+    for compute, chosen in _agreed(_same_copies(mains, target), target):
+        if schedule is not None and (reason := why_not(chosen, compute, target)):
             raise ScheduleError(f"{chosen}: {reason}")
-        whole = Scheduled(algorithm, chosen)
+        whole = Scheduled(compute, chosen)
         around |= {c.name: c for c in whole.copies if c.name not in around}
-        made.append((algorithm, chosen))
+        made.append((compute, chosen))
         if blockwise.meeting(chosen, whole.main):
             second = _second(whole)
             made.append((second, choose(second, target)))
@@ -83,13 +83,13 @@ def _same_copies(mains: Planned, target: Target) -> Planned:
              and why_not(longest, a, target) is None else c) for a, c in mains]
 
 
-def _second(whole: Scheduled) -> Algorithm:
+def _second(whole: Scheduled) -> Compute:
     """What adds the parts of a sum. Tiles that were dealt out it has to see as the main kernel did;
     else it sees groups one by one, and nothing that lies between their blocks."""
     schedule = whole.schedule
     apart = whole if schedule.reduce == "stream" else replace(whole, schedule=replace(schedule, merge=1))
     second = blockwise.second(apart.main, schedule)
-    return second.through(c=whole.algorithm.c) if schedule.pack else second
+    return second.through(c=whole.compute.c) if schedule.pack else second
 
 
 def _agreed(mains: Planned, target: Target) -> Planned:
@@ -104,52 +104,52 @@ def _agreed(mains: Planned, target: Target) -> Planned:
             for a, c in mains]
 
 
-def kernel_name(workload: Workload, algorithm: Algorithm, schedule: Schedule, target: Target) -> str:
+def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> str:
     """``name_sizes_1f3a``: computation, workload, and a short digest of everything else."""
-    rest = f"{_subject(workload, algorithm)} {algorithm.behind} {schedule} {target.name} {algorithm.name}"
+    rest = f"{_subject(workload, compute)} {compute.behind} {schedule} {target.name} {compute.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
-    stem = algorithm.name if is_copy(algorithm) else f"{workload.prefix}{algorithm.name}"
-    sizes = "".join(f"{x.name}{x.size}" for x in algorithm.axes)
-    shape = sizes if is_copy(algorithm) else workload.shape_text
+    stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
+    sizes = "".join(f"{x.name}{x.size}" for x in compute.axes)
+    shape = sizes if is_copy(compute) else workload.shape_text
     shape = "".join(c for c in shape if c.isalnum() or c == "_")
     return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
 
 
-def _subject(workload: Workload, algorithm: Algorithm) -> str:
+def _subject(workload: Workload, compute: Compute) -> str:
     """What a kernel is about. Workloads share the copies of tensors that they share."""
-    if not is_copy(algorithm):
+    if not is_copy(compute):
         return f"{workload}"
-    return f"{algorithm.a.tensor}" + " rounded to tf32" * rounds(algorithm)
+    return f"{compute.a.tensor}" + " rounded to tf32" * rounds(compute)
 
 
-def header(workload: Workload, algorithm: Algorithm, schedule: Schedule,
+def header(workload: Workload, compute: Compute, schedule: Schedule,
            target: Target) -> tuple[str, ...]:
     """What stands above a kernel's text."""
-    about = workload.lines or (f"{algorithm.name} of {_subject(workload, algorithm)}",)
-    return (*about, *([f"epilogue {algorithm.behind}"] if algorithm.behind else []),
+    about = workload.lines or (f"{compute.name} of {_subject(workload, compute)}",)
+    return (*about, *([f"epilogue {compute.behind}"] if compute.behind else []),
             f"schedule {schedule}", f"target {target.name}")
 
 
-def step_of(workload: Workload, algorithm: Algorithm, schedule: Schedule, target: Target,
+def step_of(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
             switches: dict[str, bool]) -> Step:
-    """The step of an algorithm. Raises ScheduleError."""
-    name = kernel_name(workload, algorithm, schedule, target)
-    return launched(workload, algorithm, schedule, target,
-                    lower(algorithm, schedule, target, name, workload.math, switches)[-1][1])
+    """The step of a computation. Raises ScheduleError."""
+    name = kernel_name(workload, compute, schedule, target)
+    return launched(workload, compute, schedule, target,
+                    lower(compute, schedule, target, name, workload.math, switches)[-1][1])
 
 
-def launched(workload: Workload, algorithm: Algorithm, schedule: Schedule, target: Target,
+def launched(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
              kernel: Kernel) -> Step:
-    """The step that launches a kernel, under the name of its algorithm."""
-    name = kernel_name(workload, algorithm, schedule, target)
+    """The step that launches a kernel, under the name of its computation."""
+    name = kernel_name(workload, compute, schedule, target)
     kernel = Kernel(name, kernel.params, kernel.body, kernel.notes)
     early = "early" in target.features
-    source = emit(kernel, header(workload, algorithm, schedule, target), early)
+    source = emit(kernel, header(workload, compute, schedule, target), early)
     path = write(source, name)
     boxed = boxes(kernel)
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
     launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
                         descriptors, is_explicit(kernel), early)
     digest = verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")
-    return Step(algorithm, schedule, kernel, source, path, launcher,
+    return Step(compute, schedule, kernel, source, path, launcher,
                 tuple(t.name for t in kernel.params), digest)

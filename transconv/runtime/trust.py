@@ -71,7 +71,7 @@ def run(plan: Made, tensors: Tensors) -> Made:
             return plan
         _record(plan, blamed, verdicts.WRONG, aligned, tensors, reason, keep)
         for step in blamed:
-            log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.algorithm.name,
+            log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.compute.name,
                         plan.workload, step.schedule, reason, step.path)
         if plan.fixed:
             raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {reason}")
@@ -146,7 +146,7 @@ def _telling(result: str, tensors: Tensors) -> Tensors:
 
 def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
     """Copies that are wrong by themselves; if none is, everything but the copies."""
-    copies = [step for step in plan.steps if is_copy(step.algorithm)]
+    copies = [step for step in plan.steps if is_copy(step.compute)]
     wrong = [step for step in copies if not _copies_well(step, _device(tensors))]
     return wrong or [step for step in plan.steps if step not in copies]
 
@@ -155,7 +155,7 @@ def _copies_well(step: Step, device: torch.device) -> bool:
     """Whether a copy moves small whole numbers to where they belong."""
     import torch
 
-    a, c = step.algorithm.a.tensor, step.algorithm.c.tensor
+    a, c = step.compute.a.tensor, step.compute.c.tensor
     strides = a.layout.strides(), c.layout.strides()
     if strides[0] is None or strides[1] is None:
         return True  # blocked: no view of torch tells
@@ -176,12 +176,12 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
     """The steps that may have made wrong elements: copies that are wrong, of kernels that own one
     stride phase each those whose phase is wrong; else all but the copies."""
     suspects = _suspects(plan, tensors)
-    if any(is_copy(step.algorithm) for step in suspects):
+    if any(is_copy(step.compute) for step in suspects):
         return suspects
     phases = {plan.workload.part_of(at) for at in wrong}
-    if any(step.algorithm.part is None for step in suspects):
+    if any(step.compute.part is None for step in suspects):
         return suspects
-    return [step for step in suspects if step.algorithm.part in phases] or suspects
+    return [step for step in suspects if step.compute.part in phases] or suspects
 
 
 def _record(plan: Plan, steps: Sequence[Step], verdict: str, aligned: bool,

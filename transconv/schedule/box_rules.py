@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import Expr, Tensor, Var
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ class Dim:
     plane: bool = False  # whether it counts the interleaved planes of a dimension, among others
 
 
-def why_not_dims(dims: list[Dim], schedule: Schedule, algorithm: Algorithm, tensor: Tensor,
+def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,
                  stored: bool) -> str | None:
     """None if the dimensions make a box, else the reason in a few words."""
-    return (_lanes(dims, schedule, algorithm) or _engine(dims, tensor)
-            or _tails(dims, schedule, algorithm, stored))
+    return (_lanes(dims, schedule, compute) or _engine(dims, tensor)
+            or _tails(dims, schedule, compute, stored))
 
 
-def _lanes(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> str | None:
+def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
     """A lane counts its blocks in the order of the axes, or in the one that the schedule gives; memory
     must have them so, in one run."""
     given = schedule.order.split(".") if schedule.order else []
-    axes = sorted((x.name for x in algorithm.axes), key=lambda n: given.index(n) if n in given else 0)
+    axes = sorted((x.name for x in compute.axes), key=lambda n: given.index(n) if n in given else 0)
     order = [a for x in axes for b in schedule.blocks if b.axes[0] == x for a in b.axes]
     runs: list[str] = []
     last: dict[str, int] = {}
@@ -53,7 +53,7 @@ def _lanes(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> str | N
             continue
         axis = next(a for b in schedule.blocks if d.moving in (Var("_".join(b.axes)), Var(b.axes[-1]))
                     for a in b.axes)
-        kind = algorithm.kind(axis)
+        kind = compute.kind(axis)
         if order.index(axis) < last.get(kind, -1):
             return f"memory does not have {d.name} in the order of the tile's lanes"
         last[kind] = order.index(axis)
@@ -88,15 +88,15 @@ def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
     return None
 
 
-def _tails(dims: list[Dim], schedule: Schedule, algorithm: Algorithm, stored: bool) -> str | None:
+def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool) -> str | None:
     """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
 
     That is right only where leaving the block's axes means leaving the tensor: a sum must not
     take in elements from beyond, nor a store write there.
     """
     for block in schedule.blocks:
-        total = prod(algorithm.size(a) for a in block.axes)
-        kind = algorithm.kind(block.axes[0])
+        total = prod(compute.size(a) for a in block.axes)
+        kind = compute.kind(block.axes[0])
         if total % block.extent == 0 or (kind != "K" and not stored):
             continue
         name = Var("_".join(block.axes))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm, axis_facts
+from transconv.compute import Compute, axis_facts
 from transconv.ir import (
     Const,
     Expr,
@@ -56,15 +56,15 @@ class Box:
     kinds: tuple[str, ...]
 
 
-def box_of(view: View, schedule: Schedule, algorithm: Algorithm, stored: bool = False) -> Box | str:
+def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
     """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
     along = _along(view)
-    other = "N" if view is algorithm.a else "M" if view is algorithm.b else "K"
+    other = "N" if view is compute.a else "M" if view is compute.b else "K"
     for b in schedule.blocks:  # a mask may be all that knows of an axis
-        if b.extent > 1 and algorithm.kind(b.axes[0]) != other and not along.intersection(b.axes):
+        if b.extent > 1 and compute.kind(b.axes[0]) != other and not along.intersection(b.axes):
             return f"{view.tensor.name}: no dimension moves along block {b}"
     blocks = tuple(b for b in schedule.blocks if along.intersection(b.axes))
-    return _box_of(view, type(schedule)(blocks, via=schedule.via, order=schedule.order), algorithm, stored)
+    return _box_of(view, type(schedule)(blocks, via=schedule.via, order=schedule.order), compute, stored)
 
 
 @lru_cache(maxsize=512)
@@ -74,9 +74,9 @@ def _along(view: View) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def _box_of(view: View, schedule: Schedule, algorithm: Algorithm, stored: bool) -> Box | str:
-    """The same from the blocks that matter: many schedules of one algorithm share them."""
-    facts = _facts(algorithm)
+def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
+    """The same from the blocks that matter: many schedules of one computation share them."""
+    facts = _facts(compute)
     layout = view.tensor.layout
     if layout.strides() is None:
         return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
@@ -84,30 +84,30 @@ def _box_of(view: View, schedule: Schedule, algorithm: Algorithm, stored: bool) 
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[Dim] = []
     for b in layout.blocks:
-        found = _dim(view, b, schedule, algorithm, facts)
+        found = _dim(view, b, schedule, compute, facts)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
-    fused = _fuse(dims, schedule, algorithm)
+    fused = _fuse(dims, schedule, compute)
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
-    dims = _merge(fused, facts, algorithm.phase)
-    if reason := (_still(dims, view, schedule, algorithm)
-                  or why_not_dims(dims, schedule, algorithm, view.tensor, stored)
+    dims = _merge(fused, facts, compute.phase)
+    if reason := (_still(dims, view, schedule, compute)
+                  or why_not_dims(dims, schedule, compute, view.tensor, stored)
                   or _shifted(dims[-1], view.tensor, facts)):
         return f"{view.tensor.name}: {reason}"
-    return _box(view.tensor, dims, schedule, algorithm)
+    return _box(view.tensor, dims, schedule, compute)
 
 
 @lru_cache(maxsize=64)
-def _facts(algorithm: Algorithm) -> Facts:
-    return axis_facts(algorithm)
+def _facts(compute: Compute) -> Facts:
+    return axis_facts(compute)
 
 
 @lru_cache(maxsize=512)
-def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | None]:
+def _seen(seen: ViewDim, size: int, compute: Compute) -> tuple[Expr, Expr | None]:
     """The coordinate, simplified, and the part of the mask that says more than "inside", if any."""
-    facts = _facts(algorithm)
+    facts = _facts(compute)
     coord = simplify(seen.coord, facts)
     inside = facts.assume(coord >= 0).assume(coord < size)
     for part in conjuncts(seen.mask):
@@ -116,15 +116,15 @@ def _seen(seen: ViewDim, size: int, algorithm: Algorithm) -> tuple[Expr, Expr | 
     return coord, None
 
 
-def _dim(view: View, b: LayoutBlock, schedule: Schedule, algorithm: Algorithm,
+def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
          facts: Facts) -> list[Dim] | str:
     name = view.tensor.dims[b.dim]
-    coord, beyond = _seen(view.dims[b.dim], b.size, algorithm)
+    coord, beyond = _seen(view.dims[b.dim], b.size, compute)
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
     moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
               if (own := schedule.block_of(v.name)) and own.extent > 1
-              and (v.name == own.axes[-1] or not pile(own, view, schedule, algorithm))]
+              and (v.name == own.axes[-1] or not pile(own, view, schedule, compute))]
     if not moving:
         return [Dim(name, b.size, b.stride, coord, None, 1)]
     if len(moving) > 1:
@@ -133,20 +133,20 @@ def _dim(view: View, b: LayoutBlock, schedule: Schedule, algorithm: Algorithm,
     block = schedule.block_of(axis.name)
     assert block is not None
     step = _step(coord, axis, facts)
-    if step == 1 and (wide := pile(block, view, schedule, algorithm)):
+    if step == 1 and (wide := pile(block, view, schedule, compute)):
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
         return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
     if step > 1:
         planes = _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
         if b.size % step == 0 or isinstance(planes[1].coord, Const) or (
-                _ends_within(coord, b.size, schedule, algorithm, facts)):
+                _ends_within(coord, b.size, schedule, compute, facts)):
             return planes
     why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
 
 
-def turned(view: View, schedule: Schedule, algorithm: Algorithm) -> bool:
+def turned(view: View, schedule: Schedule, compute: Compute) -> bool:
     """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
 
     The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K
@@ -155,7 +155,7 @@ def turned(view: View, schedule: Schedule, algorithm: Algorithm) -> bool:
     """
     if schedule.via != "gluon" or view.tensor.dtype.bits <= 16:
         return False
-    box = box_of(view, schedule, algorithm)
+    box = box_of(view, schedule, compute)
     if isinstance(box, str):
         return False
     return box.kinds[-1] not in ("", "K")
@@ -186,16 +186,16 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
             Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True)]
 
 
-def _ends_within(coord: Expr, size: int, schedule: Schedule, algorithm: Algorithm, facts: Facts) -> bool:
+def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
     """Whether no lane goes beyond the end of a dimension, not even one that has nothing to do: then
     it does not matter that the last row of some planes is not there, and what lies there instead."""
     last = range_of(coord, facts).hi
     used = {schedule.block_of(v.name) for v in free_vars(coord)} - {None}
     return last is not None and last < size and all(
-        prod(algorithm.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
+        prod(compute.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
 
 
-def _fuse(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> list[Dim] | str:
+def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | str:
     """Merge the dimensions that a fused block runs through, all of them, from end to end."""
     out: list[Dim] = []
     at = 0
@@ -207,7 +207,7 @@ def _fuse(dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> list[Dim
             at += 1
             continue
         run = dims[at:at + len(block.axes)]
-        whole = [(x.coord, x.size) for x in run] == [(Var(a), algorithm.size(a)) for a in block.axes]
+        whole = [(x.coord, x.size) for x in run] == [(Var(a), compute.size(a)) for a in block.axes]
         packed = all(x.stride == y.stride * y.size for x, y in zip(run, run[1:], strict=False))
         if not whole or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
@@ -242,13 +242,13 @@ def _stays(d: Dim, facts: Facts) -> bool:
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
 
-def _still(dims: list[Dim], view: View, schedule: Schedule, algorithm: Algorithm) -> str | None:
+def _still(dims: list[Dim], view: View, schedule: Schedule, compute: Compute) -> str | None:
     """A block of the tile that no dimension moves with, because its axis has one position: a box
     without it has too few elements."""
     moved = {d.moving for d in dims}
     for b in schedule.blocks:
         if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
-                b, view, schedule, algorithm):
+                b, view, schedule, compute):
             return f"no dimension moves along block {b}, there is only one position"
     return None
 
@@ -261,19 +261,19 @@ def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
     return None
 
 
-def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, algorithm: Algorithm) -> Box:
+def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) -> Box:
     blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
                    planes=any(d.plane for d in dims))
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
-               tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, algorithm) for d in dims))
+               tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, compute) for d in dims))
 
 
-def _kind(moving: Var | None, schedule: Schedule, algorithm: Algorithm) -> str:
+def _kind(moving: Var | None, schedule: Schedule, compute: Compute) -> str:
     """The kind of an axis, or of the axes that a block fuses."""
     if moving is None:
         return ""
     fused = {Var("_".join(b.axes)): b.axes[0] for b in schedule.blocks}
-    return algorithm.kind(fused.get(moving, moving.name))
+    return compute.kind(fused.get(moving, moving.name))

@@ -1,11 +1,11 @@
-"""Stage 3. What a schedule makes of an algorithm: the sums of its main kernel, tiles, steps, programs."""
+"""Stage 3. What a schedule makes of a computation: the sums of its main kernel, tiles, steps, programs."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.schedule.boxes import turned
 from transconv.schedule.merging import merged
 from transconv.target import Target
@@ -16,63 +16,63 @@ if TYPE_CHECKING:
 FEW_ROUNDS = 8  # with more, the last one is little
 
 
-def tile(c: Schedule, alg: Algorithm, kind: str) -> int:
+def tile(c: Schedule, compute: Compute, kind: str) -> int:
     """The extent of the tile along a kind: the product of its blocks."""
-    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind), start=1)
+    return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind), start=1)
 
 
-def lanes(c: Schedule, alg: Algorithm, kind: str) -> int:
+def lanes(c: Schedule, compute: Compute, kind: str) -> int:
     """The same without the blocks that are written out."""
-    return prod((b.extent for b in c.blocks if alg.kind(b.axes[0]) == kind and not c.in_registers(b)),
+    return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind and not c.in_registers(b)),
                 start=1)
 
 
-def k_steps(c: Schedule, alg: Algorithm) -> int:
+def k_steps(c: Schedule, compute: Compute) -> int:
     """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
-    alg = merged(alg, c.merge)
+    compute = merged(compute, c.merge)
     steps = 1
     for b in c.blocks:
-        if alg.kind(b.axes[0]) == "K":
-            steps *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
-    return steps * prod(x.size for x in alg.axes_of("K") if c.block_of(x.name) is None)
+        if compute.kind(b.axes[0]) == "K":
+            steps *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
+    return steps * prod(x.size for x in compute.axes_of("K") if c.block_of(x.name) is None)
 
 
-def programs(schedule: Schedule, alg: Algorithm) -> int:
+def programs(schedule: Schedule, compute: Compute) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
-    alg = merged(alg, schedule.merge)
-    return max(1, schedule.split_k * prod(tiles_along(schedule, alg, kind) for kind in "BMN"))
+    compute = merged(compute, schedule.merge)
+    return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))
 
 
-def needed(schedule: Schedule, alg: Algorithm, target: Target) -> int:
+def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
     """The fewest programs of an explicit kernel that need no more rounds than one for each multiprocessor
     would: what idles in the last round only takes power and cache from the others."""
-    tiles = programs(schedule, alg)
+    tiles = programs(schedule, compute)
     rounds = -(-tiles // target.sms)
     return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms
 
 
-def tiles_along(c: Schedule, alg: Algorithm, kind: str) -> int:
+def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
     """How many tiles lie side by side along a kind."""
-    found = prod(x.size for x in alg.axes_of(kind) if c.block_of(x.name) is None)
+    found = prod(x.size for x in compute.axes_of(kind) if c.block_of(x.name) is None)
     for b in c.blocks:
-        if alg.kind(b.axes[0]) == kind:
-            found *= -(-prod(alg.size(a) for a in b.axes) // b.extent)
+        if compute.kind(b.axes[0]) == kind:
+            found *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
     return found
 
 
-def shared_bytes(c: Schedule, alg: Algorithm) -> int:
+def shared_bytes(c: Schedule, compute: Compute) -> int:
     """The bytes of shared memory that the operands of a kernel for the matrix unit take."""
-    k = tile(c, alg, "K")
-    need = turned_bytes(c, alg) * max(1, c.stages)
-    for letter, kind, view in (("a", "M", alg.a), ("b", "N", alg.b)):
-        times = k_steps(c, alg) if letter == c.keep else max(1, c.stages)
-        need += times * tile(c, alg, kind) * k * view.tensor.dtype.bytes if view is not None else 0
+    k = tile(c, compute, "K")
+    need = turned_bytes(c, compute) * max(1, c.stages)
+    for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
+        times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
+        need += times * tile(c, compute, kind) * k * view.tensor.dtype.bytes if view is not None else 0
     return need
 
 
-def turned_bytes(c: Schedule, alg: Algorithm) -> int:
+def turned_bytes(c: Schedule, compute: Compute) -> int:
     """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
-    k = tile(c, alg, "K")
-    return sum(tile(c, alg, kind) * k * view.tensor.dtype.bytes
-               for kind, view in (("M", alg.a), ("N", alg.b))
-               if view is not None and turned(view, c, alg))
+    k = tile(c, compute, "K")
+    return sum(tile(c, compute, kind) * k * view.tensor.dtype.bytes
+               for kind, view in (("M", compute.a), ("N", compute.b))
+               if view is not None and turned(view, c, compute))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.schedule.counts import lanes, shared_bytes, tile, turned_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -20,14 +20,14 @@ from transconv.schedule.words import by_name, words
 from transconv.target import Target
 
 
-def why_not(schedule: Schedule, algorithm: Algorithm, target: Target) -> str | None:
-    """None if the schedule is legal for the algorithm on the target, else the reason in a sentence."""
+def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if the schedule is legal for the computation on the target, else the reason in a sentence."""
     if reason := why_not_said(schedule):
         return reason
     merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
-    if merge is not None and (reason := merge(schedule, algorithm, target)):
+    if merge is not None and (reason := merge(schedule, compute, target)):
         return reason
-    made = Scheduled(algorithm, schedule)
+    made = Scheduled(compute, schedule)
     if schedule.pack and pack is not None and (reason := pack(schedule, made.grouped, target)):
         return reason
     for rule in _rules(words()):
@@ -48,20 +48,20 @@ def why_not_said(schedule: Schedule) -> str | None:
     return None
 
 
-def _axes_exist(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    known = [x.name for x in alg.axes]
+def _axes_exist(c: Schedule, compute: Compute, target: Target) -> str | None:
+    known = [x.name for x in compute.axes]
     used = [a for b in c.blocks for a in b.axes]
     for a in used:
         if a not in known:
-            return f"there is no axis '{a}' in {alg.name}; its axes are {' '.join(known)}"
+            return f"there is no axis '{a}' in {compute.name}; its axes are {' '.join(known)}"
         if used.count(a) > 1:
             return f"axis '{a}' is in two blocks"
     return None
 
 
-def _blocks_are_pure(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | None:
     for b in c.blocks:
-        kinds = sorted({alg.kind(a) for a in b.axes})
+        kinds = sorted({compute.kind(a) for a in b.axes})
         if len(kinds) > 1:
             return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
         if b.extent < 1 or b.extent & (b.extent - 1) and not c.in_registers(b):
@@ -69,26 +69,26 @@ def _blocks_are_pure(c: Schedule, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
-def _fits(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    m, n, k = (tile(c, alg, kind) for kind in "MNK")
-    m *= tile(c, alg, "B")
+def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
+    m, n, k = (tile(c, compute, kind) for kind in "MNK")
+    m *= tile(c, compute, "B")
     if c.unit == "fma":  # what is written out is multiplied one after another
-        k = lanes(c, alg, "K")
+        k = lanes(c, compute, "K")
     if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
         return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
     if target.backend == "interpreter":
         return None
-    acc = m * n * (k if c.late else 1) * alg.acc.bytes // 4
+    acc = m * n * (k if c.late else 1) * compute.acc.bytes // 4
     threads = c.warps * target.warp_size
     if acc > 224 * threads:
         return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
                 f"{c.warps} warps have 224 to give")
-    if c.unit == "mma" and alg.b is not None:
-        need = shared_bytes(c, alg)
-        held = c.c == "box" or _reordered(c, alg)
-        need += c.teams * m * n * alg.c.tensor.dtype.bytes if held else 0
+    if c.unit == "mma" and compute.b is not None:
+        need = shared_bytes(c, compute)
+        held = c.c == "box" or _reordered(c, compute)
+        need += c.teams * m * n * compute.c.tensor.dtype.bytes if held else 0
         if need > target.shared_bytes:
-            twice = ", with what is turned" if turned_bytes(c, alg) else ""
+            twice = ", with what is turned" if turned_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")
@@ -97,10 +97,10 @@ def _fits(c: Schedule, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
-def _reordered(c: Schedule, alg: Algorithm) -> bool:
+def _reordered(c: Schedule, compute: Compute) -> bool:
     """Whether Triton keeps room beside the operands' to bring a result into the order of its stores:
     the loads of a program's next tile are under way by then. (Results of 16 bits have had room.)"""
-    return c.via == "tl" and c.programs > 0 and alg.c.tensor.dtype.bits > 16
+    return c.via == "tl" and c.programs > 0 and compute.c.tensor.dtype.bits > 16
 
 
 # Words stand for their rules. Those that are not named here are asked last, in the order of the table;

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import View, f32
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
 
-def why_not_a(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    return _why_not_box("a", c.a, alg.a, c, alg, target)
+def why_not_a(c: Schedule, compute: Compute, target: Target) -> str | None:
+    return _why_not_box("a", c.a, compute.a, c, compute, target)
 
 
-def why_not_b(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    return _why_not_box("b", c.b, alg.b, c, alg, target)
+def why_not_b(c: Schedule, compute: Compute, target: Target) -> str | None:
+    return _why_not_box("b", c.b, compute.b, c, compute, target)
 
 
-def why_not_c(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    return _why_not_box("c", c.c, alg.c, c, alg, target)
+def why_not_c(c: Schedule, compute: Compute, target: Target) -> str | None:
+    return _why_not_box("c", c.c, compute.c, c, compute, target)
 
 
-def _why_not_box(name: str, way: str, view: View | None, c: Schedule, alg: Algorithm,
+def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: Compute,
                  target: Target) -> str | None:
     if way == "gather":
         return None
-    if reason := _any_box(c, alg, target):
+    if reason := _any_box(c, compute, target):
         return reason
     if view is None:
         return None
-    if name != "c" and alg.fill_of(view):
-        return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {alg.fill_of(view):g} is asked "
-                "for")
-    found = box_of(view, c, alg, stored=name == "c")
+    if name != "c" and compute.fill_of(view):
+        return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {compute.fill_of(view):g} "
+                "is asked for")
+    found = box_of(view, c, compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
     if name == "c" and _cut_short(found, view):
@@ -56,14 +56,14 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, alg: Algor
     return None
 
 
-def _any_box(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
     """What keeps any of the three from being a box."""
     if "box" not in target.features:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
         return "boxes feed the matrix unit, element by element there is nothing to gain"
-    if c.split_k > 1 and k_steps(c, alg) % c.split_k and c.via == "tl":
-        return f"split_k={c.split_k} does not divide the {k_steps(c, alg)} steps of the sum"
+    if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
+        return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
         return "parts of a sum are stored element by element (c=gather)"
     return None
@@ -90,31 +90,31 @@ def _folded(box: Box) -> bool:
     return len(set(kinds)) > 1 and kinds.count(kinds[-1]) > 1 and kinds[-2] == kinds[-1]
 
 
-def why_not_explicit(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.via == "tl":
         return None
     if not {"box", "wgmma"} <= target.features and target.backend != "interpreter":
         return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
-    dtype = alg.a.tensor.dtype
+    dtype = compute.a.tensor.dtype
     if dtype.bits != 16 and dtype is not f32:
         return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
-    if dtype is f32 and alg.math != "tf32":
-        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {alg.math}"
+    if dtype is f32 and compute.math != "tf32":
+        return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {compute.math}"
     if c.unroll:
         return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
-    left, right = (tile(c, alg, kind) for kind in ("NM" if c.swap else "MN"))
+    left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
     if c.warps not in (4, 8):
         return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
     if left % 64 or right < 16:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
-    if tile(c, alg, "K") % 16:
+    if tile(c, compute, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
-    if turned_bytes(c, alg) and tile(c, alg, "K") * dtype.bytes > ROW:
-        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, alg, 'K')} steps of "
+    if turned_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, compute, 'K')} steps of "
                 "the sum are more")
-    steps = k_steps(c, alg)
+    steps = k_steps(c, compute)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
     if c.stages < 2:
@@ -122,18 +122,18 @@ def why_not_explicit(c: Schedule, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
-def why_not_teams(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_teams(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.teams == 1:
         return None
     if c.via != "gluon":
         return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
     if c.warps != 4:
         return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
-    if turned_bytes(c, alg):
+    if turned_bytes(c, compute):
         return "teams=2: operands are turned on the way here, which leaves no registers for two teams"
     if c.reduce == "stream":
         return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
-    tiles, steps = programs(c, alg), k_steps(c, alg)
+    tiles, steps = programs(c, compute), k_steps(c, compute)
     if not 0 < c.programs < tiles:
         return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
                 f"fewer than the {tiles} tiles (programs=132)")
@@ -142,7 +142,7 @@ def why_not_teams(c: Schedule, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
-def why_not_kept(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_kept(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.keep:
         return None
     if c.via != "gluon" or c.programs < 1:
@@ -150,12 +150,12 @@ def why_not_kept(c: Schedule, alg: Algorithm, target: Target) -> str | None:
                "that share what is kept"
     if c.split_k > 1 or c.reduce == "stream":
         return f"keep={c.keep}: parts of a sum multiply other boxes than the parts beside them"
-    if turned_bytes(c, alg):
+    if turned_bytes(c, compute):
         return f"keep={c.keep}: operands are turned on the way here, which moves them at every step"
     kind = "M" if c.keep == "a" else "N"
-    others = tiles_along(c, alg, kind) * tiles_along(c, alg, "B")
+    others = tiles_along(c, compute, kind) * tiles_along(c, compute, "B")
     if others > 1:
         return f"keep={c.keep}: tiles multiply {others} different pieces of it"
-    if k_steps(c, alg) < 2:
+    if k_steps(c, compute) < 2:
         return f"keep={c.keep}: a sum of one step is written out, and is no loop that could keep anything"
     return None

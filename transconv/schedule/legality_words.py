@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm, places
+from transconv.compute import Compute, places
 from transconv.ir import TRUE, Var, View, f32, f64, free_vars
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
@@ -25,32 +25,32 @@ LONGEST = 64  # steps: with more, a sum stays a loop
 
 
 
-def why_not_merge(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    """About the algorithm as it is."""
-    return why_not_merged(alg, c.merge)
+def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """About the computation as it is."""
+    return why_not_merged(compute, c.merge)
 
 
-def why_not_pack(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    """About the tensors as they are; the rules after it see the algorithm over the copies."""
+def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """About the tensors as they are; the rules after it see the computation over the copies."""
     for letter in letters(c.pack):
-        view = view_of(alg, letter)
+        view = view_of(compute, letter)
         if view is None:
-            return f"pack={letter}, but {alg.name} has no second operand"
+            return f"pack={letter}, but {compute.name} has no second operand"
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
-        if reason := why_not_copied(alg, letter, gathered):
+        if reason := why_not_copied(compute, letter, gathered):
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if c.split_k > 1 and c.reduce == "atomic":
             return "pack=c: atomic sums meet in the result itself"
-        if c.split_k == 1 and alg.reads_results:
+        if c.split_k == 1 and compute.reads_results:
             return "pack=c: the epilogue reads a residual that lies as the result does"
     return None
 
 
-def why_not_order(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Relies on blocks that are pure."""
     order = c.order.split(".") if c.order else []
-    summed = [x.name for x in alg.axes_of("K")]
+    summed = [x.name for x in compute.axes_of("K")]
     if order and sorted(order) != sorted(summed):
         return f"order={c.order} must name every summed axis once: {'.'.join(summed)}"
     for b in c.blocks if order else ():
@@ -60,56 +60,57 @@ def why_not_order(c: Schedule, alg: Algorithm, target: Target) -> str | None:
     return None
 
 
-def why_not_late(c: Schedule, alg: Algorithm, target: Target) -> str | None:
-    if c.late and (c.unit != "fma" or lanes(c, alg, "K") == 1):
+def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     return None
 
 
-def why_not_regs(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_regs(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.regs:
         return None
-    if c.unit != "fma" or alg.b is None:
+    if c.unit != "fma" or compute.b is None:
         return f"regs={c.regs}: what is written out are products element by element (unit fma)"
     for axis in c.regs.split("."):
         if (block := c.block_of(axis)) is None or len(block.axes) > 1:
             return f"regs={c.regs}: there is no block of {axis or 'no axis'} alone to write out"
-        if block.extent > max(1, alg.size(axis)):
-            return f"regs={c.regs}: block {block} has more positions than there are, {alg.size(axis)}"
+        if block.extent > max(1, compute.size(axis)):
+            return f"regs={c.regs}: block {block} has more positions than there are, {compute.size(axis)}"
     if len(set(c.regs.split("."))) < len(c.regs.split(".")):
         return f"regs={c.regs} names an axis twice"
     written = prod(extent for _, extent in c.written)
     if written > MOST_WRITTEN:
         return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
-    steps = -(-k_steps(c, alg) // c.split_k)
+    steps = -(-k_steps(c, compute) // c.split_k)
     if c.unroll and steps <= LONGEST:
-        loads = steps * sum(places(v, alg, c.written) for v in (alg.a, alg.b))
+        loads = steps * sum(places(v, compute, c.written) for v in (compute.a, compute.b))
         if loads > MOST_LOADS:
             return f"regs={c.regs} unroll=1: {loads} loads to write out, at most {MOST_LOADS}"
     return None
 
 
-def why_not_matrix_unit(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.unit != "mma":
         return None
     if "mma" not in target.features:
         return f"{target.name} has no matrix unit"
-    if alg.b is None:
+    if compute.b is None:
         return "a reduction has no second operand, the matrix unit multiplies two"
-    if alg.acc is f64:
+    if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
     for kind in "MNK":
-        if tile(c, alg, kind) < 16:
-            return f"the {kind} side of the tile is {tile(c, alg, kind)}, the matrix unit takes 16 or more"
-    if tile(c, alg, "B") > 1:
+        if tile(c, compute, kind) < 16:
+            return (f"the {kind} side of the tile is {tile(c, compute, kind)}, the matrix unit "
+                    "takes 16 or more")
+    if tile(c, compute, "B") > 1:
         return "a tile for the matrix unit covers one group"
-    return _lanes_of_factors(c, alg)
+    return _lanes_of_factors(c, compute)
 
 
-def _lanes_of_factors(c: Schedule, alg: Algorithm) -> str | None:
+def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
     """The matrix unit wants both factors along the lanes that are summed."""
-    summed = [a for b in c.blocks if b.extent > 1 and alg.kind(b.axes[0]) == "K" for a in b.axes]
-    for view in (alg.a, alg.b):
+    summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.axes[0]) == "K" for a in b.axes]
+    for view in (compute.a, compute.b):
         if view is not None and not any(_sees(view, a) for a in summed):
             return (f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
                     "factors there")
@@ -120,20 +121,20 @@ def _sees(view: View, axis: str) -> bool:
     return any(Var(axis) in free_vars(e) for d in view.dims for e in (d.coord, d.mask))
 
 
-def why_not_reduce(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.reduce == "stream":
-        return _stream(c, alg)
+        return _stream(c, compute)
     if c.split_k > 1 and c.reduce == "atomic":
-        if alg.c.tensor.dtype is not f32:
-            return f"atomic sums are kept in f32, {alg.c.tensor.name} is {alg.c.tensor.dtype}"
-        if alg.sum is not None and alg.sum.op != "sum":
-            return f"reduce=atomic adds, {alg.sum.name} is {alg.sum.op}(...)"
-        if alg.finishes:
-            return f"the epilogue {alg.behind} needs the whole sum, atomic parts never see it"
+        if compute.c.tensor.dtype is not f32:
+            return f"atomic sums are kept in f32, {compute.c.tensor.name} is {compute.c.tensor.dtype}"
+        if compute.sum is not None and compute.sum.op != "sum":
+            return f"reduce=atomic adds, {compute.sum.name} is {compute.sum.op}(...)"
+        if compute.finishes:
+            return f"the epilogue {compute.behind} needs the whole sum, atomic parts never see it"
     return None
 
 
-def _stream(c: Schedule, alg: Algorithm) -> str | None:
+def _stream(c: Schedule, compute: Compute) -> str | None:
     if c.via != "gluon":
         return "reduce=stream: only an explicit kernel (via=gluon) has sums of different lengths"
     if c.split_k > 1 or c.group_m != 1 or c.pack:
@@ -144,16 +145,16 @@ def _stream(c: Schedule, alg: Algorithm) -> str | None:
     return None
 
 
-def why_not_split(c: Schedule, alg: Algorithm, target: Target) -> str | None:
+def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Relies on sums that ``reduce`` lets through."""
-    steps = k_steps(c, alg)
-    if alg.sum is not None and not alg.adds_zeros and steps % c.split_k:
-        return (f"split_k={c.split_k} does not divide the {steps} steps of {alg.sum.op}(...), and what "
-                "is read beyond the last one would change it")
+    steps = k_steps(c, compute)
+    if compute.sum is not None and not compute.adds_zeros and steps % c.split_k:
+        return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
+                "what is read beyond the last one would change it")
     meet = c.reduce == "stream" or c.split_k > 1 and c.reduce == "partials"
-    if meet and len(alg.writes) > 1 and alg.c.mask() is not TRUE:
-        return (f"parts of sums lie as {alg.c.tensor.name} does, which has no place for some that are "
-                f"stored in {alg.writes[1].view.tensor.name}")
+    if meet and len(compute.writes) > 1 and compute.c.mask() is not TRUE:
+        return (f"parts of sums lie as {compute.c.tensor.name} does, which has no place for some that are "
+                f"stored in {compute.writes[1].view.tensor.name}")
     if c.split_k > max(1, steps):
         return f"split_k={c.split_k}, but the sum has only {steps} steps"
     return None

@@ -1,4 +1,4 @@
-"""Stage 3a. In: an algorithm with groups. Out: the same sums, neighbouring groups seen as one.
+"""Stage 3a. In: a computation with groups. Out: the same sums, neighbouring groups seen as one.
 
 The matrix unit multiplies 16 features and more at a time, and the copy engine prefers rows of 128
 bytes. Groups of 4 features leave both mostly empty. Seen as one, 16 of them are a group of 64 features,
@@ -20,70 +20,70 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from transconv.compute import Algorithm, Axis
+from transconv.compute import Axis, Compute
 from transconv.ir import Expr, View, ViewDim, all_of, eq, free_vars, substitute
 from transconv.simplify import Facts, simplify
 
 
-def why_not_merged(algorithm: Algorithm, merge: int) -> str | None:
+def why_not_merged(compute: Compute, merge: int) -> str | None:
     """None if so many neighbouring groups can be seen as one, else the reason."""
-    group = _group(algorithm)
+    group = _group(compute)
     if merge < 1:
         return f"merge={merge}: at least one group is seen as one"
-    if merge in (1, algorithm.merge):
+    if merge in (1, compute.merge):
         return None
-    if algorithm.merge > 1:
-        return f"merge={merge}, but {algorithm.name} has {algorithm.merge} groups merged already"
+    if compute.merge > 1:
+        return f"merge={merge}, but {compute.name} has {compute.merge} groups merged already"
     if group is None:
-        return f"merge={merge}, but {algorithm.name} has no groups"
+        return f"merge={merge}, but {compute.name} has no groups"
     if group.size % merge:
         return f"merge={merge} does not divide the {group.size} groups"
-    if reason := _apart(algorithm, group):
+    if reason := _apart(compute, group):
         return f"merge={merge}, but {reason}"
-    across = _across(algorithm.c, algorithm)
+    across = _across(compute.c, compute)
     if across is not None and across.size == 1:
         return (f"merge={merge}: groups have one {across.name}, so that the places of all products of "
-                f"a row are the same in {algorithm.c.tensor.name}")
+                f"a row are the same in {compute.c.tensor.name}")
     return None
 
 
-def _apart(algorithm: Algorithm, group: Axis) -> str | None:
+def _apart(compute: Compute, group: Axis) -> str | None:
     """Why the groups of a computation cannot be seen as one; None where all tensors have the features
     of a group next to those of its neighbour."""
-    features = {x.var for x in algorithm.axes if x.role == "feature"}
+    features = {x.var for x in compute.axes if x.role == "feature"}
     if len(features) != 2:
-        return f"{algorithm.name} has {len(features)} axes of features, not two"
-    for view in algorithm.views():
+        return f"{compute.name} has {len(features)} axes of features, not two"
+    for view in compute.views():
         if not any(group.var in seen and seen & features
                    for d in view.dims for seen in [free_vars(d.coord)]):
             return f"{view.tensor.name} has no dimension of groups and features"
-    if any(read.fill for read in algorithm.reads):
+    if any(read.fill for read in compute.reads):
         return "what is read beyond an end is not 0"
     return None
 
 
-def merged(algorithm: Algorithm, merge: int) -> Algorithm:
-    """The algorithm that sees ``merge`` neighbouring groups as one. One that does so already, or that
+def merged(compute: Compute, merge: int) -> Compute:
+    """The computation that sees ``merge`` neighbouring groups as one. One that does so already, or that
     has no such groups (``why_not_merged`` tells), is returned as it is."""
-    return algorithm if merge in (1, algorithm.merge) else _made(algorithm, merge)
+    return compute if merge in (1, compute.merge) else _made(compute, merge)
 
 
 @lru_cache(maxsize=512)
-def _made(algorithm: Algorithm, merge: int) -> Algorithm:
-    group = _group(algorithm)
-    if group is None or why_not_merged(algorithm, merge):
-        return algorithm
+def _made(compute: Compute, merge: int) -> Compute:
+    group = _group(compute)
+    if group is None or why_not_merged(compute, merge):
+        return compute
     axes = tuple(replace(x, size=x.size // merge) if x is group else
                  replace(x, size=x.size * merge) if x.role == "feature" else x
-                 for x in algorithm.axes)
-    seen = algorithm.over(lambda view: _merged(view, algorithm, group, merge))
+                 for x in compute.axes)
+    seen = compute.over(lambda view: _merged(view, compute, group, merge))
     return replace(seen, axes=axes, merge=merge)
 
 
-def _merged(view: View, algorithm: Algorithm, group: Axis, merge: int) -> View:
+def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
     """A view through merged groups. The feature that shares a coordinate with the group says which
     group it is; another feature has to be of the same one."""
-    features = [x for x in algorithm.axes if x.role == "feature"]
+    features = [x for x in compute.axes if x.role == "feature"]
     facts = Facts()
     for x in features:
         facts = facts.with_range(x.var, 0, max(0, x.size * merge - 1))
@@ -102,21 +102,21 @@ def _merged(view: View, algorithm: Algorithm, group: Axis, merge: int) -> View:
     return View(view.tensor, tuple(dims))
 
 
-def _group(algorithm: Algorithm) -> Axis | None:
-    return next((x for x in algorithm.axes if x.role == "batch"), None)
+def _group(compute: Compute) -> Axis | None:
+    return next((x for x in compute.axes if x.role == "batch"), None)
 
 
-def inner_feature(view: View, algorithm: Algorithm) -> Axis | None:
+def inner_feature(view: View, compute: Compute) -> Axis | None:
     """The axis that runs across the diagonal of a view; None where the view has no blocks, or is of
     a copy that has the zeros around them."""
-    across = _across(view, algorithm) if algorithm.merge > 1 else None
+    across = _across(view, compute) if compute.merge > 1 else None
     return None if across is None or view.dims[1].coord is across.var else across
 
 
 @lru_cache(maxsize=512)
-def _across(view: View, algorithm: Algorithm) -> Axis | None:
+def _across(view: View, compute: Compute) -> Axis | None:
     """The one of two features that does not count the groups."""
     seen = {v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
-    features = [x for x in algorithm.axes if x.role == "feature" and x.var in seen]
+    features = [x for x in compute.axes if x.role == "feature" and x.var in seen]
     across = [x for x in features if x.var not in free_vars(view.dims[0].coord)]
     return across[0] if len(features) > 1 else None

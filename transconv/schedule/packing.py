@@ -1,4 +1,4 @@
-"""Stage 3a. In: an algorithm, and which of its tensors to copy. Out: the algorithm over the copies.
+"""Stage 3a. In: a computation, and which of its tensors to copy. Out: the computation over the copies.
 
 A box needs rows of features: elements that follow one another along the feature dimension. A tensor
 without them is copied first, by a kernel of its own, and the main kernel reads the copy through the same
@@ -13,7 +13,7 @@ operand, the copy has that dimension innermost:
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
     pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
 
-A copy is an algorithm like any other, ``c = a`` with no second factor and nothing to sum, and goes
+A copy is a computation like any other, ``c = a`` with no second factor and nothing to sum, and goes
 through the same pipeline. What will be multiplied as tf32 is rounded to it on the way, which may be reason
 enough for a copy: else each element is rounded in registers whenever it is gathered. Where one plan needs
 a tensor both ways, it has two copies: ``A_packed`` and ``A_packed_exact``. Rows of a copy
@@ -32,7 +32,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Algorithm, Axis, moved
+from transconv.compute import Axis, Compute, moved
 from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, eq, f32, free_vars
 from transconv.schedule.merging import inner_feature
 
@@ -41,28 +41,28 @@ FEATURES = 1  # the dimension of every tensor that a copy has innermost, as a ru
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory
 
 
-def row_of(view: View, algorithm: Algorithm) -> int:
+def row_of(view: View, compute: Compute) -> int:
     """The dimension that a copy has innermost: features. Where there is one feature only and dimension 0
     counts features or batches as well, as in the factor of a depthwise sum, that is dimension 0; so it
     is where there is no other."""
     if len(view.tensor.shape) < 2:
         return 0
     seen = free_vars(view.dims[0].coord)
-    outer = {x.role for x in algorithm.axes if x.var in seen}
+    outer = {x.role for x in compute.axes if x.var in seen}
     return 0 if view.tensor.shape[FEATURES] == 1 and outer and outer <= {"feature", "batch"} else FEATURES
 
 
-def innermost(algorithm: Algorithm, letter: str) -> int:
+def innermost(compute: Compute, letter: str) -> int:
     """The dimension that lies innermost in the copy of an operand: its features. The matrix unit reads
     f32 along the sum, so that f32 has dimension 0 innermost where that is summed."""
-    view = view_of(algorithm, letter)
-    assert view is not None, f"{algorithm.name} has no operand {letter}"
-    row = row_of(view, algorithm) if diagonal(view, algorithm) == 1 else FEATURES
-    depthwise = all(x.size == 1 for x in algorithm.axes if x.role == "feature")
-    if (letter == "c" or depthwise or algorithm.math == "ieee"
+    view = view_of(compute, letter)
+    assert view is not None, f"{compute.name} has no operand {letter}"
+    row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
+    depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
+    if (letter == "c" or depthwise or compute.math == "ieee"
             or view.tensor.dtype is not f32):
         return row
-    summed = {x.var for x in algorithm.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
+    summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
 
 
@@ -96,49 +96,49 @@ def without(pack: str, letter: str) -> str:
     return ".".join(x for x in letters(pack) if x != letter)
 
 
-def workspaces(algorithm: Algorithm, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
+def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
     """The tensors that the copies are made in, or the main kernel writes to."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
-    return [_workspace(algorithm, x, unit) for x in named]
+    return [_workspace(compute, x, unit) for x in named]
 
 
-def _workspace(algorithm: Algorithm, letter: str, unit: str) -> Tensor:
+def _workspace(compute: Compute, letter: str, unit: str) -> Tensor:
     """The copy of an operand for a unit. What the matrix unit multiplies as tf32 is rounded to it in its
     copy, for the unit would cut off what it does not take, twice as far from the number. Other products
     take all of f32: they have a copy of their own, of another name, whatever ``math`` says."""
-    view = view_of(algorithm, letter)
+    view = view_of(compute, letter)
     assert view is not None
-    made = copy_of(view.tensor, innermost(algorithm, letter), diagonal(view, algorithm))
+    made = copy_of(view.tensor, innermost(compute, letter), diagonal(view, compute))
     if letter == "c" or made.dtype is not f32:
         return made
-    rounded = unit == "mma" and wants_rounding(view, algorithm)
+    rounded = unit == "mma" and wants_rounding(view, compute)
     return replace(made, rounded=True) if rounded else replace(made, name=f"{made.name}_exact")
 
 
-def view_of(algorithm: Algorithm, letter: str) -> View | None:
-    return {"a": algorithm.a, "b": algorithm.b, "c": algorithm.c}[letter]
+def view_of(compute: Compute, letter: str) -> View | None:
+    return {"a": compute.a, "b": compute.b, "c": compute.c}[letter]
 
 
-def diagonal(view: View, algorithm: Algorithm) -> int:
+def diagonal(view: View, compute: Compute) -> int:
     """How many blocks lie on the diagonal of what a view sees: 1 unless groups are merged in it."""
-    return 1 if inner_feature(view, algorithm) is None else algorithm.merge
+    return 1 if inner_feature(view, compute) is None else compute.merge
 
 
 @lru_cache(maxsize=512)
-def over_copies(algorithm: Algorithm, pack: str, unit: str = "mma") -> Algorithm:
-    """The algorithm whose views look at the copies of the tensors that ``pack`` names, for a unit."""
+def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
+    """The computation whose views look at the copies of the tensors that ``pack`` names, for a unit."""
     for letter in letters(pack):
-        view = view_of(algorithm, letter)
-        assert view is not None, f"{algorithm.name} has no operand {letter}"
+        view = view_of(compute, letter)
+        assert view is not None, f"{compute.name} has no operand {letter}"
         dims = view.dims
-        if inner := inner_feature(view, algorithm):
+        if inner := inner_feature(view, compute):
             dims = (dims[0], ViewDim(inner.var), *dims[2:])
-        over = View(_workspace(algorithm, letter, unit), dims)
-        algorithm = algorithm.through(**{letter: over})
-    return algorithm
+        over = View(_workspace(compute, letter, unit), dims)
+        compute = compute.through(**{letter: over})
+    return compute
 
 
-def copies(algorithm: Algorithm, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Algorithm]:
+def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Compute]:
     """The kernels that ``pack`` asks for beside the main one, those before it first.
 
     The parts of a split sum lie as the copy of C would; their sum goes to C itself, no kernel more.
@@ -146,31 +146,31 @@ def copies(algorithm: Algorithm, pack: str, split: int = 1, unit: str = "mma") -
     for letter in letters(pack):
         if letter == "c" and split > 1:
             continue
-        view = view_of(algorithm, letter)
+        view = view_of(compute, letter)
         assert view is not None
-        tensor, copied = view.tensor, _workspace(algorithm, letter, unit)
-        inner, feature = innermost(algorithm, letter), None
+        tensor, copied = view.tensor, _workspace(compute, letter, unit)
+        inner, feature = innermost(compute, letter), None
         if letter == "c":
-            yield _copy("unpack", tensor.name, copied, tensor, inner, algorithm)
+            yield _copy("unpack", tensor.name, copied, tensor, inner, compute)
             continue
         exact = copied.dtype is f32 and not copied.rounded
         name = f"exact_{tensor.name}" if exact else tensor.name
-        if diagonal(view, algorithm) > 1:
-            name, feature = f"blocks{algorithm.merge}_{name}", _in_blocks(view, algorithm)
-        yield _copy("pack", name, tensor, copied, inner, algorithm, feature)
+        if diagonal(view, compute) > 1:
+            name, feature = f"blocks{compute.merge}_{name}", _in_blocks(view, compute)
+        yield _copy("pack", name, tensor, copied, inner, compute, feature)
 
 
-def _in_blocks(view: View, algorithm: Algorithm) -> ViewDim:
+def _in_blocks(view: View, compute: Compute) -> ViewDim:
     """Which inner feature a point of the copy shows, and whether it is in a block."""
     outer, inner = (Var(n) for n in view.tensor.dims[:2])
-    across = inner_feature(view, algorithm)
-    along = next(x for x in algorithm.axes if x.role == "feature" and x is not across)
-    each, rows = view.tensor.shape[1], along.size // algorithm.merge
-    return ViewDim(inner % each, eq(inner // each, outer // rows % algorithm.merge))
+    across = inner_feature(view, compute)
+    along = next(x for x in compute.axes if x.role == "feature" and x is not across)
+    each, rows = view.tensor.shape[1], along.size // compute.merge
+    return ViewDim(inner % each, eq(inner // each, outer // rows % compute.merge))
 
 
-def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, algorithm: Algorithm,
-          feature: ViewDim | None = None) -> Algorithm:
+def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compute,
+          feature: ViewDim | None = None) -> Compute:
     """``c = a`` for all elements. The innermost dimension of the copy counts fastest, then features where
     the original has them innermost. Neighbouring dimensions that are one run of memory in both tensors
     are one axis. ``feature``: which feature of A goes to one of C, if not the same one. A copy that lies
@@ -187,7 +187,7 @@ def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, algorithm: Alg
     dims = tuple(ViewDim(Var(name)) for name in c.dims)
     seen = tuple(feature or x if d == features else x for d, x in enumerate(dims))
     made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims),
-                 does == "pack" and c.rounded, algorithm.math)
+                 does == "pack" and c.rounded, compute.math)
     return replace(made, does=does)
 
 
@@ -236,36 +236,36 @@ def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
     return replace(tensor, dims=names, shape=shape, layout=layout)
 
 
-def is_copy(algorithm: Algorithm) -> bool:
-    """Whether an algorithm only moves elements."""
-    return algorithm.does in ("pack", "unpack")
+def is_copy(compute: Compute) -> bool:
+    """Whether a computation only moves elements."""
+    return compute.does in ("pack", "unpack")
 
 
-def rounds(copy: Algorithm) -> bool:
+def rounds(copy: Compute) -> bool:
     """Whether a copy rounds its elements to tf32."""
     return copy.does == "pack" and copy.c.tensor.rounded
 
 
-def wants_rounding(view: View, algorithm: Algorithm) -> bool:
+def wants_rounding(view: View, compute: Compute) -> bool:
     """Whether an operand for the matrix unit has to be rounded to tf32, and no copy has done it."""
-    return algorithm.math == "tf32" and view.tensor.dtype is f32 and not view.tensor.rounded
+    return compute.math == "tf32" and view.tensor.dtype is f32 and not view.tensor.rounded
 
 
-def why_not_copied(algorithm: Algorithm, letter: str, gathered: bool = False) -> str | None:
+def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str | None:
     """None if a copy of an operand would lie in another way than it does, else the reason. A copy that
     the matrix unit's operand is ``gathered`` from may lie in the same way, if it is rounded."""
-    view = view_of(algorithm, letter)
+    view = view_of(compute, letter)
     assert view is not None
     name = view.tensor.name
     if 0 in view.tensor.shape:
         return f"{name} is empty"
     if len(view.tensor.shape) < 2:
         return f"{name} has one dimension, which is innermost however it lies"
-    if diagonal(view, algorithm) > 1:
+    if diagonal(view, compute) > 1:
         stored = letter == "c"
         return f"only the blocks of {name} are stored, one element at a time" if stored else None
-    inner = innermost(algorithm, letter)
-    if rows_of_features(view.tensor, inner) and not (gathered and wants_rounding(view, algorithm)):
+    inner = innermost(compute, letter)
+    if rows_of_features(view.tensor, inner) and not (gathered and wants_rounding(view, compute)):
         return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
                 "of 16 bytes or are shorter")
     return None
@@ -286,8 +286,8 @@ def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
 
 
-def share(algorithm: Algorithm) -> float:
-    """The part of the copies' cost that an algorithm has to bear: all of it, or, as one of several
+def share(compute: Compute) -> float:
+    """The part of the copies' cost that a computation has to bear: all of it, or, as one of several
     stride phases, what it owns of the result."""
-    owned = prod(x.size for x in algorithm.axes if algorithm.kind(x.name) != "K")
-    return min(1.0, owned / max(1, prod(algorithm.c.tensor.shape))) if algorithm.phase else 1.0
+    owned = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
+    return min(1.0, owned / max(1, prod(compute.c.tensor.shape))) if compute.phase else 1.0

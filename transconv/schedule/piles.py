@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import Var, View, free_vars
 from transconv.schedule.box_rules import ENGINE_EXTENT, ROW, SHORTEST
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 16  # of boxes that lie below one another: the pattern of a swizzle is 8 rows long
 
 
-def pile(block: Block, view: View, schedule: Schedule, algorithm: Algorithm) -> int:
+def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
     """How many features each box of a pile holds, 0 for a block that is no pile.
 
     A block that runs through the elements of a window and then through features (``kh.kw.c:256``) is no
@@ -30,12 +30,12 @@ def pile(block: Block, view: View, schedule: Schedule, algorithm: Algorithm) -> 
     at multiples of 16 bytes: such a window has one element along a row, or steps of 16 bytes.
     """
     *window, feature = block.axes
-    roles = {x.name: x.role for x in algorithm.axes}
+    roles = {x.name: x.role for x in compute.axes}
     if (schedule.via != "gluon" or not window or roles[feature] != "feature"
-            or any(roles[a] != "window" for a in window) or algorithm.kind(feature) == "K"
-            or view is algorithm.c):
+            or any(roles[a] != "window" for a in window) or compute.kind(feature) == "K"
+            or view is compute.c):
         return 0
-    positions = [x for x in algorithm.axes_of("K") if x.role == "position"]
+    positions = [x for x in compute.axes_of("K") if x.role == "position"]
     seen = {v.name for d in view.dims for v in free_vars(d.coord)}
     if feature not in seen or not any(x.name in seen for x in positions):
         return 0
@@ -48,6 +48,6 @@ def pile(block: Block, view: View, schedule: Schedule, algorithm: Algorithm) -> 
     else:
         return 0
     wide = min(block.extent, most)
-    while algorithm.size(feature) % wide:
+    while compute.size(feature) % wide:
         wide //= 2
     return wide if wide >= least else 0

@@ -1,4 +1,4 @@
-"""Stage 3. One line that says how an algorithm becomes a kernel: blocks and words.
+"""Stage 3. One line that says how a computation becomes a kernel: blocks and words.
 
     n.h.w:128 co:128 ci:64 | mma | a=gather b=gather | group_m=8 stages=3 warps=8
 

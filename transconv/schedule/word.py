@@ -10,17 +10,17 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
 Value = str | int
-Rule = Callable[["Schedule", Algorithm, Target], "str | None"]
-Draw = Callable[[Random, "Schedule", Algorithm], Value]
-Propose = Callable[["Schedule", Algorithm, Target], "Iterable[Schedule]"]
-Price = Callable[[float, "Schedule", Algorithm, Target], float]
+Rule = Callable[["Schedule", Compute, Target], "str | None"]
+Draw = Callable[[Random, "Schedule", Compute], Value]
+Propose = Callable[["Schedule", Compute, Target], "Iterable[Schedule]"]
+Price = Callable[[float, "Schedule", Compute, Target], float]
 
 ENDLESS = sys.maxsize
 TEXT = re.compile(r"[\w.]*", re.ASCII)  # what stays one token of a line, and one line

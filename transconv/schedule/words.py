@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.errors import ScheduleError
 from transconv.schedule import legality_boxes as boxes
 from transconv.schedule import legality_words as rules
@@ -25,12 +25,12 @@ AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by d
 PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c)?").fullmatch, "some of a.b.c, in this order")
 
 
-def _some_order(rng: Random, schedule: Schedule, algorithm: Algorithm) -> Value:
-    axes = [x.name for x in algorithm.axes_of("K")]
+def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
+    axes = [x.name for x in compute.axes_of("K")]
     return ".".join(rng.sample(axes, len(axes))) if rng.randrange(2) == 0 else ""
 
 
-def _some_axes(rng: Random, schedule: Schedule, algorithm: Algorithm) -> Value:
+def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
     alone = [b.axes[0] for b in schedule.blocks if len(b.axes) == 1]
     return ".".join(rng.sample(alone, rng.randint(0, min(3, len(alone)))))
 

@@ -1,4 +1,4 @@
-"""The choice. In: an algorithm of a workload, a target. Out: schedules in the order to try, and why.
+"""The choice. In: a computation of a workload, a target. Out: schedules in the order to try, and why.
 
 The heuristics propose and estimate; the database moves to the front what was measured: the schedule
 tuned for this very workload, else the one tuned for the likest one, clipped to this one's sizes.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from transconv import knobs
-from transconv.compute import Algorithm, Workload
+from transconv.compute import Compute, Workload
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule, k_steps, needed, tile, why_not, why_not_copied
@@ -60,25 +60,25 @@ class Choice:
                 f"({measured}; distance {self.away:.2g})")
 
 
-def ranked(algorithm: Algorithm, target: Target, workload: Workload | None = None) -> list[Choice]:
+def ranked(compute: Compute, target: Target, workload: Workload | None = None) -> list[Choice]:
     """Legal schedules, the most promising first. Without a workload, and for one that no rows speak of,
     the estimate alone ranks. Raises ScheduleError when nothing is legal, or TRANSCONV_SCHEDULE is not."""
-    proposed = heuristics.candidates(algorithm, target)
-    choices = [Choice(c, estimate(c, algorithm, target)) for c in proposed]
-    if workload is None or algorithm.b is None or not (rows := workload.group(machine(target))):
+    proposed = heuristics.candidates(compute, target)
+    choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
+    if workload is None or compute.b is None or not (rows := workload.group(machine(target))):
         return choices
     if given := knobs.schedule():
-        return [Choice(fitted(Schedule.parse(given), algorithm), 0.0)]
-    first = _tuned(choices, algorithm, target, workload, store.rows_of(rows))
+        return [Choice(fitted(Schedule.parse(given), compute), 0.0)]
+    first = _tuned(choices, compute, target, workload, store.rows_of(rows))
     return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
 
 
-def default(algorithm: Algorithm, target: Target, workload: Workload | None = None) -> Schedule:
+def default(compute: Compute, target: Target, workload: Workload | None = None) -> Schedule:
     """The schedule that is used when nobody says otherwise."""
-    return ranked(algorithm, target, workload)[0].schedule
+    return ranked(compute, target, workload)[0].schedule
 
 
-def _tuned(choices: Sequence[Choice], algorithm: Algorithm, target: Target, workload: Workload,
+def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,
            rows: Sequence[Row]) -> list[Choice]:
     """What the database puts before the best estimate, if anything."""
     for away, row, other in nearest.nearest(workload, rows):
@@ -87,63 +87,63 @@ def _tuned(choices: Sequence[Choice], algorithm: Algorithm, target: Target, work
         except ValueError:  # a ScheduleError is one
             continue
         if away:
-            made = of_neighbour(schedule, row, away, other, choices, algorithm, target)
+            made = of_neighbour(schedule, row, away, other, choices, compute, target)
         else:
-            schedule = fitted(schedule, algorithm)
-            found = [schedule] if believable(schedule, algorithm, target) else []
-            made = _cheap(found, EXACT_FACTOR, row, away, choices, algorithm, target)
+            schedule = fitted(schedule, compute)
+            found = [schedule] if believable(schedule, compute, target) else []
+            made = _cheap(found, EXACT_FACTOR, row, away, choices, compute, target)
         if made:
             return made
-    return _over_copies(choices, algorithm, target, workload)
+    return _over_copies(choices, compute, target, workload)
 
 
-def _over_copies(choices: Sequence[Choice], algorithm: Algorithm, target: Target,
+def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
                  workload: Workload) -> list[Choice]:
     """What was tuned for the same workload with features innermost, over copies that lie so; the result
     too is a copy's, or is stored as it lies."""
     twin = workload.innermost()
     if twin is None:
         return []
-    apart = [letter for letter, view in (("a", algorithm.a), ("b", algorithm.b), ("c", algorithm.c))
-             if view is not None and not why_not_copied(algorithm, letter)]
+    apart = [letter for letter, view in (("a", compute.a), ("b", compute.b), ("c", compute.c))
+             if view is not None and not why_not_copied(compute, letter)]
     packs = dict.fromkeys((".".join(apart), ".".join(x for x in apart if x != "c")))
     rows = store.rows_of(twin.group(machine(target)))
     for away, row, other in nearest.nearest(twin, rows):
         if other != twin:
             continue
         try:
-            schedule = fitted(Schedule.parse(row.schedule), algorithm)
+            schedule = fitted(Schedule.parse(row.schedule), compute)
         except ValueError:
             continue
         found = [replace(schedule, pack=pack, c=c) for pack in packs if pack
                  for c in dict.fromkeys((schedule.c, "gather"))]
-        legal = [c for c in found if believable(c, algorithm, target)]
-        if made := _cheap(legal, SLACK, row, away + OTHER_ORDER, choices, algorithm, target):
+        legal = [c for c in found if believable(c, compute, target)]
+        if made := _cheap(legal, SLACK, row, away + OTHER_ORDER, choices, compute, target):
             return made
     return []
 
 
 def of_neighbour(schedule: Schedule, row: Row, away: float, other: Workload,
-                 choices: Sequence[Choice], algorithm: Algorithm, target: Target) -> list[Choice]:
-    """The best of the schedules that are for this algorithm what the winner of another workload is for
+                 choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
+    """The best of the schedules that are for this computation what the winner of another workload is for
     that, if the estimate does not speak against it louder than it did there."""
-    found = relatives(schedule, choices, algorithm, target)
-    factor = surprise(schedule, algorithm, target, other) if found else 0.0
-    return _cheap(found, min(NEAR_FACTOR, SLACK * factor), row, away, choices, algorithm, target)
+    found = relatives(schedule, choices, compute, target)
+    factor = surprise(schedule, compute, target, other) if found else 0.0
+    return _cheap(found, min(NEAR_FACTOR, SLACK * factor), row, away, choices, compute, target)
 
 
 def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
-           choices: Sequence[Choice], algorithm: Algorithm, target: Target) -> list[Choice]:
+           choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """Of some schedules the one with the best estimate, if that is within a factor of the best."""
-    made = [Choice(c, estimate(c, algorithm, target), row, away) for c in found]
+    made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
     made = [c for c in made if c.us <= factor * choices[0].us]
     return sorted(made, key=lambda c: c.us)[:1]
 
 
-def surprise(winner: Schedule, algorithm: Algorithm, target: Target, other: Workload) -> float:
+def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload) -> float:
     """How many times as long as the best estimate the winner of another workload was estimated to
     take there; 0 if it is no schedule for that workload."""
-    there = other.named(algorithm.name)
+    there = other.named(compute.name)
     if there is None or any(x.size == 0 for x in there.axes):
         return 0.0
     winner = fitted(winner, there)
@@ -156,47 +156,47 @@ def surprise(winner: Schedule, algorithm: Algorithm, target: Target, other: Work
     return max(1.0, estimate(winner, there, target) / estimate(first, there, target))
 
 
-def fitted(schedule: Schedule, algorithm: Algorithm) -> Schedule:
+def fitted(schedule: Schedule, compute: Compute) -> Schedule:
     """A schedule for all stride phases splits the sum of a short phase no further than it goes, and
     writes out no more positions than the phase has."""
-    known = {x.name for x in algorithm.axes}
-    if not algorithm.phase or not all(a in known for b in schedule.blocks for a in b.axes):
+    known = {x.name for x in compute.axes}
+    if not compute.phase or not all(a in known for b in schedule.blocks for a in b.axes):
         return schedule
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, algorithm.size(b.axes[0]))))
+    blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.axes[0]))))
                    if schedule.in_registers(b) else b for b in schedule.blocks)
     schedule = replace(schedule, blocks=blocks)
-    return replace(schedule, split_k=min(schedule.split_k, max(1, k_steps(schedule, algorithm))))
+    return replace(schedule, split_k=min(schedule.split_k, max(1, k_steps(schedule, compute))))
 
 
-def believable(schedule: Schedule, algorithm: Algorithm, target: Target) -> bool:
+def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Legal, and with words that could come from tuning: whoever writes to a database must not be
     able to make us compile for minutes."""
-    if why_not(schedule, algorithm, target) is not None:
+    if why_not(schedule, compute, target) is not None:
         return False
-    unrolled = k_steps(schedule, algorithm) if schedule.unroll else 0
+    unrolled = k_steps(schedule, compute) if schedule.unroll else 0
     return (unrolled <= MOST_UNROLLED and 1 <= schedule.stages <= MOST_STAGES
             and 1 <= schedule.group_m <= 1024 and schedule.programs <= MOST_WAVES * target.sms
-            and len(schedule.blocks) <= len(algorithm.axes))
+            and len(schedule.blocks) <= len(compute.axes))
 
 
-def relatives(schedule: Schedule, choices: Sequence[Choice], algorithm: Algorithm,
+def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
               target: Target) -> list[Schedule]:
-    """Schedules for this algorithm that are what another workload's schedule is for that one: itself
+    """Schedules for this computation that are what another workload's schedule is for that one: itself
     with its blocks clipped, and those of the choices with the same words and sizes of the tile."""
-    known = {x.name for x in algorithm.axes}
+    known = {x.name for x in compute.axes}
     if not all(a in known for b in schedule.blocks for a in b.axes):
         return []
-    sizes = [prod(algorithm.size(a) for a in b.axes) for b in schedule.blocks]
+    sizes = [prod(compute.size(a) for a in b.axes) for b in schedule.blocks]
     blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if schedule.in_registers(b) else
                                          _room(size, schedule.unit)))
                    for b, size in zip(schedule.blocks, sizes, strict=True))
     clipped = replace(schedule, blocks=blocks)
     if schedule.programs:
         dealt = schedule.via == "gluon" and schedule.reduce != "stream"
-        clipped = replace(clipped, programs=needed(clipped, algorithm, target) if dealt else target.sms)
-    family = _family(clipped, algorithm)
-    found = [c.schedule for c in choices if _family(c.schedule, algorithm) == family]
-    return [*found, *([clipped] if believable(clipped, algorithm, target) else [])]
+        clipped = replace(clipped, programs=needed(clipped, compute, target) if dealt else target.sms)
+    family = _family(clipped, compute)
+    found = [c.schedule for c in choices if _family(c.schedule, compute) == family]
+    return [*found, *([clipped] if believable(clipped, compute, target) else [])]
 
 
 def _room(size: int, unit: str) -> int:
@@ -205,9 +205,9 @@ def _room(size: int, unit: str) -> int:
     return max(least, 1 << max(0, size - 1).bit_length())
 
 
-def _family(schedule: Schedule, algorithm: Algorithm) -> tuple[object, ...]:
+def _family(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
     """All words, and the extents of the tile; not how a kind's blocks share its extent."""
     words = tuple(getattr(schedule, f.name) for f in fields(schedule)
                   if f.name not in ("blocks", "split_k", "merge", "programs"))
-    extents = (tile(schedule, algorithm, kind) for kind in "BMNK")
+    extents = (tile(schedule, compute, kind) for kind in "BMNK")
     return (*words, schedule.split_k > 1, schedule.merge > 1, schedule.programs > 0, *extents)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.compute import Algorithm, Axis, axis_strides
+from transconv.compute import Axis, Compute, axis_strides
 from transconv.schedule import Block, Schedule, k_steps
 from transconv.selection.tiling import fusable, splits
 from transconv.target import Target
@@ -19,19 +19,19 @@ MOST_UNROLLED = 25  # steps of a sum element by element
 MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
 
 
-def elementwise(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Products element by element: lanes along groups (or columns) and along rows."""
     big = target.backend == "interpreter"
     wide = (256, 1024) if big else (32, 64, 128, 256)
     few = (1,) if big else (1, 4, 16)
-    lanes = [x.name for x in alg.axes_of("B")] or [x.name for x in alg.axes_of("N")]
-    rows = fusable(alg.axes_of("M"), alg) if alg.axes_of("M") else [()]
-    if alg.b is None:  # a sum of parts: every element of C is alike, in memory order
-        rows = [tuple(x.name for x in alg.axes_of("M"))]
+    lanes = [x.name for x in compute.axes_of("B")] or [x.name for x in compute.axes_of("N")]
+    rows = fusable(compute.axes_of("M"), compute) if compute.axes_of("M") else [()]
+    if compute.b is None:  # a sum of parts: every element of C is alike, in memory order
+        rows = [tuple(x.name for x in compute.axes_of("M"))]
         wide = wide if big else (*wide, 512, 1024)
-    sums = fusable(alg.axes_of("K"), alg) if alg.axes_of("K") else [()]
-    many = alg.b is None and prod(x.size for x in alg.axes_of("K")) > MOST_UNROLLED
-    depths = (16, 64) if alg.sums_positions else (1, 8, 32) if many else (1,)
+    sums = fusable(compute.axes_of("K"), compute) if compute.axes_of("K") else [()]
+    many = compute.b is None and prod(x.size for x in compute.axes_of("K")) > MOST_UNROLLED
+    depths = (16, 64) if compute.sums_positions else (1, 8, 32) if many else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
             if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
@@ -44,20 +44,20 @@ def elementwise(alg: Algorithm, target: Target) -> Iterator[Schedule]:
             if s and k > 1:
                 blocks.append(Block(s, k))
             schedule = Schedule(tuple(b for b in blocks if b.extent > 1), "fma", warps=4, stages=2)
-            steps = k_steps(schedule, alg)
+            steps = k_steps(schedule, compute)
             unroll = 1 if steps <= MOST_UNROLLED and not big else 0
-            for split in splits(schedule, alg, target):
-                if k == 1 or not many or big and alg.sums_positions:
+            for split in splits(schedule, compute, target):
+                if k == 1 or not many or big and compute.sums_positions:
                     yield replace(schedule, unroll=unroll, split_k=split)
                 if k > 1 and not big:
                     yield replace(schedule, split_k=split, late=1, stages=1)
 
 
-def copy_tiles(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Square tiles of positions and features: rows of 128 bytes on either side. Few features are rows of
     their own, and what is one run of memory is cut into pieces of it."""
-    positions = tuple(x.name for x in alg.axes if x.role == "position")
-    features = next(x for x in alg.axes if x.role == "feature")
+    positions = tuple(x.name for x in compute.axes if x.role == "position")
+    features = next(x for x in compute.axes if x.role == "feature")
     big = target.backend == "interpreter"
     sides = (128, 256) if big else (32, 64, 128)
     if not positions:
@@ -72,12 +72,12 @@ def copy_tiles(alg: Algorithm, target: Target) -> Iterator[Schedule]:
             yield Schedule(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 
 
-def turned_tiles(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def turned_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Sums of parts that lie in another order than the result: square tiles, as for copies."""
-    rows = [x for x in alg.axes_of("M") if x.size > 1]
+    rows = [x for x in compute.axes_of("M") if x.size > 1]
     if len(rows) < 2 or target.backend == "interpreter":
         return
-    first, last = (_innermost(rows, axis_strides(v, alg)) for v in (alg.a, alg.c))
+    first, last = (_innermost(rows, axis_strides(v, compute)) for v in (compute.a, compute.c))
     if first is not last:
         others = tuple(x.name for x in rows if x is not first)
         for m, n in itertools.product((32, 64), repeat=2):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.compute import Algorithm, Axis
+from transconv.compute import Axis, Compute
 from transconv.schedule import (
     ROW,
     Block,
@@ -36,106 +36,108 @@ SMALL = (64, 64)  # worth it where turning costs more than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 
-def explicit(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules worth asking about, legal or not."""
-    if "wgmma" not in target.features or alg.b is None:
+    if "wgmma" not in target.features or compute.b is None:
         return
-    if diagonal(alg.b, alg) > 1:  # it is in no box
+    if diagonal(compute.b, compute) > 1:  # it is in no box
         return
-    wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
+    wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
             for kind in "MNK"}
     if all(x.role == "position" for x in wide["M"]):
-        yield from _over_positions(alg, target, wide)
+        yield from _over_positions(compute, target, wide)
     elif all(x.role == "position" for x in wide["K"]):
-        yield from _summing_positions(alg, target, wide)
+        yield from _summing_positions(compute, target, wide)
 
 
-def _over_positions(alg: Algorithm, target: Target,
+def _over_positions(compute: Compute, target: Target,
                  wide: dict[str, tuple[Axis, ...]]) -> Iterator[Schedule]:
-    columns, summed = run_of(wide["N"], alg), run_of(wide["K"], alg)
+    columns, summed = run_of(wide["N"], compute), run_of(wide["K"], compute)
     whole = tuple(x.name for x in wide["M"])
-    for (m, n), k in itertools.product(SHAPES, extents(summed, ROW // alg.a.tensor.dtype.bytes)):
+    for (m, n), k in itertools.product(SHAPES, extents(summed, ROW // compute.a.tensor.dtype.bytes)):
         if n not in extents(columns):
             continue
         for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                     *rows_of_positions(wide["M"], m, alg.c, alg)]:
+                     *rows_of_positions(wide["M"], m, compute.c, compute)]:
             blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
             for c in ("box", "gather"):
-                yield from _words(blocks, m, n, k, c, alg, target)
+                yield from _words(blocks, m, n, k, c, compute, target)
 
 
-def _summing_positions(alg: Algorithm, target: Target,
+def _summing_positions(compute: Compute, target: Target,
                     wide: dict[str, tuple[Axis, ...]]) -> Iterator[Schedule]:
-    rows, columns = _piles(alg, wide["M"]), run_of(wide["N"], alg)
+    rows, columns = _piles(compute, wide["M"]), run_of(wide["N"], compute)
     whole = tuple(x.name for x in wide["K"])
-    row = ROW // alg.a.tensor.dtype.bytes
-    shapes = SHAPES if alg.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
+    row = ROW // compute.a.tensor.dtype.bytes
+    shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
     for (m, n), k in itertools.product(shapes, (row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
-            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
-                         *rows_of_positions(wide["K"], k, alg.a, alg)]:
+            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+                         *summed_rows(wide["K"], k, compute),
+                         *rows_of_positions(wide["K"], k, compute.a, compute)]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
-                yield from _words(blocks, m, n, k, "gather", alg, target)
+                yield from _words(blocks, m, n, k, "gather", compute, target)
 
 
-def _piles(alg: Algorithm, axes: tuple[Axis, ...]) -> list[Run]:
+def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
     """Features alone, and with the window before them: a pile of boxes (see ``piles.py``)."""
     features, every = axes[-1:], tuple(x.name for x in axes)
     found: list[Run] = [((features[0].name,), features[0].size)]
     if len(axes) > 1 and features[0].role == "feature":
         found.append((every, prod(x.size for x in axes)))
-    return [*dict.fromkeys([run_of(axes, alg), *found])]
+    return [*dict.fromkeys([run_of(axes, compute), *found])]
 
 
-def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, alg: Algorithm,
+def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute,
            target: Target) -> Iterator[Schedule]:
     """The words that go with a tile: its stages, its sides, and who works at it.
 
     The wider side is the right one, which the matrix unit reads once for 64 rows of the left one; of
     a sum over positions the side whose neighbours are neighbours in memory is, for the stores' sake.
     """
-    swap = 1 if m >= n or alg.axes_of("K")[-1].role == "position" else 0
+    swap = 1 if m >= n or compute.axes_of("K")[-1].role == "position" else 0
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
                     via="gluon")
-    turned = turned_bytes(schedule, alg)
-    schedule = replace(schedule, stages=_stages(m, n, k, c, 1, turned, alg, target))
+    turned = turned_bytes(schedule, compute)
+    schedule = replace(schedule, stages=_stages(m, n, k, c, 1, turned, compute, target))
     if schedule.stages < (FEWEST_TURNED if turned else FEWEST):
         return
-    tiles, steps = programs(schedule, alg), k_steps(schedule, alg)
+    tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
     waves = tiles / target.sms
-    yield from _persistent(schedule, m, n, k, alg, target) if waves > 1 else [schedule]
+    yield from _persistent(schedule, m, n, k, compute, target) if waves > 1 else [schedule]
     if waves < 1:  # every tile is then shared, none is written twice
         yield replace(schedule, reduce="stream", programs=target.sms, group_m=1)
     for wanted in (0.5, 1, 2, 3, 5):
         split = int(wanted * target.sms / tiles)
         if 1 < split <= steps // 2 and c == "gather":
             made = replace(schedule, split_k=split)
-            yield from [made] if tiles * split <= target.sms else _persistent(made, m, n, k, alg, target)
+            fits = tiles * split <= target.sms
+            yield from [made] if fits else _persistent(made, m, n, k, compute, target)
 
 
-def _persistent(schedule: Schedule, m: int, n: int, k: int, alg: Algorithm,
+def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 target: Target) -> Iterator[Schedule]:
     """As many programs as are needed; their warps all at one tile, or two teams of them in turns; and what
     all tiles of one multiply is kept."""
-    made = [replace(schedule, programs=needed(schedule, alg, target))]
-    stages = _stages(m, n, k, schedule.c, 2, 0, alg, target)
-    if schedule.warps == 4 and stages >= FEWEST and not turned_bytes(schedule, alg):
+    made = [replace(schedule, programs=needed(schedule, compute, target))]
+    stages = _stages(m, n, k, schedule.c, 2, 0, compute, target)
+    if schedule.warps == 4 and stages >= FEWEST and not turned_bytes(schedule, compute):
         made.append(replace(made[0], teams=2, stages=stages))
     yield from made
-    if tiles_along(schedule, alg, "N") == tiles_along(schedule, alg, "B") == schedule.split_k == 1:
+    if tiles_along(schedule, compute, "N") == tiles_along(schedule, compute, "B") == schedule.split_k == 1:
         for each in made:
-            stays = k_steps(schedule, alg) * k * n * alg.a.tensor.dtype.bytes
-            stages = _stages(m, n, k, schedule.c, each.teams, 0, alg, target, stays)
+            stays = k_steps(schedule, compute) * k * n * compute.a.tensor.dtype.bytes
+            stages = _stages(m, n, k, schedule.c, each.teams, 0, compute, target, stays)
             if stages >= FEWEST:
                 yield replace(each, keep="b", stages=stages)
 
 
-def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, alg: Algorithm,
+def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, compute: Compute,
             target: Target, kept: int = 0) -> int:
     """As many as fit beside the tiles that wait to be stored; ``turned``: the bytes of a step that are
     written once more; ``kept``: those of B that stay, which then is no part of a stage."""
-    waiting = teams * m * n * alg.c.tensor.dtype.bytes if c == "box" else 0
-    stage = k * (m if kept else m + n) * alg.a.tensor.dtype.bytes + turned
+    waiting = teams * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
+    stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + turned
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)

@@ -1,4 +1,4 @@
-"""Stage 3, the choice. Legal schedules for an algorithm on a target, the most promising first.
+"""Stage 3, the choice. Legal schedules for a computation on a target, the most promising first.
 
 Candidates are built from what the axes count (positions, windows, features), ranked by one estimate of
 their time (see ``transconv.cost``) and filtered by ``why_not``. No tree of special cases: a shape gets
@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small
 from transconv.errors import ScheduleError
 from transconv.ir import f32, f64, free_vars
@@ -53,73 +53,73 @@ FEW_FEATURES = 16
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
 
-def candidates(algorithm: Algorithm, target: Target) -> list[Schedule]:
+def candidates(compute: Compute, target: Target) -> list[Schedule]:
     """Legal schedules, best estimate first; of equal ones, the one proposed first. Never empty for a
-    legal algorithm, and at most ``MOST`` long on a GPU."""
-    legal = _legal(algorithm, target)
+    legal computation, and at most ``MOST`` long on a GPU."""
+    legal = _legal(compute, target)
     found = list(legal if target.backend == "interpreter" else itertools.islice(legal, MOST))
     if not found:
-        raise _none(algorithm, target)
+        raise _none(compute, target)
     return found
 
 
-def default(algorithm: Algorithm, target: Target) -> Schedule:
+def default(compute: Compute, target: Target) -> Schedule:
     """The schedule that is used when nobody says otherwise."""
-    return _default(algorithm, target, registered_words())
+    return _default(compute, target, registered_words())
 
 
 @lru_cache(maxsize=512)
-def _default(algorithm: Algorithm, target: Target, table: tuple[Word, ...]) -> Schedule:
-    for schedule in _legal(algorithm, target):
+def _default(compute: Compute, target: Target, table: tuple[Word, ...]) -> Schedule:
+    for schedule in _legal(compute, target):
         return schedule
-    raise _none(algorithm, target)
+    raise _none(compute, target)
 
 
-def _none(algorithm: Algorithm, target: Target) -> ScheduleError:
-    return ScheduleError(f"no schedule is legal for {algorithm.name} on {target.name}")
+def _none(compute: Compute, target: Target) -> ScheduleError:
+    return ScheduleError(f"no schedule is legal for {compute.name} on {target.name}")
 
 
-def _legal(algorithm: Algorithm, target: Target) -> Iterator[Schedule]:
-    if any(x.size == 0 for x in algorithm.axes_of("K")):  # a sum over nothing has no steps
-        algorithm = replace(algorithm, axes=tuple(
-            replace(x, size=1) if algorithm.kind(x.name) == "K" else x for x in algorithm.axes))
-    proposed = _with_words(dict.fromkeys(proposals(algorithm, target)), algorithm, target)
+def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
+    if any(x.size == 0 for x in compute.axes_of("K")):  # a sum over nothing has no steps
+        compute = replace(compute, axes=tuple(
+            replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
+    proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
     interpreted = target.backend == "interpreter"
-    ranked = sorted(proposed, key=lambda c: (estimate(c, algorithm, target),
+    ranked = sorted(proposed, key=lambda c: (estimate(c, compute, target),
                                              str(c) if interpreted else ""))
-    return (c for c in ranked if why_not(c, algorithm, target) is None)
+    return (c for c in ranked if why_not(c, compute, target) is None)
 
 
-def _with_words(schedules: dict[Schedule, None], algorithm: Algorithm,
+def _with_words(schedules: dict[Schedule, None], compute: Compute,
                 target: Target) -> dict[Schedule, None]:
     """The schedules, and what the words that propose some of their own make of the legal ones."""
     for word in proposing():
         for schedule in list(schedules):
-            if word.propose is not None and why_not(schedule, algorithm, target) is None:
-                schedules |= dict.fromkeys(word.propose(schedule, algorithm, target))
+            if word.propose is not None and why_not(schedule, compute, target) is None:
+                schedules |= dict.fromkeys(word.propose(schedule, compute, target))
     return schedules
 
 
-def proposals(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules worth asking about, legal or not; some come twice. Groups of few features also merged."""
-    if is_copy(alg):
-        yield from copy_tiles(alg, target)
+    if is_copy(compute):
+        yield from copy_tiles(compute, target)
         return
-    yield from _products(alg, target)
-    for merge in merges(alg):
-        for schedule in _products(merged(alg, merge), target):
+    yield from _products(compute, target)
+    for merge in merges(compute):
+        for schedule in _products(merged(compute, merge), target):
             if schedule.unit == "mma":
                 yield replace(schedule, merge=merge)
 
 
-def merges(alg: Algorithm) -> list[int]:
+def merges(compute: Compute) -> list[int]:
     """How many neighbouring groups to see as one: as many as fill a row of ``ROWS`` features on the
     wider side of B. One feature a group is no product of matrices. f32 that is not rounded is multiplied
     element by element, and the zeros would take as long as the other products."""
-    if alg.b is None or alg.a.tensor.dtype is f32 and alg.math == "ieee":
+    if compute.b is None or compute.a.tensor.dtype is f32 and compute.math == "ieee":
         return []
-    features = [x.size for x in alg.axes if x.role == "feature"]
-    groups = next((x.size for x in alg.axes if x.role == "batch"), 1)
+    features = [x.size for x in compute.axes if x.role == "feature"]
+    groups = next((x.size for x in compute.axes if x.role == "batch"), 1)
     found = []
     for row in ROWS if 1 < max(features, default=1) else ():
         fitting = [m for m in range(2, groups + 1) if groups % m == 0 and m * max(features) <= row]
@@ -128,76 +128,76 @@ def merges(alg: Algorithm) -> list[int]:
     return [*dict.fromkeys(found)]
 
 
-def _both_sum(alg: Algorithm) -> bool:
+def _both_sum(compute: Compute) -> bool:
     """Whether both factors change along all that is summed, as the matrix unit wants them to."""
     seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
-            for view in (alg.a, alg.b) if view is not None]
-    return all(x.size == 1 or all(x.var in names for names in seen) for x in alg.axes_of("K"))
+            for view in (compute.a, compute.b) if view is not None]
+    return all(x.size == 1 or all(x.var in names for names in seen) for x in compute.axes_of("K"))
 
 
-def _products(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules of one way to see the groups."""
-    if alg.b is None:
-        yield from turned_tiles(alg, target)
-    batch, rows, columns, summed = (alg.axes_of(kind) for kind in "BMNK")
-    matrix = (alg.b is not None and alg.acc is not f64 and "mma" in target.features
-              and rows and columns and summed and _worth_the_matrix_unit(alg) and _both_sum(alg))
+    if compute.b is None:
+        yield from turned_tiles(compute, target)
+    batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
+    matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
+              and rows and columns and summed and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
-        yield from _matrix(alg, target)
-        yield from _rounded(alg, target)
+        yield from _matrix(compute, target)
+        yield from _rounded(compute, target)
         if "box" in target.features and (
-                alg.a.tensor.dtype.bits == 16
-                or alg.a.tensor.dtype is f32 and alg.math == "tf32"):
-            yield from _boxes(alg, target)
-            yield from explicit(alg, target)
-            yield from _packed(alg, target)
+                compute.a.tensor.dtype.bits == 16
+                or compute.a.tensor.dtype is f32 and compute.math == "tf32"):
+            yield from _boxes(compute, target)
+            yield from explicit(compute, target)
+            yield from _packed(compute, target)
     else:
-        yield from elementwise(alg, target)
-        yield from sliding(alg, target)
+        yield from elementwise(compute, target)
+        yield from sliding(compute, target)
 
 
-def _worth_the_matrix_unit(alg: Algorithm) -> bool:
+def _worth_the_matrix_unit(compute: Compute) -> bool:
     """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile."""
-    rows, columns, summed = (prod(x.size for x in alg.axes_of(kind)) for kind in "MNK")
-    return not alg.axes_of("B") or min(rows, columns, summed) > 2
+    rows, columns, summed = (prod(x.size for x in compute.axes_of(kind)) for kind in "MNK")
+    return not compute.axes_of("B") or min(rows, columns, summed) > 2
 
 
-def _matrix(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Gathered operands: one address per element, any layout, any chip."""
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
-    m_ways, n_ways, k_ways = (fusable(alg.axes_of(kind), alg) for kind in "MNK")
+    m_ways, n_ways, k_ways = (fusable(compute.axes_of(kind), compute) for kind in "MNK")
     for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
-        sizes = [prod(alg.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
+        sizes = [prod(compute.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):
             if any(e > 16 and e >= 2 * s for e, s in zip((m, n, k), sizes, strict=True)):
                 continue
             m_block, n_block = Block(m_axes, m), Block(n_axes, n)
-            for k_blocks in _summed(alg, k_axes, k, target):
-                yield from _gathered((m_block, n_block, *k_blocks), m * n, alg, target)
+            for k_blocks in _summed(compute, k_axes, k, target):
+                yield from _gathered((m_block, n_block, *k_blocks), m * n, compute, target)
 
 
-def _rounded(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
     """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
     registers, which they would go through to be rounded one by one. (Sums over positions do so anyway.)"""
-    if (ASYNCHRONOUS & target.features and alg.math == "tf32" and not alg.sums_positions
-            and alg.a.tensor.dtype is f32
-            and not any(why_not_copied(alg, letter, gathered=True) for letter in "ab")):
-        over = over_copies(alg, "a.b")
+    if (ASYNCHRONOUS & target.features and compute.math == "tf32" and not compute.sums_positions
+            and compute.a.tensor.dtype is f32
+            and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
+        over = over_copies(compute, "a.b")
         yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
 
 
-def _summed(alg: Algorithm, axes: tuple[str, ...], extent: int,
+def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
             target: Target) -> Iterator[tuple[Block, ...]]:
     """Blocks for the sum: the fused axes; positions also as boxes, which no division takes apart."""
     yield (Block(axes, extent),)
-    positions = alg.axes_of("K")
+    positions = compute.axes_of("K")
     if len(axes) > 1 and positions[-1].role == "position" and target.backend != "interpreter":
         yield from tilings(positions, extent, 2)
 
 
-def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
+def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
               target: Target) -> Iterator[Schedule]:
     """The words that go with a tile, those that did best in sweeps first."""
     if target.backend == "interpreter":
@@ -207,27 +207,27 @@ def _gathered(blocks: tuple[Block, ...], results: int, alg: Algorithm,
     ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
     if results < 128 * 128:
         ways = {(4, 4): True, (4, 3): results >= 64 * 64}
-    if alg.a.tensor.dtype is f32 and alg.math != "ieee" and "wgmma" in target.features:
+    if compute.a.tensor.dtype is f32 and compute.math != "ieee" and "wgmma" in target.features:
         ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
     if "async_copy" not in target.features:  # a stage more is registers more
         ways = {(warps, 2): True for warps, _ in ways}
     for (warps, stages), wanted in ways.items():
         if wanted:
             schedule = Schedule(blocks, warps=warps, stages=stages)
-            for split in splits(schedule, alg, target):
+            for split in splits(schedule, compute, target):
                 yield replace(schedule, split_k=split)
 
 
-def _boxes(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Positions as boxes on the right side of the product, the other operand as its left side."""
-    bits = alg.a.tensor.dtype.bits
-    if bits > 16 and not all(along_sum(v, alg) for v in (alg.a, alg.b) if v is not None):
+    bits = compute.a.tensor.dtype.bits
+    if bits > 16 and not all(along_sum(v, compute) for v in (compute.a, compute.b) if v is not None):
         return  # Triton would turn them through registers, with every step of the sum
-    wide = {kind: tuple(x for x in alg.axes_of(kind) if x.size > 1) or alg.axes_of(kind)[-1:]
+    wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
             for kind in "MNK"}
     depth = ROW * 8 // bits
     positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
-    runs = {kind: run_of(wide[kind], alg) for kind in "MNK"}
+    runs = {kind: run_of(wide[kind], compute) for kind in "MNK"}
     if positions["M"]:
         whole = tuple(x.name for x in wide["M"])
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
@@ -235,62 +235,63 @@ def _boxes(alg: Algorithm, target: Target) -> Iterator[Schedule]:
             for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
                                              extents(summed, depth)):
                 for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                               *rows_of_positions(wide["M"], m, alg.c, alg)]:
+                               *rows_of_positions(wide["M"], m, compute.c, compute)]:
                     blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
-                    yield from _box_words(blocks, m, n, alg, target)
+                    yield from _box_words(blocks, m, n, compute, target)
     elif positions["K"]:
         whole = tuple(x.name for x in wide["K"])
         for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
-            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2), *summed_rows(wide["K"], k, alg),
-                           *rows_of_positions(wide["K"], k, alg.a, alg)]:
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+                           *summed_rows(wide["K"], k, compute),
+                           *rows_of_positions(wide["K"], k, compute.a, compute)]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
-                yield from _box_words(blocks, m, n, alg, target)
+                yield from _box_words(blocks, m, n, compute, target)
 
 
-def _box_words(blocks: tuple[Block, ...], m: int, n: int, alg: Algorithm,
+def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
                target: Target) -> Iterator[Schedule]:
     """The words that go with a tile: where the result goes, how many programs, warps and stages. The
     zeros of merged groups are in no box, except of a copy."""
-    b = "box" if alg.b is not None and diagonal(alg.b, alg) == 1 else "gather"
+    b = "box" if compute.b is not None and diagonal(compute.b, compute) == 1 else "gather"
     schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
-    if why_not(schedule, alg, target):
+    if why_not(schedule, compute, target):
         schedule = replace(schedule, c="gather")
-        if why_not(schedule, alg, target):
+        if why_not(schedule, compute, target):
             return
     ways = [schedule]
     if m * n == 128 * 128:
         ways.append(replace(schedule, warps=8))
     if schedule.c == "box":  # a stage less makes room for the result
         ways.append(replace(schedule, c="gather", stages=schedule.stages + 1))
-    if programs(schedule, alg) > target.sms and not alg.sums_positions:
+    if programs(schedule, compute) > target.sms and not compute.sums_positions:
         yield from (replace(c, programs=target.sms) for c in ways)
     yield from ways
-    for split in splits(schedule, alg, target)[1:]:
+    for split in splits(schedule, compute, target)[1:]:
         yield replace(schedule, split_k=split, c="gather")
 
 
-def _packed(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     """The same over copies with features innermost, where the tensors do not lie so."""
-    views = (("a", alg.a), ("b", alg.b), ("c", alg.c))
+    views = (("a", compute.a), ("b", compute.b), ("c", compute.c))
     apart = [letter for letter, view in views if view is not None
-             and not why_not_copied(alg, letter)]
+             and not why_not_copied(compute, letter)]
     if any(view is not None and (len(view.tensor.shape) < 2 or (
-            view.tensor.shape[1] * diagonal(view, alg) < FEW_FEATURES)) for _, view in views):
+            view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES)) for _, view in views):
         return  # a box of them is mostly empty
     before = ".".join(x for x in apart if x != "c")
-    small = "c" if alg.sums_positions else "b"  # and rows of positions may do as they lie
+    small = "c" if compute.sums_positions else "b"  # and rows of positions may do as they lie
     ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
                                          ".".join(apart)]))]
     found = 0
     for pack in ways:
-        packed = over_copies(alg, pack)
+        packed = over_copies(compute, pack)
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found += why_not(schedule, packed, target) is None
             yield replace(schedule, pack=pack)
     # Boxes of summed positions are often refused; transposed f32 seldom is.
-    half = alg.sums_positions and alg.a.tensor.dtype.bits == 16
+    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:
-            for schedule in _matrix(over_copies(alg, pack), target):
+            for schedule in _matrix(over_copies(compute, pack), target):
                 yield replace(schedule, pack=pack)

@@ -1,8 +1,8 @@
 """The database. The shortlist of a kernel, kept on disk: one process estimates a thousand schedules,
 others read the few that came first.
 
-A record stands under a digest of all that the choice depends on: the algorithm, the workload, the target,
-the tuned rows that have a say, and this package's own files. What is read back is held against the
+A record stands under a digest of all that the choice depends on: the computation, the workload, the
+target, the tuned rows that have a say, and this package's own files. What is read back is held against the
 rules of the chip like any row, and its kernel is checked like any other.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, fields, is_dataclass
 from pathlib import Path
 
 from transconv import __version__, knobs
-from transconv.compute import Algorithm, Workload
+from transconv.compute import Compute, Workload
 from transconv.disk_cache import Content, Drawer
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import choice, store
@@ -35,15 +35,15 @@ class Listed:
     tuned: bool
 
 
-def shortlist(count: int, algorithm: Algorithm, target: Target, workload: Workload) -> list[Listed]:
+def shortlist(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
     """The most promising schedules, as ``choice.ranked`` has them. Raises ScheduleError as it does."""
     if not workload.group(machine(target)):
-        return estimated(count, algorithm, target)
-    key = "" if knobs.schedule() or registered_words() else _key(count, algorithm, target, workload)
-    if key and (found := _read(DRAWER.get(key), algorithm, target)):
+        return estimated(count, compute, target)
+    key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
+    if key and (found := _read(DRAWER.get(key), compute, target)):
         return found
     made = [Listed(c.schedule, c.why, c.row is not None)
-            for c in choice.ranked(algorithm, target, workload)[:count]]
+            for c in choice.ranked(compute, target, workload)[:count]]
     if key:
         DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned}
                                      for k in made],
@@ -51,25 +51,25 @@ def shortlist(count: int, algorithm: Algorithm, target: Target, workload: Worklo
     return made
 
 
-def estimated(count: int, algorithm: Algorithm, target: Target) -> list[Listed]:
+def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
     """The most promising schedules of a computation that no rows speak of."""
-    return [Listed(c.schedule, c.why, False) for c in choice.ranked(algorithm, target)[:count]]
+    return [Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target)[:count]]
 
 
-def _read(content: Content | None, algorithm: Algorithm, target: Target) -> list[Listed]:
+def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
     """The list of a record; none where one makes no sense."""
     try:
         found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True)
                  for c in (content or {})["schedules"]]
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return []
-    return found if all(choice.believable(k.schedule, algorithm, target) for k in found) else []
+    return found if all(choice.believable(k.schedule, compute, target) for k in found) else []
 
 
-def _key(count: int, algorithm: Algorithm, target: Target, workload: Workload) -> str:
+def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
     groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
     rows = [sorted(map(astuple, store.rows_of(name))) for name in groups]
-    told = (__version__, count, str(algorithm), workload.text, workload.direction, _told(target),
+    told = (__version__, count, str(compute), workload.text, workload.direction, _told(target),
             rows, _files())
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from transconv.compute import Algorithm, Axis, axis_strides
+from transconv.compute import Axis, Compute, axis_strides
 from transconv.cost import ACCESS
 from transconv.ir import View
 from transconv.schedule import MOST_WRITTEN, Block, Schedule, over_copies, row_of, rows_of_features
@@ -27,41 +27,41 @@ LONGEST = 32  # or all of an axis of no more
 WASTE = 1.2  # positions with those beyond the end, relative to those that there are
 
 
-def sliding(alg: Algorithm, target: Target) -> Iterator[Schedule]:
+def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules worth asking about, legal or not. Where neighbours of g are apart in memory, what
     slides is copied first; a result where they are apart is stored as it lies, or copied after."""
-    if target.backend == "interpreter" or alg.b is None or not alg.axes_of("B"):
+    if target.backend == "interpreter" or compute.b is None or not compute.axes_of("B"):
         return
-    apart = [x for x, v in (("a", alg.a), ("b", alg.b)) if not _in_rows(v, alg)]
-    summed = alg.sums_positions
+    apart = [x for x, v in (("a", compute.a), ("b", compute.b)) if not _in_rows(v, compute)]
+    summed = compute.sums_positions
     small = [x for x in apart if x == "b" and not summed]
-    after = [] if summed or _in_rows(alg.c, alg) else [".".join((*apart, "c"))]
+    after = [] if summed or _in_rows(compute.c, compute) else [".".join((*apart, "c"))]
     for pack in dict.fromkeys(("", *small, ".".join(apart), *after)):
-        seen = over_copies(alg, pack)
-        if axis_strides(seen.a, seen)[alg.axes_of("B")[-1].name] == 1:
+        seen = over_copies(compute, pack)
+        if axis_strides(seen.a, seen)[compute.axes_of("B")[-1].name] == 1:
             yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
 
 
-def _in_rows(view: View, alg: Algorithm) -> bool:
-    return rows_of_features(view.tensor, row_of(view, alg))
+def _in_rows(view: View, compute: Compute) -> bool:
+    return rows_of_features(view.tensor, row_of(view, compute))
 
 
-def _over_rows(alg: Algorithm, summed: bool, target: Target) -> Iterator[Schedule]:
+def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Schedule]:
     """The schedules for tensors where neighbours of g are neighbours in memory."""
-    group = alg.axes_of("B")[-1]
-    positions = [x for x in alg.axes_of("K" if summed else "M") if x.role == "position"]
-    window = [x for x in alg.axes_of("M" if summed else "K") if x.role == "window"]
+    group = compute.axes_of("B")[-1]
+    positions = [x for x in compute.axes_of("K" if summed else "M") if x.role == "position"]
+    window = [x for x in compute.axes_of("M" if summed else "K") if x.role == "window"]
     if not positions or not window:
         return
     for lanes, held in product(LANES, (1, 2)):
         if lanes > LANES[-1] and -(-group.size // lanes) * lanes > WASTE * group.size:
             continue
-        deep = ACCESS // alg.a.tensor.dtype.bytes // held
+        deep = ACCESS // compute.a.tensor.dtype.bytes // held
         for blocks, regs in _written(positions[-1], window):
             for other, rows in _rows(positions[:-1], window, regs, summed, 128 * deep // lanes):
                 schedule = Schedule((*other, *rows, *blocks, Block((group.name,), lanes)), "fma",
                                 regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
-                for split in splits(schedule, alg, target)[-2:]:
+                for split in splits(schedule, compute, target)[-2:]:
                     yield replace(schedule, split_k=split)
 
 

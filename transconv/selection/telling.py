@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from math import ceil, prod
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.cost import count, estimate
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.selection import heuristics
@@ -22,25 +22,25 @@ from transconv.target import Target
 WIDTH = 88
 
 
-def given(schedule: Schedule, choices: list[Choice], algorithm: Algorithm, target: Target) -> list[str]:
+def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
     """Lines about a schedule that is not the first choice, beside the one that is: the caller named
     it, or stride phases agreed on it."""
     first = choices[0]
-    by = "by the caller, or together with the other stride phases" if algorithm.phase else (
+    by = "by the caller, or together with the other stride phases" if compute.phase else (
         "by the caller")
     return [f"chosen     {by}",
-            *_wrapped("estimate", parts(schedule, algorithm, target)),
+            *_wrapped("estimate", parts(schedule, compute, target)),
             *_wrapped("without", f"{first.schedule}: {first.why}")]
 
 
-def reasons(choice: Choice, choices: list[Choice], algorithm: Algorithm, target: Target) -> list[str]:
+def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
     """Lines that say why the first choice was taken before the others."""
     lines = _wrapped("chosen", choice.why)
     if choice.row is not None:
         first = next((c for c in choices if c.row is None), None)
         if first is not None:
             lines += _wrapped("", f"the estimate alone would take {first.schedule}")
-    lines += _wrapped("estimate", parts(choice.schedule, algorithm, target))
+    lines += _wrapped("estimate", parts(choice.schedule, compute, target))
     second = [c for c in choices if c.row is None and c.schedule != choice.schedule][:1]
     for other in second:
         unit = "" if target.backend == "interpreter" else " us"
@@ -48,17 +48,17 @@ def reasons(choice: Choice, choices: list[Choice], algorithm: Algorithm, target:
     return lines
 
 
-def parts(schedule: Schedule, algorithm: Algorithm, target: Target) -> str:
+def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
     """What the estimate of a schedule is made of: waves, the idle share of the last, steps, floating
     point operations and bytes, each with the time it would take alone."""
-    total = estimate(schedule, algorithm, target)
-    w = count(schedule, algorithm, target)
+    total = estimate(schedule, compute, target)
+    w = count(schedule, compute, target)
     if target.backend == "interpreter":
         return f"{total:.4g} units of an interpreted step; {w.tiles} programs of {w.steps} steps"
     slots = schedule.programs or target.sms
     waves = w.tiles / slots
     idle = (ceil(waves) * slots - w.tiles) / slots
-    flops = 2 * prod(x.size for x in Scheduled(algorithm, schedule).grouped.axes)
+    flops = 2 * prod(x.size for x in Scheduled(compute, schedule).grouped.axes)
     peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
     moved = w.traffic + w.partial
     text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "
@@ -76,12 +76,12 @@ def _wasted(schedule: Schedule) -> str:
     return f", {schedule.merge} times the products of groups one by one" if schedule.merge > 1 else ""
 
 
-def refusals(algorithm: Algorithm, target: Target, most: int = 4) -> list[str]:
+def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
     """The proposals that were not legal, counted by reason (numbers are those of one of them)."""
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
-    for schedule in dict.fromkeys(heuristics.proposals(algorithm, target)):
-        if reason := why_not(schedule, algorithm, target):
+    for schedule in dict.fromkeys(heuristics.proposals(compute, target)):
+        if reason := why_not(schedule, compute, target):
             name = re.sub(r"\d+", "#", reason)
             found[name] += 1
             example.setdefault(name, reason)

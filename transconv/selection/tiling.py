@@ -6,13 +6,13 @@ from __future__ import annotations
 import itertools
 from math import prod
 
-from transconv.compute import Algorithm, Axis, axis_strides
+from transconv.compute import Axis, Compute, axis_strides
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, k_steps, programs, row_of, rows_of_features
 from transconv.target import Target
 
 
-def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
+def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
     """Ways to fuse the axes of one kind: positions all together; window and features all together where
     they are one run of memory; else features alone, or with window axes before them when there are fewer
     than 16."""
@@ -20,7 +20,7 @@ def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
     positions = tuple(x.name for x in axes if x.role == "position")
     if positions and len(positions) == len(axes):
         return [positions]
-    if len(axes) > 1 and _one_run(axes, alg):
+    if len(axes) > 1 and _one_run(axes, compute):
         return [tuple(x.name for x in axes)]
     ways: list[tuple[str, ...]] = []
     for start in range(len(axes) - 1, -1, -1):
@@ -30,12 +30,12 @@ def fusable(axes: tuple[Axis, ...], alg: Algorithm) -> list[tuple[str, ...]]:
     return ways[-1:]
 
 
-def _one_run(axes: tuple[Axis, ...], alg: Algorithm) -> bool:
+def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
     """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
-    for view in (alg.a, alg.b, alg.c):
+    for view in (compute.a, compute.b, compute.c):
         if view is None:
             continue
-        strides = axis_strides(view, alg)
+        strides = axis_strides(view, compute)
         if any(strides[x.name] for x in axes) and any(
                 strides[outer.name] != strides[inner.name] * inner.size
                 for outer, inner in itertools.pairwise(axes)):
@@ -61,28 +61,28 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
 
 
 def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
-                      alg: Algorithm) -> list[tuple[Block, ...]]:
+                      compute: Compute) -> list[tuple[Block, ...]]:
     """Long rows of positions, for a tensor that has them innermost; all axes but the first where they are
     one run of memory."""
-    if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, alg)):
+    if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, compute)):
         return []
     image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
     return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]
 
 
-def summed_rows(axes: tuple[Axis, ...], extent: int, alg: Algorithm) -> list[tuple[Block, ...]]:
+def summed_rows(axes: tuple[Axis, ...], extent: int, compute: Compute) -> list[tuple[Block, ...]]:
     """A run of the summed axis that lies innermost in both operands: images, where they do."""
-    views = [v for v in (alg.a, alg.b) if v is not None]
+    views = [v for v in (compute.a, compute.b) if v is not None]
     return [(Block((x.name,), extent),) for x in axes
-            if len(axes) > 1 and all(axis_strides(v, alg)[x.name] == 1 for v in views)]
+            if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)]
 
 
 Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
 
 
-def run_of(axes: tuple[Axis, ...], alg: Algorithm) -> Run:
+def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
     """All the axes where they are one run of memory, else the innermost one."""
-    run = axes if _one_run(axes, alg) else axes[-1:]
+    run = axes if _one_run(axes, compute) else axes[-1:]
     return tuple(x.name for x in run), prod(x.size for x in run)
 
 
@@ -93,12 +93,12 @@ def extents(run: Run, most: int = 256) -> tuple[int, ...]:
                  and (e == least or e < 2 * run[1]))
 
 
-def splits(schedule: Schedule, alg: Algorithm, target: Target) -> list[int]:
+def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
     """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
     fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
-    if target.backend == "interpreter" or alg.b is None:
+    if target.backend == "interpreter" or compute.b is None:
         return [1]
-    tiles, steps = programs(schedule, alg), k_steps(schedule, alg)
+    tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
     found = {1}
     for waves in (0.5, 1, 2, 3):
         split = min(int(waves * target.sms / tiles), steps // 4)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, inf
 from typing import Any
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.schedule import Block, Schedule
@@ -39,11 +39,11 @@ class Trial:
 
 
 class Search:
-    """The trials of one direction of a problem. ``phases``: its algorithms, which share a schedule;
+    """The trials of one direction of a problem. ``phases``: its computations, which share a schedule;
     ``seeds``: schedules to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
     ranking, as fitting the estimate wants it."""
 
-    def __init__(self, phases: Sequence[Algorithm], target: Target, trials: int,
+    def __init__(self, phases: Sequence[Compute], target: Target, trials: int,
                  seeds: Sequence[Schedule] = (), explore: str = "near") -> None:
         self.phases, self.target, self.trials = tuple(phases), target, trials
         self.ranking = ranking(self.phases, target)
@@ -116,7 +116,7 @@ class Search:
         return [self._trial(rest[i], "spread") for i in at if i < len(rest)]
 
 
-def ranking(phases: Sequence[Algorithm], target: Target) -> list[Schedule]:
+def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
     """The candidates of the first phase that are legal for all, by the sum of their estimates."""
     found = heuristics.candidates(phases[0], target)
     if len(phases) == 1:
@@ -146,11 +146,11 @@ def neighbours(schedule: Schedule, search: Search) -> list[Schedule]:
 
 
 def _changed(schedule: Schedule, search: Search) -> Iterator[Schedule]:
-    alg = search.phases[0]
-    mine = _by_kind(schedule, alg)
+    compute = search.phases[0]
+    mine = _by_kind(schedule, compute)
     words = [f.name for f in fields(schedule) if f.name != "blocks"]
     for kind, blocks in dict.fromkeys(x for other in search.ranking
-                                      for x in _by_kind(other, alg).items()):
+                                      for x in _by_kind(other, compute).items()):
         if blocks != mine[kind]:
             changed = {**mine, kind: blocks}
             yield replace(schedule, blocks=tuple(b for k in "BMNK" for b in changed[k]))
@@ -161,7 +161,7 @@ def _changed(schedule: Schedule, search: Search) -> Iterator[Schedule]:
         for extent in (block.extent * 2, block.extent // 2):
             yield _with_extent(schedule, {i: extent})
         for j, other_block in enumerate(schedule.blocks):
-            if i != j and alg.kind(block.axes[0]) == alg.kind(other_block.axes[0]):
+            if i != j and compute.kind(block.axes[0]) == compute.kind(other_block.axes[0]):
                 yield _with_extent(schedule, {i: block.extent * 2, j: other_block.extent // 2})
     for word, steps in NUMBERS.items():
         for step in steps:
@@ -175,8 +175,8 @@ def _with_word(schedule: Schedule, word: str, value: Any) -> Schedule:
     return replace(schedule, **{word: value})
 
 
-def _by_kind(schedule: Schedule, alg: Algorithm) -> dict[str, tuple[Block, ...]]:
-    return {kind: tuple(b for b in schedule.blocks if alg.kind(b.axes[0]) == kind)
+def _by_kind(schedule: Schedule, compute: Compute) -> dict[str, tuple[Block, ...]]:
+    return {kind: tuple(b for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
             for kind in "BMNK"}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
@@ -67,11 +67,11 @@ class Job:
     def key(self) -> tuple[str, str, str]:
         return self.workload.text, self.prop.value, str(self.epilogue)
 
-    def phases(self) -> list[Algorithm]:
+    def phases(self) -> list[Compute]:
         """What one schedule must serve; empty where there is nothing to compute."""
         return [a for a in self.workload.computations if all(x.size for x in a.axes)]
 
-    def seeds(self, phases: Sequence[Algorithm], target: Target) -> list[Schedule]:
+    def seeds(self, phases: Sequence[Compute], target: Target) -> list[Schedule]:
         """What the database says already."""
         first = choice.ranked(phases[0], target, self.workload)[0]
         return [] if first.row is None else [first.schedule]

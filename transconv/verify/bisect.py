@@ -2,7 +2,7 @@
 
 Asked one after the other, each against the same answer, until one disagrees:
 
-    algorithm        its views, evaluated as they stand
+    compute          its views, evaluated as they stand
     merging, packing the views of merged groups, and those of the copies and of what reads them
     naive ... final  the kernel after every pass, in the interpreter of the IR
     emit             the emitted text, under Triton's interpreter
@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from transconv import knobs
-from transconv.compute import Algorithm, describe
-from transconv.conv import ConvProblem, Epilogue, Prop, algorithms
+from transconv.compute import Compute, describe
+from transconv.conv import ConvProblem, Epilogue, Prop, computes
 from transconv.errors import ProblemError
 from transconv.ir import InterpError, Kernel, readable
 from transconv.passes import passes, together
@@ -47,7 +47,7 @@ PARTS = ("ir", "emitter", "compiler")
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who is to blame. ``stage``: ``algorithm``, ``naive``, a pass, ``emit``, ``compiler``, or empty
+    """Who is to blame. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
     if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
     ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
     ``verdict``: on the last stage that was asked, in words."""
@@ -142,21 +142,21 @@ class _Trial:
                 return found
         return self.judge_together(launches) or self.judge_widths()
 
-    def judge_meaning(self, name: str, made: list[Algorithm]) -> Blame | None:
-        """What algorithms describe, before there is a kernel."""
+    def judge_meaning(self, name: str, made: list[Compute]) -> Blame | None:
+        """What computations describe, before there is a kernel."""
         try:
             reason = differing(self.small.result, meaning(self.small, made), self.small.sums)
         except InterpError as error:
             reason = str(error)
         if reason:
-            rule = self.rule_of(name) if name == "algorithm" else ""
+            rule = self.rule_of(name) if name == "compute" else ""
             return self.guilty(name, reason, rule, "\n".join(map(describe, made)))
         self.say(name, "right")
         return None
 
     def judge_together(self, launches: list[Stages]) -> Blame | None:
         """The stride phases as one launch, where they become one."""
-        phases = [s for s in launches if s.algorithm.phase]
+        phases = [s for s in launches if s.compute.phase]
         if len({s.schedule for s in phases}) != 1 or phases[0].schedule.split_k > 1:
             return None
         last = len(NAMES) - 1
@@ -165,8 +165,8 @@ class _Trial:
             return None
         whole = replace(phases[0], kernels=[(name, joined) for name in NAMES])
         others = [s for s in launches if s not in phases]
-        order = [*(s for s in others if s.algorithm.does == "pack"), whole,
-                 *(s for s in others if s.algorithm.does != "pack")]
+        order = [*(s for s in others if s.compute.does == "pack"), whole,
+                 *(s for s in others if s.compute.does != "pack")]
         if reason := self.result(order, [last] * len(order)):
             return self.guilty("together", reason,
                                diff=changes(phases[0].kernel(last), joined, "roles", "together"))
@@ -227,7 +227,7 @@ class _Trial:
         try:
             with audited(self.seed):
                 if launch is None:
-                    algorithms(small.problem, small.prop, small.epilogue)
+                    computes(small.problem, small.prop, small.epilogue)
                 elif stage:
                     step = next(p for p in passes() if p.name == name)
                     step.run(launch.kernel(stage - 1), launch.context)

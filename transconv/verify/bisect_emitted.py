@@ -138,7 +138,7 @@ def launch(compiled: Compiled, question: Question, device: str) -> tuple[Array, 
 
     from transconv.verify.data import torch_dtype
 
-    tensors = {t.name: t for step in compiled.steps for t in step.algorithm.tensors
+    tensors = {t.name: t for step in compiled.steps for t in step.compute.tensors
                if t.name not in compiled.workspaces}
     around, made = {}, {}
     for name, values in question.buffers(tensors).items():

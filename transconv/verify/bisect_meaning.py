@@ -1,4 +1,4 @@
-"""Verification. In: algorithms. Out: the sums that they describe, straight from their views, in NumPy.
+"""Verification. In: computations. Out: the sums that they describe, straight from their views, in NumPy.
 
 What is to be computed is judged three times before there is a kernel: as it was asked for, with its
 groups merged, and over the copies that its schedule has made.
@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.ir import Array, Evaluator, InterpError, Memory, Tensor, View, offsets_of
 from transconv.ir import expr as ex
 from transconv.schedule import Schedule, Scheduled, is_copy
@@ -23,52 +23,52 @@ PIECE = 1 << 22  # products at a time
 Flat = dict[str, Array]  # memory in f64, by the name of a tensor
 
 
-def readings(question: Question) -> list[tuple[str, list[Algorithm]]]:
+def readings(question: Question) -> list[tuple[str, list[Compute]]]:
     """What is computed, in each of the forms it has before there is a kernel, by stage; those that
     change nothing are left out."""
     asked = [s for s in question.steps() if not sums_parts(s[0])]
     mains = [Scheduled(a, c) for a, c in asked if not is_copy(a)]
-    found = [("algorithm", [s.algorithm for s in mains])]
-    if any(s.grouped is not s.algorithm for s in mains):
+    found = [("compute", [s.compute for s in mains])]
+    if any(s.grouped is not s.compute for s in mains):
         found.append(("merging", [s.grouped for s in mains]))
     if any(s.schedule.pack for s in mains):
         found.append(("packing", [_compiled(a, c) for a, c in asked]))
     return found
 
 
-def sums_parts(algorithm: Algorithm) -> bool:
+def sums_parts(compute: Compute) -> bool:
     """Whether it adds the parts of another one's sum."""
-    return any(x.role == "part" for x in algorithm.axes)
+    return any(x.role == "part" for x in compute.axes)
 
 
-def _compiled(algorithm: Algorithm, schedule: Schedule) -> Algorithm:
-    return Scheduled(algorithm, schedule).main
+def _compiled(compute: Compute, schedule: Schedule) -> Compute:
+    return Scheduled(compute, schedule).main
 
 
-def meaning(question: Question, algorithms: Sequence[Algorithm]) -> Array:
-    """The sums that algorithms describe when they follow one another, in logical shape. Raises
+def meaning(question: Question, computes: Sequence[Compute]) -> Array:
+    """The sums that computations describe when they follow one another, in logical shape. Raises
     InterpError for a coordinate outside of its tensor where the mask lets it through."""
-    tensors = {t.name: t for a in algorithms for t in a.tensors}
+    tensors = {t.name: t for a in computes for t in a.tensors}
     tensors |= {t.name: t for a, _ in question.steps() if not is_copy(a) for t in a.tensors}
     flat: Flat = {n: np.full(t.layout.span, np.nan) for n, t in tensors.items()}
     for name, values in question.values.items():
         if name in tensors:
             flat[name][offsets_of(tensors[name])] = values
-    for algorithm in algorithms:
-        _store(algorithm, _sums(algorithm, flat), flat)
-    result: Tensor = holder(tensors, algorithms, question.result)
+    for compute in computes:
+        _store(compute, _sums(compute, flat), flat)
+    result: Tensor = holder(tensors, computes, question.result)
     return np.asarray(flat[result.name][offsets_of(result)])
 
 
-def _outer(algorithm: Algorithm) -> list[ex.Var]:
-    summed = algorithm.axes_of("K")
-    return [x.var for x in algorithm.axes if x not in summed]
+def _outer(compute: Compute) -> list[ex.Var]:
+    summed = compute.axes_of("K")
+    return [x.var for x in compute.axes if x not in summed]
 
 
-def _sums(algorithm: Algorithm, flat: Flat) -> Array:
+def _sums(compute: Compute, flat: Flat) -> Array:
     """One for each point of the axes that are not summed."""
-    summed = algorithm.axes_of("K")
-    outer = [x for x in algorithm.axes if x not in summed]
+    summed = compute.axes_of("K")
+    outer = [x for x in compute.axes if x not in summed]
     grid = prod(x.size for x in outer)
     total = np.zeros([x.size for x in outer])
     inner = 0  # K axes that fit into a piece are taken at once, the outermost one by one
@@ -81,7 +81,7 @@ def _sums(algorithm: Algorithm, flat: Flat) -> Array:
         env = {x.var: _along(i, np.arange(x.size), len(axes)) for i, x in enumerate(axes)}
         env |= {x.var: np.full((1,) * len(axes), n) for x, n in zip(alone, at, strict=True)}
         product = np.ones((1,) * len(axes))
-        for view in (algorithm.a, algorithm.b):
+        for view in (compute.a, compute.b):
             if view is not None:
                 product = product * _read(view, env, flat[view.tensor.name])
         sizes = [x.size for x in axes]
@@ -89,13 +89,13 @@ def _sums(algorithm: Algorithm, flat: Flat) -> Array:
     return total
 
 
-def _store(algorithm: Algorithm, total: Array, flat: Flat) -> None:
+def _store(compute: Compute, total: Array, flat: Flat) -> None:
     """Put the sums where the view of the result says."""
     env = {v: _along(i, np.arange(total.shape[i]), total.ndim)
-           for i, v in enumerate(_outer(algorithm))}
-    place, mask = _places(algorithm.c, env)
+           for i, v in enumerate(_outer(compute))}
+    place, mask = _places(compute.c, env)
     where = np.broadcast_to(mask, total.shape)
-    flat[algorithm.c.tensor.name][np.broadcast_to(place, total.shape)[where]] = total[where]
+    flat[compute.c.tensor.name][np.broadcast_to(place, total.shape)[where]] = total[where]
 
 
 def _along(axis: int, values: Array, rank: int) -> Array:

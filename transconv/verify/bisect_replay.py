@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.compute import Algorithm, is_exact
+from transconv.compute import Compute, is_exact
 from transconv.conv import ConvProblem, Epilogue, Prop, plan_steps
 from transconv.errors import ScheduleError
 from transconv.ir import (
@@ -54,11 +54,11 @@ class Question:
     def result(self) -> str:
         return self.prop.result
 
-    def steps(self) -> list[tuple[Algorithm, Schedule]]:
-        """The algorithms and their schedules. Raises ScheduleError for what is not legal."""
+    def steps(self) -> list[tuple[Compute, Schedule]]:
+        """The computations and their schedules. Raises ScheduleError for what is not legal."""
         made = plan_steps(self.problem, self.prop, self.target, self.schedule, self.epilogue)
-        for algorithm, schedule in made:
-            if reason := why_not(schedule, algorithm, self.target):
+        for compute, schedule in made:
+            if reason := why_not(schedule, compute, self.target):
                 raise ScheduleError(f"{schedule}: {reason}")
         return made
 
@@ -128,10 +128,10 @@ def differing(name: str, got: Array, want: Array, relative: float = 0.0) -> str:
 @dataclass(slots=True)
 class Stages:
     """One launch: the kernel after ``naive`` and every pass, up to the one that failed, if any.
-    ``algorithm`` is what is compiled, over merged groups and over copies; ``given`` was asked for."""
+    ``compute`` is what is compiled, over merged groups and over copies; ``given`` was asked for."""
 
-    given: Algorithm
-    algorithm: Algorithm
+    given: Compute
+    compute: Compute
     schedule: Schedule
     context: Context
     kernels: list[tuple[str, Kernel]] = field(default_factory=list)
@@ -139,10 +139,10 @@ class Stages:
     reason: str = ""
 
     @staticmethod
-    def of(algorithm: Algorithm, schedule: Schedule, target: Target, precision: str,
+    def of(compute: Compute, schedule: Schedule, target: Target, precision: str,
            switches: Mapping[str, bool]) -> Stages:
-        main = Scheduled(algorithm, schedule).main
-        made = Stages(algorithm, main, schedule, Context(main, schedule, target, precision))
+        main = Scheduled(compute, schedule).main
+        made = Stages(compute, main, schedule, Context(main, schedule, target, precision))
         made.extend("naive", lambda: naive.naive(main, f"conv_{main.name}"))
         for step in passes():
             if made.failed:
@@ -200,11 +200,11 @@ def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int
         raise ValueError("either all launches are looked at before `blockwise`, or none")
     work = []
     for launch, n in zip(launches, stages, strict=True):
-        if not (whole and any(x.role == "part" for x in launch.algorithm.axes)):
+        if not (whole and any(x.role == "part" for x in launch.compute.axes)):
             kernel = launch.kernel(n)
             work.append((launch, as_targets_divide(kernel) if n >= FINAL else kernel))
     tensors = {t.name: t for launch, kernel in work
-               for t in (*launch.algorithm.tensors, *kernel.params)}
+               for t in (*launch.compute.tensors, *kernel.params)}
     # Boxes and copies see memory as other dimensions: the tensor as what was asked for has it says where
     # its elements lie.
     tensors |= {t.name: t for launch, _ in work if not is_copy(launch.given)
@@ -216,11 +216,11 @@ def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int
     for _, kernel in work:
         memory.new_launch()
         run(kernel, memory, seed=seed)
-    result = holder(tensors, [launch.algorithm for launch, _ in work], question.result)
+    result = holder(tensors, [launch.compute for launch, _ in work], question.result)
     return np.asarray(memory.buffers[result.name][offsets_of(result)])
 
 
-def holder(tensors: Mapping[str, Tensor], made: Sequence[Algorithm], result: str) -> Tensor:
+def holder(tensors: Mapping[str, Tensor], made: Sequence[Compute], result: str) -> Tensor:
     """The tensor that a result ends up in: its copy, where the sum of parts, which is not looked at,
     would have gone to the result itself."""
     stored = {a.c.tensor.name: a.c.tensor for a in made}

@@ -23,10 +23,10 @@ def products(question: Question) -> int:
     """The multiplications of all launches, those of lanes beyond the end of an axis included; what
     is multiplied element by element counts ``SLOW`` times."""
     total = 0
-    for algorithm, schedule in question.steps():
-        work = prod(x.size for x in algorithm.axes if schedule.block_of(x.name) is None)
+    for compute, schedule in question.steps():
+        work = prod(x.size for x in compute.axes if schedule.block_of(x.name) is None)
         for block in schedule.blocks:
-            work *= -(-prod(algorithm.size(a) for a in block.axes) // block.extent) * block.extent
+            work *= -(-prod(compute.size(a) for a in block.axes) // block.extent) * block.extent
         total += work * (SLOW if schedule.unit == "fma" else 1)
     return total
 

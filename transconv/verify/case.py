@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from transconv import knobs
-from transconv.compute import Algorithm
+from transconv.compute import Compute
 from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.ir import DTYPES, Layout
@@ -127,9 +127,9 @@ class Case:
             return self.plan(schedules[0])
         left = list(schedules)
 
-        def choose(algorithm: Algorithm, target: Target) -> Schedule:
+        def choose(compute: Compute, target: Target) -> Schedule:
             if not left:
-                raise ScheduleError(f"{len(schedules)} schedules are too few: {algorithm.name} has none")
+                raise ScheduleError(f"{len(schedules)} schedules are too few: {compute.name} has none")
             return Schedule.parse(left.pop(0))
 
         made = self._chosen(choose)
@@ -150,11 +150,11 @@ class Case:
 
             asked: list[str] = []
 
-            def choose(algorithm: Algorithm, target: Target, rank: int = rank,
+            def choose(compute: Compute, target: Target, rank: int = rank,
                        asked: list[str] = asked) -> Schedule:
-                if str(algorithm) not in known:
-                    known[str(algorithm)] = heuristics.candidates(algorithm, target)
-                found = known[str(algorithm)]
+                if str(compute) not in known:
+                    known[str(compute)] = heuristics.candidates(compute, target)
+                found = known[str(compute)]
                 asked.append(str(found[min(rank, len(found) - 1)]))
                 return found[min(rank, len(found) - 1)]
 

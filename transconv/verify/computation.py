@@ -131,10 +131,10 @@ def after_every_pass(compute: Compute, plan: Plan) -> list[tuple[str, Judged]]:
     of a plan one after another. Raises VerifyError for a kernel that breaks a rule of the IR."""
     case, before, found = Case(compute), None, []
     zeroed = {s.zero.name for s in plan.steps if s.zero is not None}
-    made = [lower(s.algorithm, s.schedule, plan.target, s.kernel.name, compute.math) for s in plan.steps]
+    made = [lower(s.compute, s.schedule, plan.target, s.kernel.name, compute.math) for s in plan.steps]
     stages = [name for name, _ in made[0]]
     # What adds the parts of a sum has none before the pass that makes them.
-    parts = any(x.role == "part" for s in plan.steps for x in s.algorithm.axes)
+    parts = any(x.role == "part" for s in plan.steps for x in s.compute.axes)
     for at in range(stages.index("blockwise") if parts else 0, len(stages)):
         kernels = [stage[at][1] for stage in made]
         if kernels != before:

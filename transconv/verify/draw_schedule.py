@@ -1,4 +1,4 @@
-"""Verification. In: a random generator, algorithms, a target. Out: a legal schedule for all.
+"""Verification. In: a random generator, computations, a target. Out: a legal schedule for all.
 
 Nothing here knows what a word means: words and their values are those of the table of words, numbers
 nearby, and texts seen among the heuristic's candidates; ``why_not`` is the filter. A word that joins
@@ -13,7 +13,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from transconv.compute import Algorithm, Axis
+from transconv.compute import Axis, Compute
 from transconv.schedule import Block, Schedule, Word, k_steps, why_not
 from transconv.schedule import words as all_words
 from transconv.selection import heuristics
@@ -39,10 +39,10 @@ def volume(schedule: Schedule) -> int:
     return prod(b.extent for b in schedule.blocks)
 
 
-def kernels(schedule: Schedule, algorithms: Sequence[Algorithm]) -> int:
+def kernels(schedule: Schedule, computes: Sequence[Compute]) -> int:
     """About how many kernels there will be: each costs as much to compile as another trial."""
     parts = schedule.split_k > 1 and schedule.reduce == "partials"
-    return len(algorithms) * (1 + parts) + len([x for x in schedule.pack.split(".") if x])
+    return len(computes) * (1 + parts) + len([x for x in schedule.pack.split(".") if x])
 
 
 def words(schedule: Schedule) -> dict[str, str]:
@@ -56,23 +56,23 @@ def words(schedule: Schedule) -> dict[str, str]:
     return found
 
 
-def is_legal(schedule: Schedule, algorithms: Sequence[Algorithm], target: Target) -> bool:
-    """Whether a schedule may be used for each of some algorithms (the phases of one result)."""
-    for algorithm in algorithms:
-        split = min(schedule.split_k, max(1, k_steps(schedule, algorithm))) if algorithm.phase else (
+def is_legal(schedule: Schedule, computes: Sequence[Compute], target: Target) -> bool:
+    """Whether a schedule may be used for each of some computations (the phases of one result)."""
+    for compute in computes:
+        split = min(schedule.split_k, max(1, k_steps(schedule, compute))) if compute.phase else (
             schedule.split_k)
-        if why_not(replace(schedule, split_k=split), algorithm, target) is not None:
+        if why_not(replace(schedule, split_k=split), compute, target) is not None:
             return False
-        steps = k_steps(schedule, algorithm)
+        steps = k_steps(schedule, compute)
         if schedule.unroll and (steps > MOST_STEPS or steps * volume(schedule) > MOST_UNROLLED):
             return False
     return True
 
 
-def schedule(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Schedule | None:
+def schedule(rng: Random, computes: Sequence[Compute], target: Target) -> Schedule | None:
     """A schedule, of the heuristic's at any rank or of blocks drawn at random, with words drawn at
-    random. None when there is nothing to choose: no algorithm has a point or a term."""
-    chosen = [a for a in algorithms if all(x.size for x in a.axes)]
+    random. None when there is nothing to choose: no computation has a point or a term."""
+    chosen = [a for a in computes if all(x.size for x in a.axes)]
     if not chosen:
         return None
     made = _random_blocks(rng, chosen, target) if chance(rng, 2) else None
@@ -101,7 +101,7 @@ def _of_some_kind(rng: Random, found: Sequence[Schedule]) -> Schedule:
     return rng.choice(rng.choice(list(kinds.values())))
 
 
-def _with_words(rng: Random, made: Schedule, algorithms: Sequence[Algorithm], target: Target,
+def _with_words(rng: Random, made: Schedule, computes: Sequence[Compute], target: Target,
                 seen: Sequence[Schedule]) -> Schedule:
     """Change some words, each if the schedule stays legal with it."""
     table = list(all_words())
@@ -109,17 +109,17 @@ def _with_words(rng: Random, made: Schedule, algorithms: Sequence[Algorithm], ta
     for word in table:
         if chance(rng, 3):
             continue
-        value = _value(rng, word, made, algorithms[0], seen)
-        for change in _changes(rng, made, word, value, algorithms[0], seen):
+        value = _value(rng, word, made, computes[0], seen)
+        for change in _changes(rng, made, word, value, computes[0], seen):
             other = made.with_words(**change)
-            if value != made.word(word.name) and is_legal(other, algorithms, target) and (
-                    kernels(other, algorithms) <= MOST_KERNELS or chance(rng, 3)):
+            if value != made.word(word.name) and is_legal(other, computes, target) and (
+                    kernels(other, computes) <= MOST_KERNELS or chance(rng, 3)):
                 made = other
                 break
     return made
 
 
-def _changes(rng: Random, made: Schedule, word: Word, value: object, algorithm: Algorithm,
+def _changes(rng: Random, made: Schedule, word: Word, value: object, compute: Compute,
              seen: Sequence[Schedule]) -> Iterator[dict[str, Any]]:
     """A word alone, or several times with others that it depends on, and with smaller blocks."""
     if not word.together or value == word.default:
@@ -131,14 +131,14 @@ def _changes(rng: Random, made: Schedule, word: Word, value: object, algorithm: 
         for _ in range(rng.randrange(3) if blocks else 0):
             at = rng.randrange(len(blocks))
             blocks[at] = replace(blocks[at], extent=max(1, blocks[at].extent // 2))
-        yield {w.name: _value(rng, w, made, algorithm, seen) for w in others} | {
+        yield {w.name: _value(rng, w, made, compute, seen) for w in others} | {
             word.name: value, "blocks": tuple(b for b in blocks if b.extent > 1)}
 
 
-def _value(rng: Random, word: Word, made: Schedule, algorithm: Algorithm,
+def _value(rng: Random, word: Word, made: Schedule, compute: Compute,
            seen: Iterable[Schedule]) -> object:
     if callable(word.draw):
-        return word.draw(rng, made, algorithm)
+        return word.draw(rng, made, compute)
     if word.draw is not None:
         return rng.choice(word.draw)
     if isinstance(word.values, tuple):
@@ -149,36 +149,36 @@ def _value(rng: Random, word: Word, made: Schedule, algorithm: Algorithm,
     return rng.choice(sorted({str(c.word(word.name)) for c in seen} | {str(word.default)}))
 
 
-def _random_blocks(rng: Random, algorithms: Sequence[Algorithm], target: Target) -> Schedule | None:
+def _random_blocks(rng: Random, computes: Sequence[Compute], target: Target) -> Schedule | None:
     """Any groups of neighbouring axes of one kind, with any extents that the rules let pass."""
-    alg = algorithms[0]
-    if alg.b is not None and "wgmma" in target.features and chance(rng, 3):
+    compute = computes[0]
+    if compute.b is not None and "wgmma" in target.features and chance(rng, 3):
         for _ in range(TRIES):
-            explicit = _explicit_blocks(rng, alg)
-            if is_legal(explicit, algorithms, target):
+            explicit = _explicit_blocks(rng, compute)
+            if is_legal(explicit, computes, target):
                 return explicit
     for _ in range(TRIES):
-        unit = "fma" if alg.b is None or alg.acc.name == "f64" or chance(rng, 3) else "mma"
+        unit = "fma" if compute.b is None or compute.acc.name == "f64" or chance(rng, 3) else "mma"
         blocks: list[Block] = []
         for kind in "BMNK":
             least = 16 if unit == "mma" and kind != "B" else 1
             most = 1 if unit == "mma" and kind == "B" else 64 if unit == "mma" else 16
-            blocks += _blocks_of(rng, alg.axes_of(kind), least, most)
+            blocks += _blocks_of(rng, compute.axes_of(kind), least, most)
         made = Schedule(tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)),
                       stages=rng.choice((1, 2, 3, 4)))
-        if is_small(made) and is_legal(made, algorithms, target):
+        if is_small(made) and is_legal(made, computes, target):
             return made
     return None
 
 
-def _explicit_blocks(rng: Random, alg: Algorithm) -> Schedule:
+def _explicit_blocks(rng: Random, compute: Compute) -> Schedule:
     """Blocks of an explicit kernel, whose left side is 64 at least. Chance alone rarely finds all of
     its words together."""
     left = rng.choice("MN")
     blocks: list[Block] = []
     for kind in "MNK":
         least = 64 if kind == left else 16
-        blocks += _blocks_of(rng, alg.axes_of(kind), least, 64 if kind != "K" else 32)
+        blocks += _blocks_of(rng, compute.axes_of(kind), least, 64 if kind != "K" else 32)
     return Schedule(tuple(blocks), a="box", b="box", via="gluon", swap=int(left == "N"), warps=4,
                   stages=rng.choice((2, 3, 4)))
 

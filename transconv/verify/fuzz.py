@@ -193,7 +193,7 @@ def imported() -> None:
 
     trial = next(t for n in range(100) if (t := draw_trial(0, n)).schedule is not None)
     assert trial.schedule is not None
-    lower(trial.algorithms[0], trial.schedule, trial.chip, "first")
+    lower(trial.computes[0], trial.schedule, trial.chip, "first")
     gc.collect()
     gc.freeze()
 

@@ -112,8 +112,8 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
 
 def _interpreted_steps(compiled: Compiled) -> int:
     """How often Triton's interpreter goes through the body of a loop, program by program."""
-    return sum(max(step.launcher.grid, programs(step.schedule, step.algorithm))
-               * max(1, k_steps(step.schedule, step.algorithm) // step.schedule.split_k)
+    return sum(max(step.launcher.grid, programs(step.schedule, step.compute))
+               * max(1, k_steps(step.schedule, step.compute) // step.schedule.split_k)
                for step in compiled.steps)
 
 

@@ -19,8 +19,8 @@ from functools import cached_property
 from random import Random
 
 from transconv import knobs
-from transconv.compute import Algorithm
-from transconv.conv import ConvProblem, Epilogue, Prop, algorithms, for_weights
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, Epilogue, Prop, computes, for_weights
 from transconv.errors import ProblemError
 from transconv.passes import passes
 from transconv.schedule import Schedule
@@ -88,8 +88,8 @@ class Trial:
                      knobs.passes.read(said.get("passes", "")), int(said.get("shift", "0")))
 
     @cached_property
-    def algorithms(self) -> tuple[Algorithm, ...]:
-        return algorithms(self.problem, self.prop, Epilogue.parse(self.epilogue))
+    def computes(self) -> tuple[Compute, ...]:
+        return computes(self.problem, self.prop, Epilogue.parse(self.epilogue))
 
     @property
     def chip(self) -> Target:
@@ -169,13 +169,13 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
     while True:
         prop = rng.choice(tuple(Prop))
         problem = draw.drawn(rng, prop)
-        kernels = len(algorithms(problem, prop))
+        kernels = len(computes(problem, prop))
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
     trial = Trial(problem, prop, target, None, draw.epilogue(rng, prop, problem.src.dtype.name),
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
-    schedule = draw_schedule.schedule(rng, trial.algorithms, trial.chip)
+    schedule = draw_schedule.schedule(rng, trial.computes, trial.chip)
     return Trial.parse(str(replace(trial, schedule=schedule)))
 
 

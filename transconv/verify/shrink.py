@@ -56,7 +56,7 @@ def simpler(trial: Trial) -> Iterator[Trial]:
     for made in _ways(trial):
         try:
             known = Trial.parse(str(made))
-            legal = [a for a in known.algorithms if all(x.size for x in a.axes)]
+            legal = [a for a in known.computes if all(x.size for x in a.axes)]
             if known != trial and (known.schedule is None or (
                     legal and draw_schedule.is_legal(known.schedule, legal, known.chip))):
                 yield known
@@ -114,7 +114,7 @@ def _on(trial: Trial, problem: ConvProblem) -> Trial:
     made = replace(trial, problem=problem)
     if trial.schedule is None:
         return made
-    known = {x.name for a in made.algorithms[:1] for x in a.axes}
+    known = {x.name for a in made.computes[:1] for x in a.axes}
     blocks = []
     for block in trial.schedule.blocks:
         if kept := tuple(a for a in block.axes if a in known):

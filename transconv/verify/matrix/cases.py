@@ -68,7 +68,7 @@ class Planned:
 
     case: str
     way: str
-    kernel: str  # the algorithm's name: a direction's launches differ in it
+    kernel: str  # the computation's name: a direction's launches differ in it
     target: str
     schedule: str
     shared_limit: int
@@ -86,9 +86,9 @@ def planned(case: Case, target: Target) -> list[Planned]:
     for way in Prop:
         for step in _plan(case, problem, way, target).steps:
             made.append(Planned(
-                case.name, way.value, step.algorithm.name, target.name, str(step.schedule),
+                case.name, way.value, step.compute.name, target.name, str(step.schedule),
                 target.shared_bytes, job_of(step, target),
-                expected(step.schedule, step.algorithm, target, problem.math)))
+                expected(step.schedule, step.compute, target, problem.math)))
     return made
 
 

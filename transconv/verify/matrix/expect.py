@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from transconv.compute import Algorithm, axis_strides
+from transconv.compute import Compute, axis_strides
 from transconv.cost import ASYNCHRONOUS, count
 from transconv.ir import View
 from transconv.schedule import Schedule
@@ -71,36 +71,36 @@ class Facts:
         return self.bits == 32 and self.precision == "ieee"
 
 
-def facts(schedule: Schedule, algorithm: Algorithm, target: Target, precision: str) -> Facts:
+def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) -> Facts:
     """The facts of one kernel."""
-    work = count(schedule, algorithm, target)
+    work = count(schedule, compute, target)
     # Asynchronous matrix units take f32 from shared memory along K only; other rows are turned
     # on the way, element by element.
     along_k = work.bits == 32 and bool(ASYNCHRONOUS & target.features)
-    gathered = [_at_once(view, schedule, algorithm, target.warp_size, along_k)
-                for view, word in ((algorithm.a, schedule.a), (algorithm.b, schedule.b))
+    gathered = [_at_once(view, schedule, compute, target.warp_size, along_k)
+                for view, word in ((compute.a, schedule.a), (compute.b, schedule.b))
                 if view is not None and word == "gather"]
     return Facts(
         target.backend, target.features, target.warp_size,
-        schedule.unit == "mma" and algorithm.b is not None,
+        schedule.unit == "mma" and compute.b is not None,
         precision if precision in target.precisions else "ieee", work.bits, work.left, work.right,
         max(gathered, default=0), "box" in (schedule.a, schedule.b), schedule.c == "box", work.steps,
-        schedule.warps, schedule.stages, algorithm.b is None,
+        schedule.warps, schedule.stages, compute.b is None,
         schedule.split_k > 1 and schedule.reduce == "atomic")
 
 
-def _at_once(view: View, schedule: Schedule, algorithm: Algorithm, lanes: int,
+def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
              along_k: bool) -> int:
     """Bytes that a lane can take with one access: a power of two up to 16 where one axis alone, the
     tensor's innermost, makes a side of the tile, and every row begins at a multiple of it; else one
     element. (Fused axes are left out: their masks and divisions may forbid it.)"""
-    strides, size = axis_strides(view, algorithm), view.tensor.dtype.bytes
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     along = next((b.axes[0] for b in blocks if len(b.axes) == 1 and strides[b.axes[0]] == 1), None)
-    if along is None or along_k and algorithm.kind(along) != "K":
+    if along is None or along_k and compute.kind(along) != "K":
         return size
-    steps = [strides[x.name] for x in algorithm.axes if x.name != along and x.size > 1]
-    steps += [strides[""], algorithm.size(along),
+    steps = [strides[x.name] for x in compute.axes if x.name != along and x.size > 1]
+    steps += [strides[""], compute.size(along),
               prod(b.extent for b in blocks) // (schedule.warps * lanes)]
     vector = WIDEST // size
     while vector > 1 and any(s % vector for s in steps):
@@ -151,8 +151,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def expected(schedule: Schedule, algorithm: Algorithm, target: Target,
+def expected(schedule: Schedule, compute: Compute, target: Target,
              precision: str) -> tuple[Expected, ...]:
     """What the rules ask of one kernel."""
-    known = facts(schedule, algorithm, target, precision)
+    known = facts(schedule, compute, target, precision)
     return tuple(Expected(rule.words, rule.reason) for rule in RULES if rule.holds(known))

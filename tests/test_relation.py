@@ -9,7 +9,7 @@ from tests.reference import convolve, integers, pack, unpack
 from tests.stages import launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.relation import algorithms
+from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.ir import Load, find, i64
 from transconv.ir.interp.kernel import run
@@ -22,8 +22,8 @@ SM90 = TARGETS["sm_90"]
 
 
 def kinds(text: str, prop: Prop) -> dict[str, str]:
-    algorithm = algorithms(ConvProblem.parse(text), prop)[0]
-    return {kind: " ".join(x.name for x in algorithm.axes_of(kind)) for kind in "BMNK"}
+    compute = computes(ConvProblem.parse(text), prop)[0]
+    return {kind: " ".join(x.name for x in compute.axes_of(kind)) for kind in "BMNK"}
 
 
 def test_kinds_are_membership() -> None:
@@ -59,19 +59,19 @@ def test_a_schedule_of_the_other_sum_is_refused_in_words(words: str) -> None:
 
 def test_a_phase_knows_which_part_of_the_result_it_makes() -> None:
     text = "mb2ic8ih7oc8oh4kh3sh2ph1"
-    parts = [a.part for a in algorithms(ConvProblem.parse(text), Prop.BWD_D)]
+    parts = [a.part for a in computes(ConvProblem.parse(text), Prop.BWD_D)]
     assert parts == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert all(a.phase for a in algorithms(ConvProblem.parse(text), Prop.BWD_D))
+    assert all(a.phase for a in computes(ConvProblem.parse(text), Prop.BWD_D))
     assert not any(a.phase for prop in (Prop.FWD, Prop.BWD_W)
-                   for a in algorithms(ConvProblem.parse(text), prop))
+                   for a in computes(ConvProblem.parse(text), prop))
     steps = compiler.plan(ConvProblem.parse(text), Prop.BWD_D, SM90,
                           "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2 reduce=partials").steps
-    assert [(s.algorithm.part, s.algorithm.does) for s in steps if s.schedule.split_k == 1][-1] == (
+    assert [(s.compute.part, s.compute.does) for s in steps if s.schedule.split_k == 1][-1] == (
         (1, 1), "add")
-    assert not any(s.algorithm.phase for s in steps if s.algorithm.does == "add")
+    assert not any(s.compute.phase for s in steps if s.compute.does == "add")
 
 
-# How many algorithms: one where every phase has as many taps, or where there are many phases.
+# How many computations: one where every phase has as many taps, or where there are many phases.
 PHASED = {
     "mb2ic5ih8oc6oh4kh4sh2ph1": 1, "mb2ic5ih7oc6oh4kh3sh2ph1": 4, "mb2ic3ih15oc6oh3kh5sh5ph0": 1,
     "mb1ic3ih17oc4oh4kh7sh5ph3": 1, "g2mb2ic4ih8oc6oh4kh4sh2ph2": 1,
@@ -83,21 +83,21 @@ PHASED = {
 @pytest.mark.parametrize(("text", "count"), PHASED.items())
 def test_phases_cover_the_result_once(text: str, count: int) -> None:
     p = ConvProblem.parse(text)
-    assert len(algorithms(p, Prop.BWD_D)) == count
+    assert len(computes(p, Prop.BWD_D)) == count
     rng = np.random.default_rng(0)
     dst, wei = (integers(rng, p.shapes[n]) for n in ("dst", "wei"))
     buffers = {"dst": pack(dst, p.dst.layout), "wei": pack(wei, p.wei.layout),
                "src": np.full(p.src.layout.span, np.nan, np.float32)}
     steps = compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue())
-    for algorithm, schedule in steps:
+    for compute, schedule in steps:
         if schedule.split_k > 1:
-            parts = blockwise.workspace(algorithm, schedule.split_k)
+            parts = blockwise.workspace(compute, schedule.split_k)
             buffers["partials"] = np.full(parts.layout.span, np.nan, np.float32)
     memory = Memory(buffers)
-    for algorithm, schedule in steps:
+    for compute, schedule in steps:
         if len(steps) > count:
             memory.new_launch()
-        run(compiler.lower(algorithm, schedule, SM90, "conv", "ieee")[-1][1], memory)
+        run(compiler.lower(compute, schedule, SM90, "conv", "ieee")[-1][1], memory)
     got = unpack(buffers["src"], p.src.layout, p.shapes["src"])
     assert np.array_equal(got, convolve(p, Prop.BWD_D, dst, wei))
 
@@ -107,8 +107,8 @@ def test_to_one_output_every_position_meets_one_tap() -> None:
     assert kinds("mb2ic5id3ih6iw6oc6od1oh6ow6kd3kh3kw3pd0ph1pw1", Prop.BWD_D) == {
         "B": "", "M": "mb qd ih iw", "N": "rd ic", "K": "td kh kw oc"}
     p = ConvProblem.parse("mb2ic5id3ih6iw6oc6od1oh6ow6kd3kh3kw3pd0ph1pw1")
-    assert {x.name: x.size for x in algorithms(p, Prop.BWD_D)[0].axes_of("K")}["td"] == 1
-    assert len(algorithms(ConvProblem.parse("mb1ic4ih3iw9oc4oh1ow4kh3kw3sh2sw2"), Prop.BWD_D)) == 2
+    assert {x.name: x.size for x in computes(p, Prop.BWD_D)[0].axes_of("K")}["td"] == 1
+    assert len(computes(ConvProblem.parse("mb1ic4ih3iw9oc4oh1ow4kh3kw3sh2sw2"), Prop.BWD_D)) == 2
 
 
 @pytest.mark.parametrize("i", [1, 2, 5])
@@ -117,7 +117,7 @@ def test_to_one_output_every_position_meets_one_tap() -> None:
 @pytest.mark.parametrize("stride", [1, 3])
 def test_one_output_wherever_it_lies(i: int, k: int, pad: int, stride: int) -> None:
     p = ConvProblem.make(2, 3, 4, (i, 4), (k, 2), stride=(stride, 2), pad=(pad, 0), o=(1, 2))
-    summed = {x.name: x.size for x in algorithms(p, Prop.BWD_D)[0].axes_of("K")}
+    summed = {x.name: x.size for x in computes(p, Prop.BWD_D)[0].axes_of("K")}
     if i + pad <= k:  # else some positions meet none
         assert summed["th"] == 1
     steps = compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue())
@@ -153,6 +153,6 @@ def test_every_part_of_a_wide_address_is_wide() -> None:
 
 def test_a_sum_over_nothing_has_a_legal_schedule() -> None:
     p = ConvProblem.parse("mb9ic336ih9oc304oh5kh1sh2")
-    assert any(x.size == 0 for a in algorithms(p, Prop.BWD_D) for x in a.axes_of("K"))
+    assert any(x.size == 0 for a in computes(p, Prop.BWD_D) for x in a.axes_of("K"))
     plan = compiler.plan(p, Prop.BWD_D, SM90)
     assert len(plan.steps) >= 4
