@@ -11,7 +11,7 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv.compute.compute import Compute as Compute
+from transconv.compute.compute import Compute
 from transconv.conv import compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir import Kernel

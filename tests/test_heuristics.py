@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench import fit
 from tests.strategies import problems
 from transconv.compute import strides as lying
-from transconv.compute.compute import Compute as Compute
+from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes

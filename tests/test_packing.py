@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
-from transconv.compute.compute import Compute as Compute
+from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.reference import convolve, integers, pack, unpack
-from transconv.compute.compute import Compute as Compute
+from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes

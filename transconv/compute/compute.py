@@ -18,72 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from transconv.ir import Cast, DType, Expr, Mul, Tensor, Var, View, ViewDim, f32, free_vars
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A loop of the computation: its name, its trip count, and its role. ``position``: a place
-    in an image, or an image; ``window``: an element of a sliding window; ``feature``: an element of the
-    vector at a position; ``batch``: one of several independent products; ``part``: of a split sum."""
-
-    name: str
-    size: int
-    role: str
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """``name = tensor[coordinates]``: an element seen through a view, ``fill`` where its mask is false."""
-
-    name: str
-    view: View
-    fill: float = 0.0
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.view.tensor.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """``name = value``, of the names before it."""
-
-    name: str
-    value: Expr
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.value.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """``name = op(value; axes)``: the axes that it names are gone behind it."""
-
-    name: str
-    op: str
-    value: Expr
-    axes: tuple[str, ...]
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.value.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """``tensor[coordinates] = value``, which has the tensor's type."""
-
-    view: View
-    value: Expr
-
-
-Step = Read | Value | Reduction | Write
+from transconv.compute.steps import Axis, Read, Reduction, Step, Write
+from transconv.compute.sweeps import Sweeps, sweeps
+from transconv.ir import Cast, DType, Mul, Tensor, Var, View, ViewDim, f32, free_vars
 
 
 @dataclass(frozen=True, eq=True)
@@ -135,9 +72,26 @@ class Compute:
         return tuple(s for s in self.steps if isinstance(s, Write))
 
     @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """The axes that reductions name."""
+        return tuple(dict.fromkeys(a for s in self.steps if isinstance(s, Reduction) for a in s.axes))
+
+    @cached_property
+    def sweeps(self) -> Sweeps:
+        """How often it passes over the axes that it reduces, and what for."""
+        return sweeps(self.steps, self.reduced)
+
+    @property
+    def again(self) -> bool:
+        """Whether elements of a row are needed more than once: in several sweeps, as in a norm, or for
+        several reductions."""
+        ends = [s for sweep in self.sweeps.each for s in sweep.steps if isinstance(s, (Reduction, Write))]
+        return len(ends) > 1
+
+    @cached_property
     def factors(self) -> tuple[Read, Read] | None:
-        """The two reads whose product is summed, if that is what the reduction does."""
-        if self.sum is None or self.sum.op != "sum":
+        """The two reads whose product is summed, if that is all that is reduced."""
+        if self.sum is None or self.sum.op != "sum" or self.again:
             return None
         match self.sum.value:
             case Mul(Cast(Var() as a), Cast(Var() as b)) if a is not b:
@@ -218,8 +172,7 @@ class Compute:
     @cached_property
     def kinds(self) -> dict[str, str]:
         if self.factors is None:
-            summed = self.sum.axes if self.sum else ()
-            return {x.name: "K" if x.name in summed else "M" for x in self.axes}
+            return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
         in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))
         return {x.name: "K" if x.name not in in_c else
                 "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
@@ -281,32 +234,21 @@ class Compute:
 
 
 def why_not_lowered(compute: Compute) -> str | None:
-    """None if one loop nest computes it, else the reason."""
-    sums = [s for s in compute.steps if isinstance(s, Reduction)]
-    if len(sums) > 1:
-        return (f"{sums[0].name} and {sums[1].name} are reduced one after the other; one kernel does one "
-                "reduction")
-    for axis in sums[0].axes if sums else ():
-        if any(axis in _mentions(s.view) for s in compute.after if isinstance(s, (Read, Write))):
-            return f"{axis} is reduced and stored again; one kernel passes over an axis once"
-    reduced = sums[0].axes if sums else ()
+    """None if one kernel computes it, else the reason."""
+    for step in compute.steps:
+        if isinstance(step, Reduction) and {*step.axes} != {*compute.reduced}:
+            other = next(a for a in compute.reduced if a not in step.axes)
+            return (f"{step.name} is reduced over {' '.join(step.axes)}, another one over {other}; one "
+                    "kernel reduces over the same axes")
+    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     for x in compute.axes:
-        for write in compute.writes if x.name not in reduced else ():
+        for write in compute.writes:
+            if x.name in compute.reduced and write not in inside:
+                continue
             if x.var not in {v for d in write.view.dims for v in free_vars(d.coord)}:
-                return (f"{write.view.tensor.name} has one place for all of {x.name}, which is not "
-                        f"reduced; expected {x.name} in its coordinates")
-    return _why_not_behind(compute, sums[0]) if sums else None
-
-
-def _why_not_behind(compute: Compute, total: Reduction) -> str | None:
-    """None if what is behind a reduction has no use for what is inside of it, else the reason."""
-    inside = {Var(a) for a in total.axes}
-    inside |= {s.var for s in compute.steps[:compute.steps.index(total)] if not isinstance(s, Write)}
-    for step in compute.after:
-        if isinstance(step, (Value, Write)) and (used := inside & set(free_vars(step.value))):
-            name = min(v.name for v in used)
-            return (f"{name} is used behind the reduction {total.name} that it is in; expected it to be "
-                    "read again there")
+                said = "has one value for each" if x.name in compute.reduced else "is not reduced"
+                return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
+                        f"expected {x.name} in its coordinates")
     return None
 
 

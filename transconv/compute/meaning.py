@@ -13,7 +13,8 @@ from math import prod
 
 import numpy as np
 
-from transconv.compute.compute import Compute, Read, Reduction, Value
+from transconv.compute.compute import Compute
+from transconv.compute.steps import Read, Reduction, Value
 from transconv.ir import (
     REDUCERS,
     Array,

@@ -7,18 +7,11 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from transconv.compute.compute import (
-    Axis,
-    Compute,
-    Read,
-    Reduction,
-    Step,
-    Value,
-    Write,
-)
+from transconv.compute.compute import Compute
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError, LayoutError
 from transconv.ir import DTYPES, REDUCERS, Cast, DType, Expr, Layout, Tensor, Var, f32, f64
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.compute.compute import Axis, Compute
+from transconv.compute.compute import Compute
+from transconv.compute.steps import Axis
 from transconv.compute.strides import axis_strides
 from transconv.ir import free_vars
 

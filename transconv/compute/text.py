@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 
-from transconv.compute.compute import Compute, Read, Reduction, Step, Value
+from transconv.compute.compute import Compute
 from transconv.compute.reader import Reader
+from transconv.compute.steps import Read, Reduction, Step, Value
 from transconv.errors import ComputeError
 from transconv.ir import Cast, Const, Expr, Layout, Tensor, Var, View, conjuncts, readable, rewrite
 

@@ -25,7 +25,6 @@ from transconv.ir import (
     REDUCERS,
     ZERO,
     Add,
-    Alloc,
     Cast,
     Const,
     Expr,
@@ -65,14 +64,27 @@ LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
 
 
 @dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep of a naive kernel: what comes before it, its loops, what happens at each point."""
+
+    before: tuple[Stmt, ...]
+    loops: tuple[For, ...]
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
 class Nest:
-    """The parts of a naive kernel: parallel loops, what comes before the sum, the sum, what follows."""
+    """The parts of a naive kernel: parallel loops, sweeps over what is reduced, what follows."""
 
     around: tuple[For, ...]
-    before: tuple[Stmt, ...]
-    summed: tuple[For, ...]
-    body: Stmt
+    sweeps: tuple[Swept, ...]
     after: tuple[Stmt, ...]
+
+    @property
+    def lets(self) -> dict[Var, Expr]:
+        """What the names of the nest stand for."""
+        inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
+        return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
 
 
 def _roots(e: Expr, lets: dict[Var, Expr]) -> frozenset[Var]:
@@ -89,19 +101,19 @@ def parts(kernel: Kernel) -> Nest:
     while isinstance(at, For) and at.kind == "parallel":
         around.append(at)
         at = at.body
-    inner = statements(at)
-    where = next((i for i, s in enumerate(inner) if isinstance(s, Alloc)), -1)
-    if where < 0:  # a copy: coordinates, one load, one store
-        where = next(i for i, s in enumerate(inner) if isinstance(s, Let) and isinstance(s.value, Load))
-        return Nest(tuple(around), inner[:where], (), inner[where], inner[where + 1:])
-    rest = inner[where + 1:]
-    end = next((i for i, s in enumerate(rest) if isinstance(s, (For, Update))), -1)
-    body: Stmt = seq(*rest[:end + 1])
-    summed = []
-    while isinstance(body, For):
-        summed.append(body)
-        body = body.body
-    return Nest(tuple(around), inner[:where + 1], tuple(summed), body, rest[end + 1:])
+    sweeps: list[Swept] = []
+    before: list[Stmt] = []
+    for s in statements(at):
+        if not isinstance(s, (For, Update)):
+            before.append(s)
+            continue
+        loops = []
+        while isinstance(s, For):
+            loops.append(s)
+            s = s.body
+        sweeps.append(Swept(tuple(before), tuple(loops), s))
+        before = []
+    return Nest(tuple(around), tuple(sweeps), tuple(before))
 
 
 @dataclass(slots=True)
@@ -143,34 +155,50 @@ class _Side:
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Tile every axis as the schedule says, and put the tiles on the grid and into the loop."""
     nest = parts(kernel)
-    sizes = {x.var: x.stop for x in (*nest.around, *nest.summed)}
+    sizes = {x.var: x.stop for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
     kinds = {v: compute.kind(v.name) for v in sizes}
     product = compute.factors is not None
     sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule, product)
              for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
-    loop_lets = _unpack(STEP, sides["K"].counts)
     written = {v for v in tails if kinds[v] != "K" and v.name in schedule.regs.split(".")}
     guard = _Guard(tails, nest, written)
-    body = seq(*sides["K"].lets, *statements(guard.mutate(nest.body)))
-    body = sides["K"].wrap(body)
-    kind = "unroll" if schedule.unroll else "serial"
-    loop: Stmt | None = For(STEP, sides["K"].count, seq(*loop_lets, body), kind,
-                           schedule.stages)
-    if not nest.summed:
-        loop = body if statements(nest.body) else None
-
     outer = [sides[kind] for kind in "BMN"]
-    positions = [x for side in outer for x in side.lets]
-    inner: Stmt = seq(*positions, *nest.before, loop,
-                      *(statements(guard.mutate(Seq(nest.after)))))
+    inner: list[Stmt] = [x for side in outer for x in side.lets]
+    taken = {x.var.name for x in inner if isinstance(x, Let)}
+    for number, sweep in enumerate(nest.sweeps):
+        loop = _sweep(sweep, sides["K"], guard, schedule)
+        inner += [*statements(guard.mutate(Seq(sweep.before))), _apart(loop, number, taken)]
+    whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
     for side in reversed(outer):
-        inner = side.wrap(inner)
+        whole = side.wrap(whole)
     several = 0 < schedule.programs < grid * schedule.split_k  # parts of a sum are dealt out one by one
     programs = schedule.programs if several else 0
-    whole = For(pid, grid, seq(*grid_lets, inner), "grid", programs=programs)
-    return Kernel(kernel.name, kernel.params, whole, kernel.notes)
+    body = For(pid, grid, seq(*grid_lets, whole), "grid", programs=programs)
+    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+
+
+def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
+    """The loop over the steps of a sweep, and the tile within."""
+    body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
+    if not sweep.loops:
+        return body
+    kind = "unroll" if schedule.unroll else "serial"
+    return For(STEP, side.count, seq(*_unpack(STEP, side.counts), body), kind, schedule.stages)
+
+
+def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
+    """A sweep whose names are those of no other; the lanes of the tile are the same."""
+    bound = {STEP, *(x.var for x in find(loop, Let))}
+    names: dict[Var, Expr] = {}
+    for v in sorted(bound, key=lambda v: v.name):
+        name = v.name
+        while name in taken:
+            name = f"{name}_{number + 1}"
+        names[v] = Var(name, v.type)
+        taken.add(name)
+    return substitute(loop, names)
 
 
 def _side(kind: str, axes: list[Var], sizes: dict[Var, int], schedule: Schedule,
@@ -284,9 +312,8 @@ class _Guard(ExprMutator):
     def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
         super().__init__()
         self.tails, self.written = tails, written
-        self.lets = {s.var: s.value for s in (*nest.before, *statements(nest.body), *nest.after)
-                     if isinstance(s, Let)}
-        self.summed = {x.var for x in nest.summed}
+        self.lets = nest.lets
+        self.summed = {x.var for s in nest.sweeps for x in s.loops}
 
     def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
         roots = _roots(offset, self.lets) - inside

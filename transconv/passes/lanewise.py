@@ -84,6 +84,7 @@ class _Vectorise(Mutator):
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.whole: set[Var] = set()  # f32 that nothing has rounded
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
+        self.of_lanes: dict[Var, Var] = {}  # the accumulator that keeps the lanes of a sum
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -109,14 +110,16 @@ class _Vectorise(Mutator):
         made: list[Stmt | None] = []
         for s in at.stmts:
             made.append(self.mutate(s))  # type: ignore[arg-type]
-            made += [_added(u, self.late) for x in at.stmts if isinstance(x, Alloc) and self.late
+            made += [self.added(u) for x in at.stmts if isinstance(x, Alloc) and self.late
                      for u in find(s, Update) if u.var is x.var]
         return seq(*made)
 
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
         lanes = tuple(sorted([*self.around, *self.late], key=lambda x: (x.axis, x.name)))
         if self.late:
-            alloc = replace(alloc, var=_of_lanes(alloc.var))
+            name = f"{alloc.var.name}_sums" if self.of_lanes else "sums"
+            self.of_lanes[alloc.var] = Var(name, alloc.var.type)
+            alloc = replace(alloc, var=self.of_lanes[alloc.var])
         self.scope[alloc.var] = lanes
         return Alloc(alloc.var, lanes, alloc.init, alloc.scope)
 
@@ -124,7 +127,7 @@ class _Vectorise(Mutator):
         """``acc = acc + product`` over the lanes that acc lacks is a dot or a sum."""
         value = substitute(at.value, self.lanes)
         if self.late:
-            sums = _of_lanes(at.var)
+            sums = self.of_lanes[at.var]
             at, value = Update(sums, value), substitute(value, {at.var: sums})
         own = self.scope[at.var]
         here = {*self.around, *lanes_of(value, self.scope)}
@@ -154,15 +157,9 @@ class _Vectorise(Mutator):
         more = () if any(x in own for x in lanes) else alone
         return tuple(sorted({*lanes, *more}, key=lambda x: (x.axis, x.name)))
 
-
-def _of_lanes(acc: Var) -> Var:
-    """The accumulator that keeps the lanes of the sum."""
-    return Var("sums", acc.type)
-
-
-def _added(update: Update, lanes: tuple[Lane, ...]) -> Stmt:
-    """``let acc = sum(sums)`` over the lanes that were kept, or another reduction."""
-    total: Expr = _of_lanes(update.var)
-    for lane in lanes:
-        total = Reduce(reducer_of(type(update.value)), total, lane)
-    return Let(update.var, total)
+    def added(self, update: Update) -> Stmt:
+        """``let acc = sum(sums)`` over the lanes that were kept, or another reduction."""
+        total: Expr = self.of_lanes[update.var]
+        for lane in self.late:
+            total = Reduce(reducer_of(type(update.value)), total, lane)
+        return Let(update.var, total)

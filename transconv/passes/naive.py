@@ -7,15 +7,23 @@
             acc = acc + a * b
         store(c, epilogue(acc))
 
+Where elements of a row are needed again, behind a reduction, there are more such loops (see
+compute/sweeps.py), each of which loads and computes what it needs:
+
+        for every point of the reduced axes:
+            a_2 = load(...)
+            store(c, a_2 / acc)
+
 Without a reduction: loads, values and stores at every point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
-from transconv.compute import Compute, Read, Reduction, Step, Value, Write
+from transconv.compute import Compute, Read, Reduction, Step, Sweep, Value, Write
 from transconv.ir import (
     REDUCERS,
     TRUE,
@@ -44,11 +52,10 @@ Seen = dict[Step, View]  # the views of steps, their coordinates named
 def naive(compute: Compute, name: str) -> Kernel:
     """The loop nest of a computation. A reduction over no elements has no loops: it is the identity."""
     compute = _apart(compute)
-    summed = compute.axes_of("K")
     nest = _Nest(compute)
-    whole = _map(compute, nest) if compute.sum is None else _reduction(compute, compute.sum, nest)
+    whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
     for x in reversed(compute.axes):
-        if x not in summed:
+        if x.name not in compute.reduced:
             whole = For(x.var, x.size, whole, "parallel")
     return Kernel(name, compute.tensors, whole)
 
@@ -84,32 +91,46 @@ def _map(compute: Compute, nest: _Nest) -> Stmt:
     return seq(*nest.lets, *nest.steps(compute.steps, seen))
 
 
-def _reduction(compute: Compute, total: Reduction, nest: _Nest) -> Stmt:
-    """The coordinates that no reduced axis is in, the accumulator, the loops around the terms, and what
-    is behind them."""
-    acc, summed = total.var, compute.axes_of("K")
+def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
+    """The coordinates of the result, the sweeps, each behind what it needs of its row, and what is behind
+    them."""
+    seen: Seen = {}
+    if not any(compute.writes[0] in sweep.steps for sweep in compute.sweeps.each):
+        seen[compute.writes[0]] = nest.named(compute.c)
+    made: list[Stmt] = []
+    for number, sweep in enumerate(compute.sweeps.each):
+        made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest, number)]
+        nest.names = {x.value: x.var for x in nest.lets}
+    return seq(*made, *nest.row(compute.sweeps.behind, seen, "epilogue"))
+
+
+def _elements(compute: Compute, sweep: Sweep, nest: _Nest, number: int) -> list[Stmt]:
+    """One sweep: the coordinates that are the same for a row, accumulators, and the loops around what
+    happens at each element."""
+    summed = compute.axes_of("K")
     k_vars = {x.var for x in summed}
-    before = compute.steps[:compute.steps.index(total)]
-    results: Seen = {compute.writes[0]: nest.named(compute.c)}
-    named, nest.lets = nest.lets, []
+    steps = sweep.steps if not number else nest.renamed(sweep.steps, number + 1)
+    within = nest.within()
     loops: list[Stmt] = []
-    for step in before:
-        seen: Seen = {step: nest.named(step.view)} if isinstance(step, Read) else {}
-        loops += [*(x for x in nest.lets if x not in named), *nest.steps((step,), seen)]
-        nest.lets = []
-    outside = [x for x in loops if isinstance(x, Let) and not isinstance(x.value, Load)
-               and _is_coordinate(x) and not free_vars(x.value) & k_vars]
-    inside = [x for x in loops if x not in outside]
-    body: Stmt = seq(*inside, Update(acc, REDUCERS[total.op].node(acc, total.value)))
+    ends: list[Stmt] = []
+    accs: list[Stmt] = []
+    for step in steps:
+        if isinstance(step, Reduction):
+            reducer = REDUCERS[step.op]
+            accs.append(Alloc(step.var, (), reducer.identity(step.var.type)))
+            ends.append(Update(step.var, reducer.node(step.var, step.value)))
+            continue
+        seen: Seen = {step: within.named(step.view)} if isinstance(step, (Read, Write)) else {}
+        loops += [*within.new(), *within.steps((step,), seen)]
+    outside: list[Let] = [x for x in loops if isinstance(x, Let) and not isinstance(x.value, Load)
+                          and _is_coordinate(x) and not free_vars(x.value) & k_vars]
+    nest.know(outside)
+    body: Stmt = seq(*(x for x in loops if x not in outside), *ends)
     for x in reversed(summed):
         body = For(x.var, x.size, body)
     if any(x.size == 0 for x in summed):
         body = Seq(())
-    nest.names = {x.value: x.var for x in named}
-    behind: Seen = results | {s: nest.named(s.view) for s in compute.after
-                        if isinstance(s, (Read, Write)) and s not in results}
-    return seq(*named, *outside, Alloc(acc, (), REDUCERS[total.op].identity(acc.type)), body,
-               *(x for x in nest.lets if x not in named), *nest.steps(compute.after, behind, "epilogue"))
+    return [*outside, *accs, body]
 
 
 def _is_coordinate(let: Let) -> bool:
@@ -121,11 +142,53 @@ class _Nest:
 
     def __init__(self, compute: Compute) -> None:
         self.taken = {x.name for x in compute.axes}
+        self.values = {s.name for s in compute.steps if not isinstance(s, Write)}
         operands = (compute.factors or compute.reads)[:2 if compute.factors else 1]
         self.origins = {read.name: letter for read, letter in zip(operands, "ab", strict=False)}
         self.lets: list[Let] = []
+        self.told = 0  # how many of them are in the nest already
         self.given: dict[str, Expr] = {}  # what every name stands for
         self.names: dict[Expr, Expr] = {}  # the names of the result, for what is read behind a sum
+
+    def within(self) -> _Nest:
+        """For a sweep: what it names is known in it alone, and the names are not given again."""
+        made = copy(self)
+        made.lets, made.told = list(self.lets), len(self.lets)
+        return made
+
+    def new(self) -> list[Let]:
+        """The names that came since this was asked last."""
+        found, self.told = self.lets[self.told:], len(self.lets)
+        return found
+
+    def know(self, outside: list[Let]) -> None:
+        """Names that a sweep has put in front of its loops."""
+        self.lets += outside
+        self.told = len(self.lets)
+
+    def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+        """Steps that are the same for a whole row, behind the coordinates that they need."""
+        seen |= {s: self.named(s.view) for s in steps if isinstance(s, (Read, Write)) and s not in seen}
+        return [*self.new(), *self.steps(steps, seen, origin)]
+
+    def renamed(self, steps: Sequence[Step], number: int) -> list[Step]:
+        """The steps of a sweep with values of new names: the ones of another sweep are other values."""
+        values: dict[Expr, Expr] = {}
+        made: list[Step] = []
+        for step in steps:
+            if isinstance(step, (Read, Write)):
+                step = replace(step, view=substitute(step.view, values))
+            if not isinstance(step, Read):
+                step = replace(step, value=substitute(step.value, values))
+            if isinstance(step, (Read, Value)):
+                name = f"{step.name}_{number}"
+                while name in self.values | self.taken:
+                    name += "_"
+                self.values.add(name)
+                values[step.var] = Var(name, step.var.type)
+                step = replace(step, name=name)
+            made.append(step)
+        return made
 
     def named(self, view: View) -> View:
         """The view over names; new ones are added to ``lets``."""

@@ -36,6 +36,8 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         view = view_of(compute, letter)
         if view is None:
             return f"pack={letter}, but {compute.name} has no second operand"
+        if compute.again:
+            return f"pack={letter}: elements of a row are needed again, a copy serves one reading"
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
         if reason := why_not_copied(compute, letter, gathered):
             return f"pack={letter}: {reason}"
@@ -148,6 +150,8 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
 def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Relies on sums that ``reduce`` lets through."""
     steps = k_steps(c, compute)
+    if compute.again and c.split_k > 1:
+        return f"split_k={c.split_k}: elements of a row are needed again, by one that has all of them"
     if compute.sum is not None and not compute.adds_zeros and steps % c.split_k:
         return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
                 "what is read beyond the last one would change it")

@@ -1,0 +1,112 @@
+"""How often a computation passes over the axes that it reduces, and what it does each time.
+
+    read  x = X[n, k]                       sweep 0: x, top = max(x; k)
+    let   top = max(x; k)                   sweep 1: x, e, total = sum(e; k)
+    let   e = exp(x - top)                  sweep 2: x, e, store Y[n, k]
+    let   total = sum(e; k)
+    store Y[n, k] = e / total
+
+A reduction is known when its sweep has ended; what depends on it waits for the next one. A step that
+differs from element to element of a row is evaluated again in every sweep that needs it; one that does not
+is evaluated once, before the first sweep that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transconv.compute.steps import Read, Reduction, Step, Write
+from transconv.ir import Var, free_vars
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """``before``: steps of whole rows; ``steps``: those of every element, in their order, with the
+    reductions and the stores that they are for."""
+
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeps:
+    """All sweeps, and the steps of whole rows behind the last one. No sweep: nothing is reduced."""
+
+    each: tuple[Sweep, ...]
+    behind: tuple[Step, ...]
+
+
+def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
+    """The fewest sweeps over the reduced axes that evaluate some steps; reductions are over all."""
+    known = _Levels(steps, reduced)
+    count = 1 + max((known.level[i] for i in known.ends), default=-1)
+    within = [known.needed(i for i in known.ends if known.level[i] == number) for number in range(count)]
+    places = known.places(within)
+    before = [tuple(s for i, s in enumerate(steps) if places.get(i) == number)
+              for number in range(count + 1)]
+    each = [tuple(steps[i] for i in sorted(found)) for found in within]
+    return Sweeps(tuple(Sweep(b, e) for b, e in zip(before, each, strict=False)), before[count])
+
+
+def uses(step: Step) -> frozenset[Var]:
+    """The names that a step mentions: axes and values."""
+    said = [] if isinstance(step, Read) else [step.value]
+    if isinstance(step, (Read, Write)):
+        said += [e for d in step.view.dims for e in (d.coord, d.mask)]
+    return frozenset(v for e in said for v in free_vars(e))
+
+
+class _Levels:
+    """Of each step, by its place: what it uses, after how many sweeps it can be evaluated (``level``), and
+    whether it differs within a row (``inside``). ``ends``: what a sweep is for."""
+
+    def __init__(self, steps: tuple[Step, ...], reduced: Iterable[str]) -> None:
+        axes = {Var(a) for a in reduced}
+        self.steps = steps
+        made: dict[Var, int] = {}
+        self.used: list[list[int]] = []
+        self.level: list[int] = []
+        self.inside: list[bool] = []
+        for i, step in enumerate(steps):
+            mentioned = uses(step)
+            used = sorted(made[v] for v in mentioned if v in made)
+            self.used.append(used)
+            self.level.append(max((self.level[j] + self.reduces(j) for j in used), default=0))
+            self.inside.append(self.reduces(i) or not axes.isdisjoint(mentioned)
+                               or any(self.inside[j] and not self.reduces(j) for j in used))
+            if not isinstance(step, Write):
+                made[step.var] = i
+        self.ends = [i for i, s in enumerate(steps)
+                     if self.inside[i] and isinstance(s, (Reduction, Write))]
+
+    def reduces(self, i: int) -> bool:
+        return isinstance(self.steps[i], Reduction)
+
+    def needed(self, ends: Iterable[int]) -> set[int]:
+        """The steps of every element that some ends need, with them."""
+        found: set[int] = set()
+        left = list(ends)
+        while left:
+            at = left.pop()
+            if at not in found:
+                found.add(at)
+                left += [j for j in self.used[at] if self.inside[j] and not self.reduces(j)]
+        return found
+
+    def places(self, within: list[set[int]]) -> dict[int, int]:
+        """Before which sweep each step of whole rows is evaluated: the first that needs it. Stores are
+        made as soon as they can be; a value that nothing needs has no place."""
+        found: dict[int, int] = {}
+        for number, sweep in reversed(list(enumerate(within))):
+            found |= {j: number for i in sweep for j in self.used[i] if not self.inside[j]}
+        for i in reversed(range(len(self.steps))):
+            if self.inside[i]:
+                continue
+            if isinstance(self.steps[i], Write):
+                found[i] = self.level[i]
+            if i in found:
+                for j in self.used[i]:
+                    if not self.inside[j]:
+                        found[j] = min(found[i], found.get(j, found[i]))
+        return found
