@@ -89,6 +89,11 @@ class Compute:
         return len(ends) > 1
 
     @cached_property
+    def streams(self) -> bool:
+        """Whether it is no product, nor a copy or sum beside one: a map, or a reduction."""
+        return self.factors is None and self.does == "compute" and bool(self.reads)
+
+    @cached_property
     def factors(self) -> tuple[Read, Read] | None:
         """The two reads whose product is summed, if that is all that is reduced."""
         if self.sum is None or self.sum.op != "sum" or self.again:

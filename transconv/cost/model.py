@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from transconv.compute import Compute, touched
-from transconv.cost import issue
+from transconv.cost import issue, maps
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
 from transconv.schedule import Schedule, Scheduled, copies, k_steps, priced, programs, share, tile
@@ -39,6 +39,8 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
               constants: Constants | None = None) -> float:
     if target.backend == "interpreter":
         return _interpreted(schedule, compute)
+    if compute.streams:
+        return maps.microseconds(schedule, compute, target)
     constants = constants or (target.rates.gluon if schedule.via == "gluon" else target.rates.triton)
     if schedule.regs or schedule.late:
         main = _issued(schedule, compute, target, constants)

@@ -75,7 +75,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     words = (schedule.a, schedule.b)
     along = _only_along(schedule, compute, target)
     small = along and "wgmma" in target.features and is_small(schedule, compute)
-    fetched = tuple(_fetch(v, schedule, compute, word, along and not small)
+    fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     kept = 0.0
     if schedule.keep:
@@ -154,7 +154,7 @@ def along_sum(view: View, compute: Compute) -> bool:
     return any(strides[x.name] == 1 for x in compute.axes_of("K") if x.size > 1)
 
 
-def _fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
+def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """What it takes to move a view's tile once."""
     strides = axis_strides(view, compute)
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
@@ -184,7 +184,7 @@ def _row_of(view: View, schedule: Schedule, compute: Compute) -> _Row:
 def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
     warp along the first side of the tile; swapped, these are columns, each in a sector of its own."""
-    stored = _fetch(compute.c, schedule, compute, schedule.c)
+    stored = fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return stored
     if schedule.swap and stored.alone:

@@ -34,6 +34,7 @@ from transconv.schedule import (
 )
 from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
 from transconv.selection.explicit import explicit
+from transconv.selection.maps import maps
 from transconv.selection.sliding import sliding
 from transconv.selection.tiling import (
     extents,
@@ -104,6 +105,9 @@ def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules worth asking about, legal or not; some come twice. Groups of few features also merged."""
     if is_copy(compute):
         yield from copy_tiles(compute, target)
+        return
+    if compute.streams and target.backend != "interpreter":
+        yield from maps(compute, target)
         return
     yield from _products(compute, target)
     for merge in merges(compute):

@@ -1,0 +1,103 @@
+"""Stage 3, proposals for computations without a product: maps, reductions, rows swept several times.
+
+    n.h.w:1024 | fma | stages=1                 a map: lanes along memory
+    h.w:32 c:64 | fma | stages=1                a map that transposes: both sides in runs of memory
+    n:4 k:512 | fma | stages=1                  rows along memory, held if the block covers them
+    c:64 h.w:16 | fma | late=1 stages=1         rows across memory: lanes along what is beside them
+    n.h.w.c:512 | fma | unroll=1                windows: a few elements, written out
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from transconv.compute import Axis, Compute, axis_strides, touched
+from transconv.ir import View
+from transconv.schedule import Block, Schedule, k_steps, programs
+from transconv.target import Target
+
+FEWEST, MOST = 128, 32768  # elements of a tile
+EACH = (2, 64)  # elements of a thread, at least and at most
+WARPS = (1, 2, 4, 8, 16)
+WINDOW = 32  # elements of a row that are written out rather than counted
+BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a say in how lanes lie
+
+
+def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Schedules with lanes along memory."""
+    free = [x for x in compute.axes if x.name not in compute.reduced and x.size > 1]
+    reduced = [x for x in compute.axes if x.name in compute.reduced and x.size > 1]
+    large = _largest(compute)
+    if not reduced:
+        yield from _mapped(free, large, compute)
+        return
+    if prod(x.size for x in reduced) <= WINDOW:
+        for schedule in _mapped(free, [*large, compute.c], compute):
+            yield replace(schedule, unroll=1)
+    rows = _along(free, large[0], compute)
+    row = _along(reduced, large[0], compute)
+    for schedule in _tiled(rows, row, compute):
+        yield schedule
+        if k_steps(schedule, compute) > 1:
+            yield replace(schedule, late=1)
+            if not compute.again:
+                yield from (replace(schedule, late=1, split_k=parts)
+                            for parts in _splits(schedule, compute, target))
+
+
+def _largest(compute: Compute) -> list[View]:
+    """The views of the tensors that most bytes are moved of, the first of them first."""
+    views = list(compute.views())
+    sizes = [touched(v, compute) for v in views]
+    most = max(range(len(views)), key=lambda i: sizes[i])
+    return [views[most], *(v for v, n in zip(views, sizes, strict=True)
+                           if n >= BESIDE * sizes[most] and v is not views[most])]
+
+
+def _along(axes: list[Axis], view: View, compute: Compute) -> tuple[str, ...]:
+    """Axes in the order in which a view lies in memory, its neighbours last."""
+    strides = axis_strides(view, compute)
+    return tuple(x.name for x in sorted(axes, key=lambda x: -abs(strides[x.name]) or float("-inf")))
+
+
+def _mapped(free: list[Axis], large: list[View], compute: Compute) -> Iterator[Schedule]:
+    """One run of lanes; two, where tensors do not have the same neighbours."""
+    orders = dict.fromkeys(_along(free, v, compute) for v in large)
+    inner = list(dict.fromkeys(order[-1] for order in orders if order))
+    for order in orders:
+        sizes = [2**e for e in range(7, 14)]
+        for extent, warps in itertools.product(sizes, (2, 4, 8)):
+            if EACH[0] <= extent / (32 * warps) <= EACH[1]:
+                yield Schedule((Block(order, extent),) if order else (), "fma", warps=warps, stages=1)
+        for other in inner:
+            if order and other != order[-1]:
+                rest = tuple(a for a in order if a != other)
+                for m, n, warps in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8)):
+                    if EACH[0] <= m * n / (32 * warps) <= EACH[1]:
+                        yield Schedule((Block(rest, m), Block((other,), n)), "fma", warps=warps, stages=1)
+
+
+def _tiled(rows: tuple[str, ...], row: tuple[str, ...], compute: Compute) -> Iterator[Schedule]:
+    """Tiles of rows and their elements."""
+    count, length = (prod(compute.size(a) for a in axes) for axes in (rows, row))
+    for m, k in itertools.product([2**e for e in range(11)], [2**e for e in range(16)]):
+        if m >= 2 * count or k >= 2 * length or not FEWEST <= m * k <= MOST:
+            continue
+        blocks = tuple(Block(axes, n) for axes, n in ((rows, m), (row, k)) if n > 1)
+        for warps in WARPS:
+            if EACH[0] <= m * k / (32 * warps) <= EACH[1]:
+                yield Schedule(blocks, "fma", warps=warps, stages=1)
+
+
+def _splits(schedule: Schedule, compute: Compute, target: Target) -> Iterator[int]:
+    """Parts of the row, where whole ones leave multiprocessors idle."""
+    steps, tiles = k_steps(schedule, compute), programs(schedule, compute)
+    for waves in (1, 2, 4, 8):
+        parts = min(steps, waves * target.sms // tiles)
+        while parts > 1 and steps % parts:
+            parts -= 1
+        if parts > 1:
+            yield parts
