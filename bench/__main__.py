@@ -22,6 +22,7 @@ DROP_IN = {"ablation": "switch every pass and every word of the schedule, and te
            "trials": "how good the first trials of the ranking are, and what compiling takes",
            "networks": "train and time whole models, before and after conversion",
            "overhead": "what one warm call costs the host, beside the framework",
+           "maps": "time maps, reductions and norms beside torch",
            "computations": "check the computations of bench/computes, and time them beside torch",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 

@@ -27,6 +27,7 @@ CACHE = 2.5  # how many times as fast the second cache is as memory
 SPREAD_NS, MEET_NS = 60.0, 400.0  # to add up the lanes of a warp, and those of several
 FULL = 0.92  # of the bandwidth that copies reach
 TURN_NS = 900.0  # from one program's end to the first load of the next in its place
+SMALL = 1 / 16  # of the second cache, and of the largest tensor: what all programs read stays there
 FEW_US = 2.2  # of a launch that computes nothing
 
 
@@ -46,7 +47,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     chip, threads = target.rates.issue, schedule.warps * target.warp_size
     steps = ceil(k_steps(schedule, compute) / schedule.split_k)
     tiles = programs(schedule, compute)
-    found = _sweeps(schedule, compute, steps == 1)
+    found = _sweeps(schedule, compute, steps == 1, target)
     elements = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
     registers = OVERHEAD + elements * _live(compute)
     spilled = max(1.0, registers / chip.most_registers) ** 2
@@ -70,8 +71,11 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     return us
 
 
-def _sweeps(schedule: Schedule, compute: Compute, held: bool) -> list[_Swept]:
+def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) -> list[_Swept]:
     """The sweeps of a program. A map is one, and what is stored for a whole row is of the last one."""
+    small = {v for v in compute.views() if touched(v, compute) < SMALL * target.l2_bytes}
+    largest = max(touched(v, compute) for v in compute.views())
+    small = {v for v in small if touched(v, compute) < SMALL * largest}
     each = [(s.before, s.steps) for s in compute.sweeps.each]
     steps = [inner for _, inner in each] or [()]
     steps[-1] = (*steps[-1], *(compute.sweeps.behind if not each else ()))
@@ -83,6 +87,8 @@ def _sweeps(schedule: Schedule, compute: Compute, held: bool) -> list[_Swept]:
         again = [] if held else [v for v in reads if v in seen]
         seen |= {*reads}
         writes = [s.view for s in inner if isinstance(s, Write)]
+        shared = [v for v in new if v in small]
+        new, again = [v for v in new if v not in small], [*again, *shared]
         ends = sum(isinstance(s, Reduction) for s in inner)
         moved = [fetch(v, schedule, compute, "gather") for v in (*new, *again, *writes)]
         lanes = prod(tile(schedule, compute, kind) for kind in "BMNK") / (schedule.warps * 32)
