@@ -36,9 +36,9 @@ def _with(tensors: str, text: str) -> str:
 
 def _activations() -> list[MapCase]:
     found = []
-    for name, sizes, order in (("resnet", (64, 256, 56, 56), "nhwc"), ("vae", (1, 256, 1024, 1024), "nhwc")):
+    for name, sizes in (("resnet", (64, 256, 56, 56)), ("vae", (1, 256, 1024, 1024))):
         n, c, h, w = sizes
-        shape = f"[n={n}, c={c}, h={h}, w={w}] {order}"
+        shape = f"[n={n}, c={c}, h={h}, w={w}] nhwc"
         axes = f"n={n} c={c} h={h} w={w}"
         found.append(MapCase(f"silu {name}", _with(
             f"X bf16 {shape}; Y bf16 {shape}",
@@ -65,13 +65,14 @@ def _copies() -> list[MapCase]:
             lambda t: t["X"].t().contiguous()),
         MapCase("to channels last", _with(
             "X bf16 [n=64, c=256, h=56, w=56]; Y bf16 [n=64, c=256, h=56, w=56] nhwc",
-            _text("to_last", "n=64 c=256 h=56 w=56", "read   x = X[n, c, h, w]", "store  Y[n, c, h, w] = x")),
+            _text("to_last", "n=64 c=256 h=56 w=56", "read   x = X[n, c, h, w]",
+                  "store  Y[n, c, h, w] = x")),
             lambda t: t["X"].contiguous(memory_format=torch.channels_last))]
 
 
 def _sums() -> list[MapCase]:
     found = []
-    whole: dict[str, tuple[str, int]] = {"first": ("Y[m, n]", 0), "middle": ("Y[b, n]", 1), "last": ("Y[b, m]", 2)}
+    whole = {"first": ("Y[m, n]", 0), "middle": ("Y[b, n]", 1), "last": ("Y[b, m]", 2)}
     for place, (stored, dim) in whole.items():
         name = "bmn"[dim]
         sizes = {"b": 64, "m": 1024, "n": 2048}
@@ -79,7 +80,8 @@ def _sums() -> list[MapCase]:
         found.append(MapCase(f"sum {place}", _with(
             "X bf16 [b=64, m=1024, n=2048]",
             _text("total", f"{free} | {name}={sizes[name]}", "read   x = X[b, m, n]",
-                  f"store  {stored} = sum(x; {name})")), lambda t, d=dim: t["X"].sum(d, dtype=torch.float32)))
+                  f"store  {stored} = sum(x; {name})")),
+            lambda t, d=dim: t["X"].sum(d, dtype=torch.float32)))
     found.append(MapCase("sum columns", _with(
         "X bf16 [m=65536, n=4096]",
         _text("columns", "n=4096 | m=65536", "read   x = X[m, n]", "store  Y[n] = sum(x; m)")),
@@ -126,7 +128,8 @@ def _norms() -> list[MapCase]:
             f"X bf16 {shape}; G bf16 [k={length}]; B bf16 [k={length}]; Y bf16 {shape}",
             _text("layer_norm", f"n={rows} | k={length}", "read   x = X[n, k]", "read   g = G[k]",
                   "read   b = B[k]", f"let    mean = sum(x; k) / {length}", "let    d = x - mean",
-                  f"let    r = rsqrt(sum(d*d; k) / {length} + 0.00001)", "store  Y[n, k] = d * r * g + b")),
+                  f"let    r = rsqrt(sum(d*d; k) / {length} + 0.00001)",
+                  "store  Y[n, k] = d * r * g + b")),
             lambda t: F.layer_norm(t["X"], t["G"].shape, t["G"], t["B"], 1e-5)))
     return found
 

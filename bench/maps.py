@@ -1,5 +1,5 @@
-"""Maps, reductions and norms (map_cases.py) beside torch, eager and compiled, and the rate of a copy: a row
-each in ``maps.csv``. With ``--tries`` other schedules as well, a row each in ``map_trials.csv``."""
+"""Maps, reductions and norms (map_cases.py) beside torch, eager and compiled, and the rate of a copy: a
+row each in ``maps.csv``. With ``--tries`` other schedules as well, a row each in ``map_trials.csv``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
-    parser.add_argument("--time-budget", type=float, default=500, help="seconds after which no case begins")
+    parser.add_argument("--time-budget", type=float, default=500,
+                        help="seconds after which no case begins")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -52,8 +53,8 @@ def main(options: argparse.Namespace) -> int:
         lines.writeheader()
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-            pool.starmap(warm, [(c.text, str(s)) for c in chosen for s in tried(parse(c.text), options.tries)],
-                         chunksize=1)
+            schedules = [(c.text, str(s)) for c in chosen for s in tried(parse(c.text), options.tries)]
+            pool.starmap(warm, schedules, chunksize=1)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
             if time.monotonic() - began > options.time_budget:
@@ -127,9 +128,9 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
     limit = moved / rate / 1e3
     made |= {side: f"{t.us:.4g}" for side, t in found.items()}
     made |= {"limit_us": f"{limit:.4g}", "of_limit": f"{limit / found['us'].us:.3f}",
-             "spread": f"{found['us'].spread:.3f}", "error": f"{error_of(compute, plans[first], case):.2e}",
-             "schedule": first, "estimate_us": f"{estimate(plans[first].schedule, compute, target):.4g}",
-             **versions()}
+             "spread": f"{found['us'].spread:.3f}",
+             "error": f"{error_of(compute, plans[first], case):.2e}", "schedule": first,
+             "estimate_us": f"{estimate(plans[first].schedule, compute, target):.4g}", **versions()}
     for name, plan in list(plans.items()) if options.tries else []:
         us = clock.one(call_of(name), moved).us
         log({"case": case.name, "schedule": name, "us": f"{us:.4g}",

@@ -2,12 +2,13 @@
 
 Such a kernel takes as long as memory moves its bytes, if enough of them are on their way at once:
 
-    program alone  = fill + sweeps * steps * (latency + instructions) + exchanges between lanes
-    multiprocessor = max(programs * bytes / rate, programs * instructions, programs / together * alone)
+    program alone  = start + sweeps * steps * (latency + bytes + instructions) + exchanges between threads
+    multiprocessor = max(programs * bytes, programs * instructions, programs / together * alone)
     kernel         = launch + max(multiprocessor, bytes of all tensors / bandwidth)
 
-Elements that stay in registers are loaded by the first sweep alone. What later sweeps load again comes
-from the second cache, where all rows that are under way fit it.
+A row that stays in registers is loaded once, and all its loads are under way together. What is loaded
+again comes from the second cache where all rows that are under way fit it. The constants are round figures
+fitted to trials on an H200 (``python -m bench maps --tries``): they are for the order of schedules.
 """
 
 from __future__ import annotations
@@ -15,30 +16,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from transconv.compute import Compute, Read, Reduction, Step, Write, touched
+from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.work import fetch
-from transconv.ir import Call, Expr, Node, View, find
-from transconv.schedule import Schedule, k_steps, programs, tile
+from transconv.ir import Call, Expr, View, find
+from transconv.schedule import Block, Schedule, k_steps, programs, tile
 from transconv.target import Target
 
-OVERHEAD = 24  # registers of a thread for addresses and masks
-HEAVY = 8  # instructions of exp and the like
+OVERHEAD = 32  # registers of a thread for addresses and masks
+HEAVY = 10  # instructions of exp and the like
+STALL = 3.0  # clocks between two instructions of a warp
+ISSUED = 1.2  # of the counted instructions, which are generous, in a clock of a scheduler
 CACHE = 2.5  # how many times as fast the second cache is as memory
-SPREAD_NS, MEET_NS = 60.0, 400.0  # to add up the lanes of a warp, and those of several
-FULL = 0.92  # of the bandwidth that copies reach
-TURN_NS = 900.0  # from one program's end to the first load of the next in its place
+ROOM = 0.6  # of the second cache that holds what is read again
 SMALL = 1 / 16  # of the second cache, and of the largest tensor: what all programs read stays there
+SPREAD_NS, MEET_NS = 120.0, 90.0  # to combine what the threads of a warp hold, and those of several warps
+FULL = 0.88  # of the bandwidth that copies reach
+SHORT, LINE = 0.07, 128  # more for runs of half a cache line than for those of a whole one; its bytes
+EDGE_GBS = 120.0  # bytes a nanosecond that reach one multiprocessor
+LATENCY_NS = 430.0  # from a load to its value
+START_NS, NEXT_NS = 170.0, 81.0  # a program's start, and the least between two starts
 FEW_US = 2.2  # of a launch that computes nothing
 
 
 @dataclass(frozen=True, slots=True)
 class _Swept:
-    """What a program does in one sweep: bytes and instructions of a step, loads under way, exchanges."""
+    """What a program does in a step of one sweep: bytes that it reads and writes first, those that it has
+    read before, instructions of a thread, and how many reductions it ends with."""
 
     bytes: float
     again: float
     instructions: float
-    loads: bool
+    reads: bool
     exchanges: int
 
 
@@ -46,79 +54,99 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     """What the kernel takes, with the one that adds parts of sums up, if there is one."""
     chip, threads = target.rates.issue, schedule.warps * target.warp_size
     steps = ceil(k_steps(schedule, compute) / schedule.split_k)
-    tiles = programs(schedule, compute)
     found = _sweeps(schedule, compute, steps == 1, target)
     elements = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
     registers = OVERHEAD + elements * _live(compute)
     spilled = max(1.0, registers / chip.most_registers) ** 2
     together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
-    rate = target.bandwidth_gbs * FULL / target.sms
-    issued = sum(s.instructions for s in found) * steps * threads / target.warp_size / chip.schedulers
-    issued *= spilled / chip.clock / chip.share
-    waits = sum(steps * chip.latency_ns * s.loads for s in found)
-    across = tile(schedule, compute, "K") > target.warp_size * elements
-    meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps)
-    alone = TURN_NS + waits + issued * chip.stall + meets * (MEET_NS if across else SPREAD_NS)
+    tiles = programs(schedule, compute)
+    rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(tiles, target.sms))
+    thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
+    moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
+    waits = sum(s.reads for s in found) * steps if steps > 1 else 1
+    exchange = _exchange(schedule, compute)
+    meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
+    alone = (START_NS + waits * LATENCY_NS + moved / EDGE_GBS + meets
+             + thread * max(STALL, schedule.warps / chip.schedulers))
     each = ceil(tiles / target.sms)
-    moved = sum(s.bytes + _cached(s.again, steps, together, target) for s in found) * steps
-    busy = max(each * moved / rate, each * issued, ceil(each / together) * alone)
+    issued = thread * schedule.warps / chip.schedulers / ISSUED
+    issued += meets if exchange == MEET_NS else 0.0
+    busy = max(each * max(moved / rate, issued, NEXT_NS), ceil(each / together) * alone)
+    bandwidth = target.bandwidth_gbs * FULL * 1e3
     everything = sum(touched(v, compute) for v in dict.fromkeys(compute.views()))
-    us = FEW_US + max(busy / 1e3, everything / (target.bandwidth_gbs * FULL * 1e3))
+    us = FEW_US + max(busy / 1e3, everything / bandwidth)
     if schedule.split_k > 1:
-        parts = 2 * compute.acc.bytes * schedule.split_k * touched(compute.c, compute) / (
-            compute.c.tensor.dtype.bytes)
-        us += FEW_US + parts / (target.bandwidth_gbs * FULL * 1e3)
+        parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
+        us += FEW_US + 2 * parts * touched(compute.c, compute) / bandwidth
     return us
 
 
 def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) -> list[_Swept]:
-    """The sweeps of a program. A map is one, and what is stored for a whole row is of the last one."""
-    small = {v for v in compute.views() if touched(v, compute) < SMALL * target.l2_bytes}
-    largest = max(touched(v, compute) for v in compute.views())
-    small = {v for v in small if touched(v, compute) < SMALL * largest}
-    each = [(s.before, s.steps) for s in compute.sweeps.each]
-    steps = [inner for _, inner in each] or [()]
-    steps[-1] = (*steps[-1], *(compute.sweeps.behind if not each else ()))
+    """The sweeps of a program. A map is one."""
+    sizes = {v: touched(v, compute) for v in compute.views()}
+    largest = max(sizes.values())
+    small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
+    steps = [s.steps for s in compute.sweeps.each] or [compute.sweeps.behind]
+    threads = schedule.warps * target.warp_size
+    lanes = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
     seen: set[View] = set()
     found = []
     for inner in steps:
-        reads = [s.view for s in inner if isinstance(s, Read)]
-        new = [v for v in reads if v not in seen]
-        again = [] if held else [v for v in reads if v in seen]
+        reads = [s.view for s in inner if isinstance(s, Read) and not (held and s.view in seen)]
+        first = [v for v in reads if v not in seen | small]
+        again = [v for v in reads if v in seen | small]
         seen |= {*reads}
-        writes = [s.view for s in inner if isinstance(s, Write)]
-        shared = [v for v in new if v in small]
-        new, again = [v for v in new if v not in small], [*again, *shared]
-        ends = sum(isinstance(s, Reduction) for s in inner)
-        moved = [fetch(v, schedule, compute, "gather") for v in (*new, *again, *writes)]
-        lanes = prod(tile(schedule, compute, kind) for kind in "BMNK") / (schedule.warps * 32)
-        found.append(_Swept(
-            sum(f.bytes for f in (moved[:len(new)] + moved[len(new) + len(again):])),
-            sum(f.bytes for f in moved[len(new):len(new) + len(again)]),
-            lanes * sum(_instructions(s) for s in inner)
-            + 6 * sum(f.accesses for f in moved) / (schedule.warps * 32),
-            bool(new or again), ends))
+        stored = [s.view for s in inner if isinstance(s, Write)]
+        bytes_of = {v: _bytes(v, schedule, compute) for v in (*reads, *stored)}
+        accesses = sum(fetch(v, schedule, compute, "gather").accesses for v in (*reads, *stored)) / threads
+        found.append(_Swept(sum(bytes_of[v] for v in (*first, *stored)), sum(bytes_of[v] for v in again),
+                            lanes * sum(map(_instructions, inner)) + 6 * accesses, bool(reads),
+                            sum(isinstance(s, Reduction) for s in inner)))
     return found
+
+
+def _bytes(view: View, schedule: Schedule, compute: Compute) -> float:
+    """Of a view's tile, as many as take the time of its runs."""
+    moved = fetch(view, schedule, compute, "gather")
+    return moved.bytes * (1 + SHORT * max(0.0, LINE / moved.row - 1))
 
 
 def _cached(again: float, steps: int, together: int, target: Target) -> float:
     """Bytes that are loaded again, in bytes of memory that take as long."""
-    return again / CACHE if again * steps * together * target.sms < target.l2_bytes else again
+    return again / CACHE if again * steps * together * target.sms < ROOM * target.l2_bytes else again
+
+
+def _exchange(schedule: Schedule, compute: Compute) -> float:
+    """What it takes to combine the parts of a reduction that threads hold. They lie along the innermost
+    block first, each with 16 bytes of it, as Triton deals them out."""
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
+    threads = schedule.warps * 32
+
+    def gap(b: Block) -> int:
+        return abs(strides[b.axes[-1]]) or 1 << 40
+
+    inner = min(schedule.blocks, key=gap, default=None)
+    if inner is None:
+        return 0.0
+    along = min(threads, max(1, inner.extent * size // 16))
+    if compute.kind(inner.axes[0]) == "K":
+        return SPREAD_NS if along <= 32 else MEET_NS
+    beside = min(threads // along, tile(schedule, compute, "K"))
+    if beside <= 1:
+        return 0.0
+    return SPREAD_NS if along * beside <= 32 else MEET_NS
 
 
 def _instructions(step: Step) -> float:
     """Of one element."""
     if isinstance(step, Read):
         return 1.0
-    return sum(HEAVY if isinstance(e, Call) else 1.0 for e in _inner(step.value))
-
-
-def _inner(e: Expr) -> list[Node]:
-    return [x for x in find(e, Expr) if x.children()]
+    return sum(HEAVY if isinstance(e, Call) else 1.0 for e in find(step.value, Expr) if e.children())
 
 
 def _live(compute: Compute) -> float:
     """Registers of an element: what is read of it, and one for what is computed."""
     reads = [s for sweep in compute.sweeps.each for s in sweep.steps if isinstance(s, Read)]
-    names = {r.name: r for r in (reads or compute.reads)}
-    return sum(max(0.5, r.view.tensor.dtype.bytes / 4) for r in names.values()) + compute.acc.bytes / 4
+    views = dict.fromkeys(r.view for r in (reads or compute.reads))
+    return sum(max(0.5, v.tensor.dtype.bytes / 4) for v in views) + compute.acc.bytes / 4
