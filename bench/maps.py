@@ -15,9 +15,9 @@ import torch
 
 from bench.environment import versions
 from bench.map_cases import MapCase, Tensors, cases
-from transconv.compute import Compute, parse, touched
+from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
-from transconv.runtime import build_compute
+from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target import detect
@@ -53,8 +53,8 @@ def main(options: argparse.Namespace) -> int:
         lines.writeheader()
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-            schedules = [(c.text, str(s)) for c in chosen for s in tried(parse(c.text), options.tries)]
-            pool.starmap(warm, schedules, chunksize=1)
+            pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in kernels(parse(c.text))
+                                for s in tried(k, options.tries)], chunksize=1)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
             if time.monotonic() - began > options.time_budget:
@@ -103,16 +103,8 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
         log: Callable[[dict[str, object]], object]) -> dict[str, object]:
     """One case: its first schedule, torch, torch.compile, in turn; then the other schedules."""
     compute, target = parse(case.text), detect()
-    moved = sum(touched(v, compute) for v in dict.fromkeys(compute.views()))
-    plans = {str(s): build_compute(compute, target, s) for s in tried(compute, options.tries)}
-    first = next(iter(plans))
-    made: dict[str, object] = {"case": case.name}
-
-    def call_of(name: str) -> Callable[[int], Callable[[], object]]:
-        def make(index: int) -> Callable[[], object]:
-            tensors = tensors_of(compute)
-            return lambda: plans[name].run(dict(tensors))
-        return make
+    moved = moves(compute)
+    plan = build_compute(compute, target)
 
     def instead(function: Callable[[Tensors], object]) -> Callable[[int], Callable[[], object]]:
         def make(index: int) -> Callable[[], object]:
@@ -120,23 +112,39 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
             return lambda: function(tensors)
         return make
 
-    sides = {"us": call_of(first), "torch_us": instead(case.instead)}
+    sides = {"us": calls_of(plan, compute), "torch_us": instead(case.instead)}
     if not options.no_inductor:
         torch._dynamo.reset()
         sides["inductor_us"] = instead(torch.compile(case.instead, mode="max-autotune-no-cudagraphs"))
     found = clock.compare(sides, moved)
     limit = moved / rate / 1e3
+    made: dict[str, object] = {"case": case.name}
     made |= {side: f"{t.us:.4g}" for side, t in found.items()}
     made |= {"limit_us": f"{limit:.4g}", "of_limit": f"{limit / found['us'].us:.3f}",
-             "spread": f"{found['us'].spread:.3f}",
-             "error": f"{error_of(compute, plans[first], case):.2e}", "schedule": first,
-             "estimate_us": f"{estimate(plans[first].schedule, compute, target):.4g}", **versions()}
-    for name, plan in list(plans.items()) if options.tries else []:
-        us = clock.one(call_of(name), moved).us
-        log({"case": case.name, "schedule": name, "us": f"{us:.4g}",
-             "estimate_us": f"{estimate(plan.schedule, compute, target):.4g}",
-             "device": made["device"], "commit": made["commit"]})
+             "spread": f"{found['us'].spread:.3f}", "error": f"{error_of(compute, plan, case):.2e}",
+             "schedule": " ;; ".join(str(s.schedule) for s in plan.steps),
+             "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in plan.steps):.4g}",
+             **versions()}
+    for kernel in kernels(compute) if options.tries else ():
+        for schedule in tried(kernel, options.tries):
+            us = clock.one(calls_of(build_compute(kernel, target, schedule), kernel), moves(kernel)).us
+            log({"case": f"{case.name}: {kernel.name}", "schedule": schedule, "us": f"{us:.4g}",
+                 "estimate_us": f"{estimate(schedule, kernel, target):.4g}",
+                 "device": made["device"], "commit": made["commit"]})
     return made
+
+
+def moves(compute: Compute) -> int:
+    """Bytes of the tensors of a computation, each once."""
+    return sum(touched(v, compute) for v in dict.fromkeys(compute.views()))
+
+
+def calls_of(plan: Plan, compute: Compute) -> Callable[[int], Callable[[], object]]:
+    """The plan on a new set of tensors for each index."""
+    def make(index: int) -> Callable[[], object]:
+        tensors = tensors_of(compute)
+        return lambda: plan.run(dict(tensors))
+    return make
 
 
 def tensors_of(compute: Compute) -> Tensors:
@@ -144,7 +152,7 @@ def tensors_of(compute: Compute) -> Tensors:
     return {t.name: random_tensor(t.shape, t.layout, "cuda") for t in compute.tensors}
 
 
-def error_of(compute: Compute, plan: Any, case: MapCase) -> float:
+def error_of(compute: Compute, plan: Plan, case: MapCase) -> float:
     """The 2-norm of the difference from torch's result, as a share of its norm."""
     tensors = tensors_of(compute)
     plan.launch(**tensors)

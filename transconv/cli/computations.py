@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from transconv.compute import Alone, Compute, describe, parse
+from transconv.compute import Compute, describe, kernels, parse
 from transconv.errors import ScheduleError
 from transconv.ir import readable
 from transconv.passes import lower, stages
-from transconv.runtime import Plan, build_compute, kernel_name
+from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target, detect
 
@@ -35,16 +35,18 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     target = Target.parse(words.target) if words.target not in ("", None, "auto") else detect()
     schedule = Schedule.parse(words.schedule) if words.schedule else None
     made = build_compute(compute, target, schedule)
-    chosen = made.schedule
     shown = words.stage
     print(compute if shown in (None, "problem", "all") else f"compute {compute.name}")
     if shown in (None, "compute", "all"):
-        print(f"\n{describe(compute)}")
+        for part in kernels(compute):
+            print(f"\n{describe(part)}")
     if shown in (None, "schedule", "all"):
-        print(f"\nschedule   {chosen}\nchosen     {made.why}")
-    if shown in (*stages(), "all") and shown not in ("problem", "compute", "schedule"):
-        name = kernel_name(Alone(compute), compute, chosen, target)
-        for stage, kernel in lower(compute, chosen, target, name, compute.math):
+        print("")
+        for step in made.steps:
+            print(f"schedule   {step.schedule}")
+        print(f"chosen     {made.why}")
+    for step in made.steps if shown in (*stages(), "all") else ():
+        for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):
             if shown in (stage, "all"):
                 print(f"\n{f'---- {stage} ':-<100}\n{readable(kernel)}")
     if shown in (None, "emit", "all"):

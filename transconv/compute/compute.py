@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from transconv.compute.steps import Axis, Read, Reduction, Step, Write
 from transconv.compute.sweeps import Sweeps, sweeps
 from transconv.ir import Cast, DType, Mul, Tensor, Var, View, ViewDim, f32, free_vars
+from transconv.simplify import Facts, simplify
 
 
 @dataclass(frozen=True, eq=True)
@@ -238,6 +239,7 @@ class Compute:
         return write(self)
 
 
+@lru_cache(maxsize=1024)
 def why_not_lowered(compute: Compute) -> str | None:
     """None if one kernel computes it, else the reason."""
     for step in compute.steps:
@@ -250,7 +252,7 @@ def why_not_lowered(compute: Compute) -> str | None:
         for write in compute.writes:
             if x.name in compute.reduced and write not in inside:
                 continue
-            if x.var not in {v for d in write.view.dims for v in free_vars(d.coord)}:
+            if x.var not in {v for d in write.view.dims for v in free_vars(simplify(d.coord, Facts()))}:
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
                 return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
                         f"expected {x.name} in its coordinates")

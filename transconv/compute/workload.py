@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transconv.compute.compute import Compute, why_not_lowered
+from transconv.compute.kernels import kernels
 from transconv.errors import ScheduleError
 from transconv.ir import Tensor
 
@@ -144,7 +145,7 @@ class Alone(Workload):
 
     @property
     def computations(self) -> tuple[Compute, ...]:
-        return (self.compute,)
+        return kernels(self.compute)
 
     @property
     def math(self) -> str:
@@ -159,8 +160,9 @@ class Alone(Workload):
         return self.compute.c.tensor.name
 
     def refuse(self) -> None:
-        if reason := why_not_lowered(self.compute):
-            raise ScheduleError(f"{self.compute.name}: {reason}")
+        for compute in self.computations:
+            if reason := why_not_lowered(compute):
+                raise ScheduleError(f"{compute.name}: {reason}")
 
     @property
     def shape_text(self) -> str:

@@ -97,7 +97,8 @@ def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) ->
         again = [v for v in reads if v in seen | small]
         seen |= {*reads}
         stored = [s.view for s in inner if isinstance(s, Write)]
-        bytes_of = {v: _bytes(v, schedule, compute) for v in (*reads, *stored)}
+        bytes_of = {v: min(_bytes(v, schedule, compute), sizes[v] if v in small else 1 << 60)
+                    for v in (*reads, *stored)}
         accesses = sum(fetch(v, schedule, compute, "gather").accesses for v in (*reads, *stored)) / threads
         found.append(_Swept(sum(bytes_of[v] for v in (*first, *stored)), sum(bytes_of[v] for v in again),
                             lanes * sum(map(_instructions, inner)) + 6 * accesses, bool(reads),

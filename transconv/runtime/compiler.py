@@ -119,6 +119,7 @@ class _Shelf:
                 steps.append(made)
             whole = Scheduled(compute, chosen)
             spaces |= {t.name: t for t in whole.workspaces}
+            spaces |= {t.name: t for t in self.between(compute)}
             if meeting := blockwise.meeting(chosen, whole.main):
                 parts = blockwise.workspace(whole.main, meeting)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
@@ -126,6 +127,12 @@ class _Shelf:
             elif chosen.split_k > 1:  # before anything is stored: not every phase has to add in place
                 steps[0].zero = compute.c.tensor
         return steps, spaces
+
+    def between(self, compute: Compute) -> list[Tensor]:
+        """What a computation stores for those behind it."""
+        if compute not in self.workload.computations:
+            return []
+        return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 
     def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
         """The stride phases of one result as one launch, where their kernels are explicit and the

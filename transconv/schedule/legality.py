@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
 
-from transconv.compute import Compute
+from transconv.compute import Compute, why_not_lowered
 from transconv.schedule.counts import lanes, shared_bytes, tile, turned_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -22,7 +22,7 @@ from transconv.target import Target
 
 def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
     """None if the schedule is legal for the computation on the target, else the reason in a sentence."""
-    if reason := why_not_said(schedule):
+    if reason := why_not_said(schedule) or why_not_lowered(compute):
         return reason
     merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
     if merge is not None and (reason := merge(schedule, compute, target)):

@@ -1,7 +1,8 @@
 """Stage 3, proposals for computations without a product: maps, reductions, rows swept several times.
 
     n.h.w:1024 | fma | stages=1                 a map: lanes along memory
-    h.w:32 c:64 | fma | stages=1                a map that transposes: both sides in runs of memory
+    h.w:32 c:64 | fma | stages=1                a map that transposes: both sides in runs of memory;
+                                                or a tensor that is the same for all of h.w
     n:4 k:512 | fma | stages=1                  rows along memory, held if the block covers them
     c:64 h.w:16 | fma | late=1 stages=1         rows across memory: lanes along what is beside them
     n.h.w.c:512 | fma | unroll=1                windows: a few elements, written out
@@ -21,6 +22,7 @@ from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
 EACH = (2, 64)  # elements of a thread, at least and at most
+ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along what a tensor has, others beside it
 WARPS = (1, 2, 4, 8, 16)
 WINDOW = 32  # elements of a row that are written out rather than counted
 BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a say in how lanes lie
@@ -72,12 +74,28 @@ def _mapped(free: list[Axis], large: list[View], compute: Compute) -> Iterator[S
         for extent, warps in itertools.product(sizes, (2, 4, 8)):
             if EACH[0] <= extent / (32 * warps) <= EACH[1]:
                 yield Schedule((Block(order, extent),) if order else (), "fma", warps=warps, stages=1)
+        for at in _shared(order, compute):
+            wide = [n for n in ACROSS if n < 2 * prod(map(compute.size, order[at:]))]
+            for m, n, warps in itertools.product((1, 2, 4, 8, 16, 32), wide, (4, 8)):
+                if EACH[0] <= m * n / (32 * warps) <= EACH[1]:
+                    tile = (Block(order[:at], m), Block(order[at:], n))
+                    yield Schedule(tuple(b for b in tile if b.extent > 1), "fma", warps=warps, stages=1)
         for other in inner:
             if order and other != order[-1]:
                 rest = tuple(a for a in order if a != other)
                 for m, n, warps in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8)):
                     if EACH[0] <= m * n / (32 * warps) <= EACH[1]:
                         yield Schedule((Block(rest, m), Block((other,), n)), "fma", warps=warps, stages=1)
+
+
+def _shared(order: tuple[str, ...], compute: Compute) -> list[int]:
+    """Where to part an order: behind it are all axes that some tensor has."""
+    found = set()
+    for view in compute.views():
+        strides = axis_strides(view, compute)
+        first = next((i for i, a in enumerate(order) if strides[a]), 0)
+        found |= {first} - {0}
+    return sorted(found)
 
 
 def _tiled(rows: tuple[str, ...], row: tuple[str, ...], compute: Compute) -> Iterator[Schedule]:

@@ -1,0 +1,118 @@
+"""The computations of single kernels that a computation is made of.
+
+    read  x = X[n, k]                       kernel 1: total_1[n] = sum(x; k)
+    let   s = sum(x; k)                     kernel 2: Y[0] = max(read total_1; n)
+    store Y[0*n] = max(s; n)
+
+One kernel reduces over one set of axes. What a later one needs of an earlier one's reductions is stored
+in a tensor between them; what it needs of reads and values it evaluates again. A kernel takes as many
+reductions and stores as it can: those over the same rows, as soon as all that they need is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from transconv.compute.compute import Compute
+from transconv.compute.roles import with_roles
+from transconv.compute.steps import Read, Reduction, Step, Write
+from transconv.compute.sweeps import uses
+from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim
+
+Axes = frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def kernels(compute: Compute) -> tuple[Compute, ...]:
+    """The kernels in the order in which they run; the computation itself where one is enough."""
+    cut = _Cut(compute)
+    found: list[list[Step]] = []
+    while left := cut.left():
+        found.append(cut.kernel(left))
+    if len(found) <= 1:
+        return (compute,)
+    return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
+
+
+class _Cut:
+    """What is known of every step, and which reductions and stores are done."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute, self.steps = compute, compute.steps
+        self.sizes = compute.sizes
+        self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
+        self.axes: dict[Step, Axes] = {}  # what a step's value differs along
+        self.needs: dict[Step, set[Step]] = {}  # the last reductions on the way to it
+        for step in self.steps:
+            mentioned = uses(step)
+            before = [self.made[v] for v in mentioned if v in self.made]
+            own = {v.name for v in mentioned if v.name in self.sizes and v not in self.made}
+            along = frozenset(own).union(*(self.axes[s] for s in before))
+            self.axes[step] = along - {*step.axes} if isinstance(step, Reduction) else along
+            self.needs[step] = {r for s in before
+                                for r in ({s} if isinstance(s, Reduction) else self.needs[s])}
+        self.done: set[Step] = set()
+
+    def left(self) -> list[Step]:
+        """The reductions and stores that are not done, those that could be next first."""
+        ends = [s for s in self.steps if isinstance(s, (Reduction, Write)) and s not in self.done]
+        return sorted(ends, key=lambda s: (not self.needs[s] <= self.done, isinstance(s, Write)))
+
+    def kernel(self, left: list[Step]) -> list[Step]:
+        """The reductions and stores of the next kernel."""
+        first = left[0]
+        reduced = frozenset(first.axes) if isinstance(first, Reduction) else frozenset()
+        rows = self.axes[first]
+        taken: list[Step] = []
+        for step in (s for s in self.steps if s in left):
+            if self.needs[step] <= self.done | {*taken} and self.fits(step, rows, reduced):
+                taken.append(step)
+        self.done |= {*taken}
+        return taken
+
+    def fits(self, step: Step, rows: Axes, reduced: Axes) -> bool:
+        """Whether a kernel over these rows, and what is reduced of each, can do it."""
+        if isinstance(step, Reduction):
+            return frozenset(step.axes) == reduced and self.axes[step] == rows
+        return self.axes[step] in (rows, rows | reduced)
+
+    def computation(self, ends: list[Step], number: int, all_ends: list[list[Step]]) -> Compute:
+        """The computation of one kernel: it reads what earlier ones left, and stores it for later ones."""
+        later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
+        own = self.wanted(ends)
+        steps: list[Step] = []
+        for step in self.steps:
+            if step not in own:
+                continue
+            if isinstance(step, Reduction) and step not in ends:
+                step = Read(step.name, self.between(step))
+            steps.append(step)
+        steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
+                  if isinstance(s, Reduction) and s in later]
+        along = frozenset().union(*(self.axes[s] | (frozenset(s.axes) if isinstance(s, Reduction) else
+                                                    frozenset()) for s in ends))
+        made = replace(self.compute, name=f"{self.compute.name}_{number + 1}", steps=tuple(steps),
+                       axes=tuple(x for x in self.compute.axes if x.name in along))
+        return with_roles(made)
+
+    def wanted(self, ends: list[Step]) -> set[Step]:
+        """The steps that some ends are made from, up to the reductions that others have done."""
+        found: set[Step] = set()
+        left = list(ends)
+        while left:
+            step = left.pop()
+            if step not in found:
+                found.add(step)
+                if step in ends or not isinstance(step, Reduction):
+                    left += [self.made[v] for v in uses(step) if v in self.made]
+        return found
+
+    def between(self, step: Reduction) -> View:
+        """The tensor that keeps a reduction, with a place for each of its rows."""
+        rows = [x for x in self.compute.axes if x.name in self.axes[step]]
+        shape = tuple(x.size for x in rows) or (1,)
+        name = f"{step.name}_kept"
+        dims = tuple(x.name for x in rows) or ("one",)
+        tensor = Tensor(name, dims, shape, Layout.dense(step.var.type, shape))
+        return View(tensor, tuple(ViewDim(x.var) for x in rows) or (ViewDim(ZERO),))
