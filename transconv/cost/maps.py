@@ -22,19 +22,19 @@ from transconv.ir import Call, Expr, View, find
 from transconv.schedule import Block, Schedule, k_steps, programs, tile
 from transconv.target import Target
 
-OVERHEAD = 32  # registers of a thread for addresses and masks
-HEAVY = 10  # instructions of exp and the like
-STALL = 3.0  # clocks between two instructions of a warp
-ISSUED = 1.2  # of the counted instructions, which are generous, in a clock of a scheduler
-CACHE = 2.5  # how many times as fast the second cache is as memory
+OVERHEAD = 20  # registers of a thread for addresses and masks
+HEAVY = 6  # instructions of exp and the like
+STALL = 2.0  # clocks between two instructions of a warp
+ISSUED = 2.5  # of the counted instructions, which are generous, in a clock of a scheduler
+CACHE = 4.0  # how many times as fast the second cache is as memory
 ROOM = 0.6  # of the second cache that holds what is read again
 SMALL = 1 / 16  # of the second cache, and of the largest tensor: what all programs read stays there
-SPREAD_NS, MEET_NS = 120.0, 90.0  # to combine what the threads of a warp hold, and those of several warps
+SPREAD_NS, MEET_NS = 150.0, 145.0  # to combine what the threads of a warp hold, and those of several warps
 FULL = 0.88  # of the bandwidth that copies reach
-SHORT, LINE = 0.07, 128  # more for runs of half a cache line than for those of a whole one; its bytes
-EDGE_GBS = 120.0  # bytes a nanosecond that reach one multiprocessor
-LATENCY_NS = 430.0  # from a load to its value
-START_NS, NEXT_NS = 170.0, 81.0  # a program's start, and the least between two starts
+SHORT, LINE = 0.04, 128  # more for runs of half a cache line than for those of a whole one; its bytes
+EDGE_GBS = 80.0  # bytes a nanosecond that reach one multiprocessor
+LATENCY_NS = 600.0  # from a load to its value
+START_NS, NEXT_NS = 1100.0, 77.0  # a program's start, and the least between two starts
 FEW_US = 2.2  # of a launch that computes nothing
 
 
@@ -147,7 +147,10 @@ def _instructions(step: Step) -> float:
 
 
 def _live(compute: Compute) -> float:
-    """Registers of an element: what is read of it, and one for what is computed."""
-    reads = [s for sweep in compute.sweeps.each for s in sweep.steps if isinstance(s, Read)]
-    views = dict.fromkeys(r.view for r in (reads or compute.reads))
+    """Registers of an element: what is read of it, from sweep to sweep where there are several, and one for
+    what is computed."""
+    each = [{s.view for s in sweep.steps if isinstance(s, Read)} for sweep in compute.sweeps.each]
+    views = {r.view for r in compute.reads}
+    if len(each) > 1:
+        views = {v for v in views if sum(v in read for read in each) > 1}
     return sum(max(0.5, v.tensor.dtype.bytes / 4) for v in views) + compute.acc.bytes / 4

@@ -34,7 +34,7 @@ from transconv.schedule import (
 )
 from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
 from transconv.selection.explicit import explicit
-from transconv.selection.maps import maps
+from transconv.selection.maps import even, maps
 from transconv.selection.sliding import sliding
 from transconv.selection.tiling import (
     extents,
@@ -88,6 +88,8 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
     interpreted = target.backend == "interpreter"
     ranked = sorted(proposed, key=lambda c: (estimate(c, compute, target),
                                              str(c) if interpreted else ""))
+    if compute.streams and not interpreted:
+        ranked = even(ranked, compute, target)
     return (c for c in ranked if why_not(c, compute, target) is None)
 
 

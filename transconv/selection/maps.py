@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
+from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
+from transconv.cost import estimate
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, k_steps, programs
 from transconv.target import Target
@@ -23,8 +24,9 @@ from transconv.target import Target
 FEWEST, MOST = 128, 32768  # elements of a tile
 EACH = (2, 64)  # elements of a thread, at least and at most
 ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along what a tensor has, others beside it
-WARPS = (1, 2, 4, 8, 16)
-WINDOW = 32  # elements of a row that are written out rather than counted
+WARPS = (1, 2, 4, 8, 16, 32)
+ALIKE, USUAL = 1.04, 16  # estimates that differ by less are equal; elements of a thread
+WINDOW = 64  # elements of a row that are written out rather than counted
 BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a say in how lanes lie
 
 
@@ -48,6 +50,19 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
             if not compute.again:
                 yield from (replace(schedule, late=1, split_k=parts)
                             for parts in _splits(schedule, compute, target))
+
+
+def even(ranked: list[Schedule], compute: Compute, target: Target) -> list[Schedule]:
+    """The schedules with those first that are estimated as good as the best, by how many elements each
+    thread has: the estimate does not see what Triton makes of very few or many."""
+    limit = ALIKE * estimate(ranked[0], compute, target) if ranked else 0.0
+    first = [s for s in ranked if estimate(s, compute, target) <= limit]
+
+    def odd(s: Schedule) -> float:
+        elements = prod(b.extent for b in s.blocks)
+        return abs(log2(elements / (s.warps * target.warp_size * USUAL)))
+
+    return [*sorted(first, key=odd), *ranked[len(first):]]
 
 
 def _largest(compute: Compute) -> list[View]:
