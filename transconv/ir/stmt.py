@@ -40,7 +40,7 @@ class Let(Stmt):
 
 @node
 class For(Stmt):
-    """``for var in start..stop`` (step 1).
+    """``for var in start..stop`` (step 1). Loops of kind ``grid``, ``parallel`` and ``tile`` start at 0.
 
     kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
     ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out;
