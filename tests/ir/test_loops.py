@@ -17,7 +17,7 @@ from transconv.passes.simplification import simplify_kernel
 from transconv.passes.strength import strength
 from transconv.passes.unroll import unroll
 
-I, N = (ir.Var(name) for name in "in")
+I, N = ir.Var("i"), ir.Var("n")  # noqa: E741
 T = ir.Tensor("t", ("n", "i"), (3, 8), ir.Layout.dense(ir.f32, (3, 8)))
 
 
