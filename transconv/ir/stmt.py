@@ -140,6 +140,14 @@ class Kernel(Stmt):
     body: Stmt
     notes: tuple[str, ...] = ()
 
+    @staticmethod
+    def parse(text: str) -> Kernel:
+        """The kernel of a printed form: ``Kernel.parse(str(kernel)) is kernel``. Raises KernelError, one
+        line, with the number of the text's line, what was found and what was expected."""
+        from transconv.ir.reader import parse_kernel
+
+        return parse_kernel(text)
+
 
 def seq(*stmts: Stmt | None) -> Stmt:
     """A flat sequence of the statements given; None and nested sequences disappear."""
