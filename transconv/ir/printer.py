@@ -102,7 +102,9 @@ class ExprPrinter:
         if self.header is None:
             return text
         member, within = self.header.pieces.get(e.buffer.name, (None, None))
-        text += "" if e.member is member else f".{self.text(e.member)}"
+        if e.member is not member:
+            inside = self.text(e.member)
+            text += f".({inside})" if isinstance(e.member, (xp.Piece, ex.Unary)) else f".{inside}"
         return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
 
     def text_Spread(self, e: Spread) -> str:
@@ -234,7 +236,8 @@ class Printer(ExprPrinter):
 
     def header_lines(self, header: Header) -> list[str]:
         """What lanes, boxes and pieces are that the body names in short."""
-        names = [f"{x.name}[0:{x.extent}{told_apart(x)}]" for x in header.lanes.values()]
+        lanes = sorted(header.lanes.values(), key=lambda x: (x.axis, x.name, x.extent))
+        names = [f"{x.name}[0:{x.extent}{told_apart(x)}]" for x in lanes]
         lines = [f"lanes {' '.join(names)}"] if names else []
         lines += [f"box {name} = [{self.several(within)}]" for name, within in header.boxes.items()]
         return lines + [f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
