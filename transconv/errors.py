@@ -3,6 +3,7 @@
     TransconvError                     anything below
     +-- ProblemError   (ValueError)    a convolution that cannot be described, or its text
     +-- ComputeError   (ValueError)    the text of a computation that cannot be read
+    +-- KernelError    (ValueError)    the text of a kernel that cannot be read
     +-- ScheduleError  (ValueError)    a schedule that does not fit a problem, or its text
     +-- LayoutError    (ValueError)    a layout that cannot be, or its text
     +-- TensorError    (ValueError)    a tensor that a plan was not made for
@@ -25,6 +26,10 @@ class ProblemError(TransconvError, ValueError):
 
 class ComputeError(TransconvError, ValueError):
     """The text of a computation that cannot be read; the sentence names the line and what was expected."""
+
+
+class KernelError(TransconvError, ValueError):
+    """The text of a kernel that cannot be read; the line that was found, and what was expected."""
 
 
 class ScheduleError(TransconvError, ValueError):

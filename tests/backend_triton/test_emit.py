@@ -14,7 +14,7 @@ from transconv.backend_triton.kernel_text import emit, grid_size, told
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.ir import Lane, Var
+from transconv.ir import Kernel, Lane, Var
 from transconv.runtime import header
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
@@ -50,7 +50,8 @@ CASES: dict[str, tuple[str, str, str, str, int]] = {
 }
 
 
-def emitted(name: str) -> str:
+def lowered(name: str) -> tuple[list[tuple[str, Kernel]], tuple[str, ...]]:
+    """The kernel after every pass, and what the header of its text says."""
     text, way, schedule, epilogue, launch = CASES[name]
     problem, prop, target = ConvProblem.parse(text), Prop(way), TARGETS["sm_90"]
     steps = compiler.plan_steps(problem, prop, target, Schedule.parse(schedule),
@@ -59,8 +60,14 @@ def emitted(name: str) -> str:
     if launch:
         # The second kernel of a split sum has a schedule of its own.
         chosen = chosen if compute in computes(problem, prop) else Schedule.parse("oc:256 | fma")
-    kernel = compiler.lower(compute, chosen, target, name, problem.math)[-1][1]
-    source = emit(kernel, header(ConvWorkload(problem, prop), compute, chosen, target))
+    stages = compiler.lower(compute, chosen, target, name, problem.math)
+    return stages, header(ConvWorkload(problem, prop), compute, chosen, target)
+
+
+def emitted(name: str) -> str:
+    stages, about = lowered(name)
+    kernel = stages[-1][1]
+    source = emit(kernel, about)
     return f"{source}\n# launched with {grid_size(kernel)} programs\n"
 
 
@@ -72,6 +79,12 @@ def test_emitted_text(name: str, request: pytest.FixtureRequest) -> None:
         path.write_text(now)
     assert path.exists(), "no golden file; make it with --update-golden and read it"
     assert now == path.read_text(), f"{path.name} differs; --update-golden if that is meant"
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_kernel_of_every_stage_is_read_back(name: str) -> None:
+    for stage, kernel in lowered(name)[0]:
+        assert Kernel.parse(str(kernel)) is kernel, stage
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])

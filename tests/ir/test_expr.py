@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+import re
+from typing import Any
+
+import numpy as np
 import pytest
 
 from transconv import ir
@@ -36,8 +41,35 @@ def test_python_numbers() -> None:
     assert ir.as_expr(0) is ir.ZERO
     assert ir.as_expr(0.5) is ir.Const(0.5, f32)
     assert ir.as_expr(A) is A
-    with pytest.raises(TypeError, match="cannot use 'a'"):
-        ir.as_expr("a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("number", "const"), [
+    (3, ir.Const(3)), (0.5, ir.Const(0.5, f32)), (True, ir.TRUE), (np.int64(3), ir.Const(3)),
+    (np.uint8(3), ir.Const(3)), (np.float16(0.5), ir.Const(0.5, f32)),
+    (np.float64(0.5), ir.Const(0.5, f32)),
+    (np.bool_(True), ir.TRUE),
+], ids=lambda x: type(x).__name__)
+def test_numbers_stand_on_either_side(number: Any, const: ir.Const) -> None:
+    sides = {operator.add: ir.Add, operator.sub: ir.Sub, operator.mul: ir.Mul, operator.truediv: ir.Div,
+             operator.floordiv: ir.FloorDiv, operator.mod: ir.Mod, operator.and_: ir.And,
+             operator.or_: ir.Or, operator.xor: ir.Xor, operator.lshift: ir.Shl, operator.rshift: ir.Shr,
+             operator.lt: ir.Lt, operator.le: ir.Le}
+    for operation, node in sides.items():
+        assert operation(A, number) is node(A, const), operation.__name__
+        assert operation(number, A) is node(const, A), operation.__name__
+    assert (number > A) is (A < const) and (A > number) is (const < A)
+    assert (number >= A) is (A <= const) and (A >= number) is (const <= A)
+    assert ir.minimum(number, A) is ir.Min(const, A) and ir.eq(A, number) is ir.Eq(A, const)
+    assert type(ir.Const(number).value) in (int, float, bool)
+
+
+@pytest.mark.parametrize("wrong", ["text", None, 1j, np.zeros(2), np.complex64(1), [1]], ids=repr)
+def test_what_is_no_number_is_named(wrong: Any) -> None:
+    for use in (lambda: A + wrong, lambda: wrong - A, lambda: A / wrong, lambda: wrong // A,
+                lambda: A < wrong, lambda: wrong & A, lambda: ir.select(A < 1, wrong, A),
+                lambda: ir.Const(wrong)):
+        with pytest.raises(TypeError, match=re.escape(f"the operand {wrong!r} ({type(wrong).__name__})")):
+            use()
 
 
 @pytest.mark.parametrize(("a", "b", "both"), [

@@ -24,8 +24,13 @@ def test_the_first_example() -> None:
     (ir.Call("fma", (A, B, A + C)), "fma(a, b, a + c)"), (M * 4, "(m[0:16] * 4)"),
     (ir.Load(T, A + 1, ir.TRUE), "load(t, a + 1)"),
     (ir.Load(T, A, A < 8), "load(t, a, mask=a < 8)"),
-    (ir.Reduce("sum", M * 2, M), "sum(m[0:16] * 2, over=m)"),
-    (ir.Const(0.5, ir.f32), "0.5"), (ir.TRUE, "True"),
+    (ir.Reduce("sum", M * 2, M), "sum(m[0:16] * 2, over=m[0:16])"),
+    (ir.Const(0.5, ir.f32), "0.5"), (ir.TRUE, "True"), (ir.Const(-3), "-3"), (ir.Neg(ir.Const(3)), "-(3)"),
+    (ir.Const(3, ir.i32), "3:i32"), (ir.Const(3, ir.f32), "3:f32"), (ir.Const(3.0, ir.f16), "3.0:f16"),
+    (ir.Const(True, ir.index), "True:index"), (ir.Load(T, A, ir.TRUE, -0.0), "load(t, a, fill=-0.0)"),
+    (ir.Load(T, A, ir.TRUE, 1 / 3), "load(t, a, fill=0.3333333333333333)"),
+    (ir.Spread(A * 2, (M,)), "spread(a * 2, over=[m[0:16]])"),
+    (ir.Call("max", (A,)), "call max(a)"), (ir.Call("f16", (A,)), "call f16(a)"),
     # Parentheses that only look like a pair around the whole are kept.
     (ir.Cast((A + B) * (A - B), ir.i64), "i64((a + b) * (a - b))"),
 ])
@@ -51,9 +56,10 @@ def test_a_kernel() -> None:
     assert lines[1] == "kernel scale(t: f16):"
     assert lines[2].startswith("    # t: ") and lines[2].endswith("[n=8]")
     assert "\n".join(lines[3:]) == """\
+    lanes m[0:16 axis=1]
     for a in 0..2 grid:
         # first line
-        # second line
+        #| second line
         shared acc: f32[m:16] = 0.0
         register c: index = 0
         for b in 0..3 stages=2:

@@ -21,6 +21,7 @@ from transconv.backend_triton.gluon_memory import (
 )
 from transconv.backend_triton.versions import looked_up
 from transconv.ir import (
+    ZERO,
     Alloc,
     Barrier,
     Call,
@@ -90,8 +91,8 @@ class GluonEmitter(TlEmitter):
         if s.kind == "dealt":
             dealt = f"{self.text(s.start)}, {s.stop}, {s.programs}"
             return [f"for {s.var.name} in range({dealt}):", *self.block(s.body)]
-        stop = s.stop if s.until is None else self.text(s.until)
-        return [f"for {s.var.name} in range({stop}):", *self.block(s.body)]
+        start = "" if s.start is ZERO else f"{self.text(s.start)}, "
+        return [f"for {s.var.name} in range({start}{self.end(s)}):", *self.block(s.body)]
 
     def lines_Alloc(self, s: Alloc) -> list[str]:
         self.scope[s.var] = s.lanes

@@ -68,12 +68,17 @@ class TlEmitter(ExprSpeller):
 
     def lines_For(self, s: For) -> list[str]:
         if s.programs:
-            dealt = f"tl.program_id(0), {s.stop}, {s.programs}, flatten=True"
+            start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
+            dealt = f"{start}, {s.stop}, {s.programs}, flatten=True"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
         stages = f", num_stages={s.stages}" if s.stages else ""
-        return [f"for {s.var.name} in tl.range(0, {s.stop}{stages}):", *self.block(s.body)]
+        bounds = f"{self.text(s.start)}, {self.end(s)}"
+        return [f"for {s.var.name} in tl.range({bounds}{stages}):", *self.block(s.body)]
+
+    def end(self, s: For) -> str:
+        return str(s.stop) if s.until is None else self.text(s.until)
 
     def lines_If(self, s: If) -> list[str]:
         out = [f"if {self.text(s.cond)}:", *self.block(s.then)]

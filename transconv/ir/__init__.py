@@ -61,11 +61,6 @@ from transconv.ir.expr import (
     Var,
     Xor,
     as_expr,
-    eq,
-    maximum,
-    minimum,
-    ne,
-    select,
 )
 from transconv.ir.func import (
     ARRIVE,
@@ -107,7 +102,17 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import Tensor, View, ViewDim
-from transconv.ir.terms import addends, all_of, conjuncts, sum_of
+from transconv.ir.terms import (
+    addends,
+    all_of,
+    conjuncts,
+    eq,
+    maximum,
+    minimum,
+    ne,
+    select,
+    sum_of,
+)
 from transconv.ir.tile_expr import Reduce, Spread
 from transconv.ir.verify import VerifyError, verify
 from transconv.ir.visit import (

@@ -93,5 +93,6 @@ def names_are_identifiers(site: Site) -> Iterator[str]:
         case st.Let(var) | st.For(var):
             names.append(var.name)
     for name in dict.fromkeys(names):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) or keyword.iskeyword(name):
+        word = keyword.iskeyword(name) or name in ("inf", "nan")
+        if word or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             yield f"{name!r} is not a name of at most 64 letters, digits and underscores"

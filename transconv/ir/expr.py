@@ -11,14 +11,16 @@ from typing import Union
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
 from transconv.ir.node import Node, node
+from transconv.ir.numbers import Number, number_of
 
-Like = Union["Expr", int, float, bool]
+Like = Union["Expr", Number]
 
 
 class Expr(Node):
-    """Base of all expressions."""
+    """Base of all expressions. The other operand of an operator may be a number, on either side."""
 
     __slots__ = ()
+    __array_ufunc__ = None  # numpy.int64(3) + e is left to ``__radd__``
 
     @property
     def dtype(self) -> DType:
@@ -50,6 +52,9 @@ class Expr(Node):
     def __truediv__(self, other: Like) -> Expr:
         return Div(self, as_expr(other))
 
+    def __rtruediv__(self, other: Like) -> Expr:
+        return Div(as_expr(other), self)
+
     def __floordiv__(self, other: Like) -> Expr:
         return FloorDiv(self, as_expr(other))
 
@@ -80,17 +85,32 @@ class Expr(Node):
     def __and__(self, other: Like) -> Expr:
         return And(self, as_expr(other))
 
+    def __rand__(self, other: Like) -> Expr:
+        return And(as_expr(other), self)
+
     def __or__(self, other: Like) -> Expr:
         return Or(self, as_expr(other))
+
+    def __ror__(self, other: Like) -> Expr:
+        return Or(as_expr(other), self)
 
     def __xor__(self, other: Like) -> Expr:
         return Xor(self, as_expr(other))
 
+    def __rxor__(self, other: Like) -> Expr:
+        return Xor(as_expr(other), self)
+
     def __lshift__(self, other: Like) -> Expr:
         return Shl(self, as_expr(other))
 
+    def __rlshift__(self, other: Like) -> Expr:
+        return Shl(as_expr(other), self)
+
     def __rshift__(self, other: Like) -> Expr:
         return Shr(self, as_expr(other))
+
+    def __rrshift__(self, other: Like) -> Expr:
+        return Shr(as_expr(other), self)
 
     def __invert__(self) -> Expr:
         return Not(self)
@@ -102,10 +122,14 @@ class Expr(Node):
 
 @node
 class Const(Expr):
-    """An immediate value of a stated type."""
+    """An immediate value of a stated type. NumPy's scalars become Python's."""
 
     value: int | float | bool
     type: DType = index
+
+    def __post_init__(self) -> None:
+        if type(self.value) not in (int, float, bool):
+            object.__setattr__(self, "value", number_of(self.value))
 
     @property
     def dtype(self) -> DType:
@@ -361,33 +385,11 @@ ONE = Const(1)
 
 
 def as_expr(value: Like) -> Expr:
-    """The expression for a Python number; an expression is returned as it is."""
+    """The expression for a number of Python's or NumPy's: a truth is ``boolean``, a whole number ``index``
+    and any other ``f32``. An expression is returned as it is."""
     if isinstance(value, Expr):
         return value
-    if isinstance(value, bool):
-        return TRUE if value else FALSE
-    if isinstance(value, int):
-        return Const(value)
-    if isinstance(value, float):
-        return Const(value, f32)
-    raise TypeError(f"cannot use {value!r} ({type(value).__name__}) as an IR expression")
-
-
-def eq(a: Like, b: Like) -> Expr:
-    return Eq(as_expr(a), as_expr(b))
-
-
-def ne(a: Like, b: Like) -> Expr:
-    return Ne(as_expr(a), as_expr(b))
-
-
-def minimum(a: Like, b: Like) -> Expr:
-    return Min(as_expr(a), as_expr(b))
-
-
-def maximum(a: Like, b: Like) -> Expr:
-    return Max(as_expr(a), as_expr(b))
-
-
-def select(cond: Like, yes: Like, no: Like) -> Expr:
-    return Select(as_expr(cond), as_expr(yes), as_expr(no))
+    number = number_of(value)
+    if isinstance(number, bool):
+        return TRUE if number else FALSE
+    return Const(number) if isinstance(number, int) else Const(number, f32)

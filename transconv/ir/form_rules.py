@@ -186,6 +186,10 @@ def loop_is_simple(site: Site) -> Iterator[str]:
         yield f"the end {loop.stop!r} is not a count"
     if loop.until is not None and loop.kind != "serial":
         yield f"a {loop.kind} loop cannot end earlier than it says"
+    if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):
+        yield f"a {loop.kind} loop starts at 0, not at `{loop.start}`"
+    if loop.kind == "jam" and not isinstance(loop.start, ex.Const):
+        yield f"a jam loop starts at a number, not at `{loop.start}`"
     if loop.kind not in KINDS:
         yield f"the kind {loop.kind!r} is none of {', '.join(KINDS)}"
     if loop.var.type.kind != "int":

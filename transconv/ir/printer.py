@@ -1,4 +1,9 @@
-"""The text of IR: the same spelling in dumps, traces, golden files and error messages."""
+"""The text of IR: the same spelling in dumps, traces and error messages.
+
+Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. What a name stands
+for is said once: variables where they are bound, the rest in the lines below a kernel's first, see
+header.py. (The text of an expression alone leaves that out.)
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,10 @@ from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir.dtype import DTYPES, boolean, f32, index
+from transconv.ir.header import Header, tensor_line, told_apart
 from transconv.ir.node import Node
+from transconv.ir.reductions import REDUCERS
 from transconv.ir.tile_expr import Reduce, Spread
 
 INFIX = {
@@ -17,11 +25,17 @@ INFIX = {
     ex.And: "&", ex.Or: "|", ex.Xor: "^",
 }
 PREFIX = {ex.Neg: "-", ex.Not: "~"}
+LITERAL = {bool: boolean, int: index, float: f32}  # the types that literals have without saying so
+FORMS = ("select", "min", "max", "load", "box_load", "spread")
 
 
 class ExprPrinter:
     """Prints expressions. Every binary operation is in parentheses but the outermost: what is
-    printed shows the tree, so that ``a + b + c`` never hides which sum is taken first."""
+    printed shows the tree, so that ``a + b + c`` never hides which sum is taken first. ``header``: of
+    the kernel around, if there is one."""
+
+    def __init__(self, header: Header | None = None) -> None:
+        self.header = header
 
     def text(self, e: Node, top: bool = False) -> str:
         method = getattr(self, f"text_{type(e).__name__}", None)
@@ -31,17 +45,24 @@ class ExprPrinter:
             body = f"{self.text(e.a)} {INFIX[type(e)]} {self.text(e.b)}"
             return f"({body})"
         if isinstance(e, ex.Unary) and type(e) in PREFIX:
-            return f"{PREFIX[type(e)]}{self.text(e.x)}"
+            inside = self.text(e.x)
+            inside = f"({inside})" if isinstance(e.x, ex.Const) else inside  # -(3) is not -3
+            return f"{PREFIX[type(e)]}{inside}"
         raise TypeError(f"no text form for the node class {type(e).__name__}")
 
     def text_Const(self, e: ex.Const) -> str:
-        return repr(e.value)
+        usual = e.type is LITERAL[type(e.value)]
+        return f"{e.value!r}" if usual else f"{e.value!r}:{e.type}"
 
     def text_Var(self, e: ex.Var) -> str:
         return e.name
 
     def text_Lane(self, e: ex.Lane) -> str:
-        return f"{e.name}[0:{e.extent}]"
+        return f"{e.name}[0:{e.extent}{self.said(e)}]"
+
+    def said(self, lane: ex.Lane) -> str:
+        """What tells a lane from others of its name and extent."""
+        return "" if self.header is None else self.header.said(lane)
 
     def text_Min(self, e: ex.Min) -> str:
         return f"min({self.text(e.a)}, {self.text(e.b)})"
@@ -56,11 +77,15 @@ class ExprPrinter:
         return f"{e.type}({_bare(self.text(e.x))})"
 
     def text_Call(self, e: ex.Call) -> str:
-        return f"{e.name}({', '.join(_bare(self.text(a)) for a in e.args)})"
+        taken = e.name in DTYPES or e.name in FORMS or e.name in REDUCERS
+        return f"{'call ' * taken}{e.name}({self.several(e.args)})"
+
+    def several(self, exprs: tuple[ex.Expr, ...]) -> str:
+        return ", ".join(_bare(self.text(e)) for e in exprs)
 
     def text_Load(self, e: ac.Load) -> str:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
-        fill = f", fill={e.fill:g}" if e.fill else ""
+        fill = "" if repr(e.fill) == "0.0" else f", fill={e.fill!r}"
         return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill})"
 
     def text_BoxLoad(self, e: ac.BoxLoad) -> str:
@@ -68,17 +93,25 @@ class ExprPrinter:
 
     def box(self, e: ac.BoxLoad | st.BoxStore) -> str:
         """Where a box begins, and how far it reaches along each dimension."""
-        corner = ", ".join(_bare(self.text(c)) for c in e.corner)
-        return f"at=[{corner}], extents=[{', '.join(map(str, e.extents))}]"
+        known = self.header is None or self.header.boxes.get(e.tensor.name) == e.within
+        within = "" if known else f", within=[{self.several(e.within)}]"
+        return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
 
     def text_Piece(self, e: xp.Piece) -> str:
-        return f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
+        text = f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
+        if self.header is None:
+            return text
+        member, within = self.header.pieces.get(e.buffer.name, (None, None))
+        if e.member is not member:
+            inside = self.text(e.member)
+            text += f".({inside})" if isinstance(e.member, (xp.Piece, ex.Unary)) else f".{inside}"
+        return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
 
     def text_Spread(self, e: Spread) -> str:
-        return self.text(e.x)
+        return f"spread({_bare(self.text(e.x))}, over=[{self.several(e.lanes)}])"
 
     def text_Reduce(self, e: Reduce) -> str:
-        return f"{e.op}({_bare(self.text(e.x))}, over={e.lane.name})"
+        return f"{e.op}({_bare(self.text(e.x))}, over={self.text(e.lane)})"
 
 
 def _bare(text: str) -> str:
@@ -96,32 +129,49 @@ def _bare(text: str) -> str:
 class Printer(ExprPrinter):
     """Prints statements as an indented block, one line per statement."""
 
-    def block(self, s: Node, indent: int) -> list[str]:
+    def detail(self, text: str) -> str:
+        """What people can do without."""
+        return text
+
+    def block(self, s: Node, indent: int = 1) -> list[str]:
         return [("    " * indent + line) for line in self.lines(s)]
 
     def lines(self, s: Node) -> list[str]:
         return list(getattr(self, f"lines_{type(s).__name__}")(s))
 
     def lines_Seq(self, s: st.Seq) -> list[str]:
-        return [line for part in s.stmts for line in self.lines(part)]
+        """A sequence is its lines; one within another, or of one statement, says that it is there."""
+        if len(s.stmts) == 1:
+            return ["seq:", *("    " + line for line in self.part(s.stmts[0]))]
+        return [line for part in s.stmts for line in self.part(part)]
+
+    def part(self, s: st.Stmt) -> list[str]:
+        if isinstance(s, st.Seq) and len(s.stmts) != 1:
+            return ["seq:", *self.block(s)]
+        return self.lines(s)
 
     def lines_Let(self, s: st.Let) -> list[str]:
-        return [f"let {s.var.name} = {_bare(self.text(s.value))}"]
+        value = _bare(self.text(s.value))  # first: what has no text has no type either
+        typed = "" if s.var.type is s.value.dtype else self.detail(f": {s.var.type}")
+        origin = self.detail(f" from {s.origin}") if s.origin else ""
+        return [f"let {s.var.name}{typed}{origin} = {value}"]
 
     def lines_For(self, s: st.For) -> list[str]:
-        stages = f" stages={s.stages}" if s.stages else ""
-        kind = "" if s.kind == "serial" else f" {s.kind}"
-        kind += f" programs={s.programs}" if s.programs else ""
-        start = _bare(self.text(s.start))
-        until = "" if s.until is None else f" until {_bare(self.text(s.until))}"
-        return [f"for {s.var.name} in {start}..{s.stop}{until}{kind}{stages}:", *self.block(s.body, 1)]
+        typed = "" if s.var.type is index else self.detail(f": {s.var.type}")
+        bounds = f"{_bare(self.text(s.start))}..{s.stop}"
+        bounds += "" if s.until is None else f" until {_bare(self.text(s.until))}"
+        words = "" if s.kind == "serial" else f" {s.kind}"
+        words += self.detail(f" side={s.side}") if s.side else ""
+        words += f" programs={s.programs}" if s.programs else ""
+        words += f" stages={s.stages}" if s.stages else ""
+        return [f"for {s.var.name}{typed} in {bounds}{words}:", *self.block(s.body)]
 
     def lines_If(self, s: st.If) -> list[str]:
-        out = [f"if {_bare(self.text(s.cond))}:", *self.block(s.then, 1)]
-        return out if s.other is None else [*out, "else:", *self.block(s.other, 1)]
+        out = [f"if {_bare(self.text(s.cond))}:", *self.block(s.then)]
+        return out if s.other is None else [*out, "else:", *self.block(s.other)]
 
     def lines_Alloc(self, s: st.Alloc) -> list[str]:
-        shape = ", ".join(f"{x.name}:{x.extent}" for x in s.lanes)
+        shape = ", ".join(f"{x.name}:{x.extent}{self.said(x)}" for x in s.lanes)
         tile = f"[{shape}]" if shape else ""
         return [f"{s.scope} {s.var.name}: {s.var.type}{tile} = {_bare(self.text(s.init))}"]
 
@@ -130,8 +180,7 @@ class Printer(ExprPrinter):
 
     def lines_Store(self, s: st.Store) -> list[str]:
         mask = "" if s.mask is ex.TRUE else f", mask={_bare(self.text(s.mask))}"
-        target = f"{s.tensor.name}, {_bare(self.text(s.offset))}"
-        return [f"store({target}, {_bare(self.text(s.value))}{mask})"]
+        return [f"store({s.tensor.name}, {self.several((s.offset, s.value))}{mask})"]
 
     def lines_BoxStore(self, s: st.BoxStore) -> list[str]:
         return [f"box_store({s.tensor.name}, {self.box(s)}, {_bare(self.text(s.value))})"]
@@ -141,44 +190,64 @@ class Printer(ExprPrinter):
 
     def lines_Shared(self, s: xp.Shared) -> list[str]:
         if isinstance(s.what, xp.Barrier):
-            return [f"barrier {s.what.name}[{s.what.slots}]"]
+            arrivals = "" if s.what.arrivals == 1 else self.detail(f" arrivals={s.what.arrivals}")
+            return [f"barrier {s.what.name}[{s.what.slots}]{arrivals}"]
         shape = ", ".join(map(str, s.what.extents))
         below = "below " if s.what.below else ""
-        members = f"{s.what.members} {below}x " if s.what.members > 1 else ""
+        members = f"{s.what.members} {below}x " if below or s.what.members != 1 else ""
         return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
 
     def lines_Fetch(self, s: xp.Fetch) -> list[str]:
-        corner = ", ".join(_bare(self.text(c)) for c in s.corner)
-        member = f".{self.text(s.piece.member)}" if s.piece.buffer.members > 1 else ""
+        corner = self.several(s.corner)
         lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
-        return [f"fetch {s.tensor.name} at=[{corner}] -> {self.text(s.piece)}{member}, then {lands}"]
+        return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
+
+    def target(self, piece: xp.Piece) -> str:
+        """The piece that is fetched: without a header, too, which box of its slot."""
+        member = piece.buffer.members > 1 and self.header is None
+        return self.text(piece) + (f".{self.text(piece.member)}" if member else "")
 
     def lines_Put(self, s: xp.Put) -> list[str]:
         return [f"put {self.text(s.piece)} = {_bare(self.text(s.value))}"]
 
     def lines_Send(self, s: xp.Send) -> list[str]:
-        corner = ", ".join(_bare(self.text(c)) for c in s.corner)
-        return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{corner}]"]
+        return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{self.several(s.corner)}]"]
 
     def lines_Roles(self, s: xp.Roles) -> list[str]:
-        return [line for role in s.roles for line in self.lines(role)]
+        return ["roles:", *("    " + line for role in s.roles for line in self.lines(role))]
 
     def lines_Role(self, s: xp.Role) -> list[str]:
         registers = f" registers={s.registers}" if s.registers else ""
-        return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body, 1)]
+        return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body)]
 
     def argument(self, a: Any) -> str:
         return _bare(self.text(a)) if isinstance(a, ex.Expr) else str(a.name)
 
     def lines_Comment(self, s: st.Comment) -> list[str]:
-        return [f"# {line}" for line in s.text.splitlines()]
+        return _commented(s.text)
 
     def lines_Kernel(self, s: st.Kernel) -> list[str]:
         params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
-        notes = [f"# {n}" for n in s.notes]
-        tensors = [f"# {p}" for p in s.params]
-        return [*notes, f"kernel {s.name}({params}):", *("    " + t for t in tensors),
-                *self.block(s.body, 1)]
+        notes = [line for n in s.notes for line in _commented(n)]
+        self.header = Header.of(s)
+        about = [*(f"# {tensor_line(p)}" for p in s.params), *self.header_lines(self.header)]
+        return [*notes, f"kernel {s.name}({params}):", *("    " + line for line in about),
+                *self.block(s.body)]
+
+    def header_lines(self, header: Header) -> list[str]:
+        """What lanes, boxes and pieces are that the body names in short."""
+        lanes = sorted(header.lanes.values(), key=lambda x: (x.axis, x.name, x.extent))
+        names = [f"{x.name}[0:{x.extent}{told_apart(x)}]" for x in lanes]
+        lines = [f"lanes {' '.join(names)}"] if names else []
+        lines += [f"box {name} = [{self.several(within)}]" for name, within in header.boxes.items()]
+        return lines + [f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
+                        for name, (member, within) in header.pieces.items()]
+
+
+def _commented(text: str) -> list[str]:
+    """Each line behind a comment sign; a bar says that it goes on with the one before."""
+    first, *others = text.split("\n")
+    return [f"# {first}", *(f"#| {line}" for line in others)]
 
 
 def text(at: Node) -> str:

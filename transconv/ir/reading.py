@@ -6,11 +6,13 @@ reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands fo
 
 from __future__ import annotations
 
+from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.dtype import f32
 from transconv.ir.node import Node
 from transconv.ir.printer import PREFIX, ExprPrinter, Printer
+from transconv.ir.tile_expr import Reduce, Spread
 
 # Weakest first. Python's own order, but comparisons bind tighter than `and`.
 LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
@@ -32,6 +34,8 @@ class Reading(ExprPrinter):
     def spell(self, e: ex.Expr) -> tuple[str, int]:
         """The text, and how strongly it binds."""
         e = _without_neutral(e)
+        if isinstance(e, Spread):
+            return self.spell(e.x)
         if isinstance(e, ex.Binary) and type(e) in LEVEL:
             return self.binary(e)
         if isinstance(e, ex.Unary) and type(e) in PREFIX:
@@ -39,6 +43,9 @@ class Reading(ExprPrinter):
         if isinstance(e, ex.Const):
             return repr(e.value), UNARY if not isinstance(e.value, bool) and e.value < 0 else ATOM
         return super().text(e), ATOM
+
+    def text_Reduce(self, e: Reduce) -> str:
+        return f"{e.op}({self.text(e.x)}, over={e.lane.name})"
 
     def binary(self, e: ex.Binary) -> tuple[str, int]:
         level = LEVEL[type(e)]
@@ -103,6 +110,23 @@ class ReadingStatements(Reading, Printer):
 
     def lines(self, s: Node) -> list[str]:
         return [part for line in super().lines(s) for part in _folded(line)]
+
+    def detail(self, text: str) -> str:
+        return ""
+
+    def lines_Seq(self, s: st.Seq) -> list[str]:
+        return [line for part in s.stmts for line in self.lines(part)]
+
+    def lines_Roles(self, s: xp.Roles) -> list[str]:
+        return [line for role in s.roles for line in self.lines(role)]
+
+    def lines_Comment(self, s: st.Comment) -> list[str]:
+        return [f"# {line}" for line in s.text.splitlines()]
+
+    def lines_Kernel(self, s: st.Kernel) -> list[str]:
+        params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
+        return [*(f"# {n}" for n in s.notes), f"kernel {s.name}({params}):",
+                *(f"    # {p}" for p in s.params), *self.block(s.body)]
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         """A product says how it is rounded only where that is a question, of f32."""

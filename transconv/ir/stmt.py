@@ -40,7 +40,7 @@ class Let(Stmt):
 
 @node
 class For(Stmt):
-    """``for var in start..stop`` (step 1).
+    """``for var in start..stop`` (step 1). Loops of kind ``grid``, ``parallel`` and ``tile`` start at 0.
 
     kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
     ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out;
@@ -139,6 +139,14 @@ class Kernel(Stmt):
     params: tuple[Tensor, ...]
     body: Stmt
     notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Kernel:
+        """The kernel of a printed form: ``Kernel.parse(str(kernel)) is kernel``. Raises KernelError, one
+        line, with the number of the text's line, what was found and what was expected."""
+        from transconv.ir.reader import parse_kernel
+
+        return parse_kernel(text)
 
 
 def seq(*stmts: Stmt | None) -> Stmt:

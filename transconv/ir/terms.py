@@ -1,8 +1,42 @@
-"""Masks as lists of conditions, sums as lists of addends."""
+"""What no operator builds: equality, extrema, choices; masks as lists of conditions, sums as lists of
+addends."""
 
 from __future__ import annotations
 
-from transconv.ir.expr import TRUE, ZERO, Add, And, Expr
+from transconv.ir.expr import (
+    TRUE,
+    ZERO,
+    Add,
+    And,
+    Eq,
+    Expr,
+    Like,
+    Max,
+    Min,
+    Ne,
+    Select,
+    as_expr,
+)
+
+
+def eq(a: Like, b: Like) -> Expr:
+    return Eq(as_expr(a), as_expr(b))
+
+
+def ne(a: Like, b: Like) -> Expr:
+    return Ne(as_expr(a), as_expr(b))
+
+
+def minimum(a: Like, b: Like) -> Expr:
+    return Min(as_expr(a), as_expr(b))
+
+
+def maximum(a: Like, b: Like) -> Expr:
+    return Max(as_expr(a), as_expr(b))
+
+
+def select(cond: Like, yes: Like, no: Like) -> Expr:
+    return Select(as_expr(cond), as_expr(yes), as_expr(no))
 
 
 def conjuncts(mask: Expr) -> list[Expr]:

@@ -1,9 +1,12 @@
 """Stage 9. What the target needs spelled differently.
 
-Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs for negative
-numerators. Where one cannot be excluded, the numerator is shifted by a multiple of the divisor:
+Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs where one side
+is negative. Where a negative numerator cannot be excluded, it is shifted by a multiple of the divisor;
+with a negative divisor, both sides change their sign:
 
     (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
+    x // -4                      ->   -x // 4
+    x % -4                       ->   -(-x % 4)
 
 Two bounds that leave one value. LLVM of Triton 3.6 folds such a mask of remainders to false, so the
 value is named, also where ``simplify`` did not do so:
@@ -15,6 +18,9 @@ cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 from transconv.ir import (
     Alloc,
@@ -28,6 +34,7 @@ from transconv.ir import (
     Kernel,
     Let,
     Mod,
+    Neg,
     Node,
     Read,
     Select,
@@ -38,12 +45,12 @@ from transconv.ir import (
     f32,
 )
 from transconv.passes.simplification import Scope
-from transconv.simplify import one_value, range_of
+from transconv.simplify import Range, one_value, range_of
 
 
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
-    """Make every division one of a non-negative number, name values that two bounds leave, and cast
-    operands where asked to."""
+    """Make every division one of a non-negative number by a positive one, name values that two bounds
+    leave, and cast operands where asked to."""
     body = _Final(upcast16).mutate(kernel.body)
     assert isinstance(body, Stmt)
     return Kernel(kernel.name, kernel.params, body, kernel.notes)
@@ -71,7 +78,9 @@ class _Final(Scope):
         return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
-        return at
+        init = self.mutate(at.init)
+        assert isinstance(init, Expr)
+        return replace(at, init=init)
 
     def mutate_Store(self, at: Store) -> Stmt:
         offset, value, mask = (self.mutate(e) for e in (at.offset, at.value, at.mask))
@@ -91,27 +100,53 @@ class _Spelled(ExprMutator):
         self.scope = scope
         self.done.update(cast)
 
-    def lowest(self, e: Expr) -> int | None:
-        return range_of(self.scope.whole(e), self.scope.facts).lo
+    def interval(self, e: Expr) -> Range:
+        return range_of(self.scope.whole(e), self.scope.facts)
 
     def mutate_And(self, at: And) -> Expr:
         return one_value(self.generic(at))
 
     def mutate_FloorDiv(self, at: FloorDiv) -> Expr:
-        a, b = self.mutate(at.a), self.mutate(at.b)
-        low = self.lowest(at.a)
-        if low is not None and low >= 0:
-            return FloorDiv(a, b)
-        if low is not None and isinstance(b, Const):
-            shift = -(low // int(b.value))
-            return FloorDiv(a + shift * int(b.value), b) - shift
-        return Select(a < 0, Const(-1) - FloorDiv(Const(-1) - a, b), FloorDiv(a, b))
+        return self.division(at, self.quotient, lambda negated: negated)
 
     def mutate_Mod(self, at: Mod) -> Expr:
-        a, b = self.mutate(at.a), self.mutate(at.b)
-        low = self.lowest(at.a)
+        return self.division(at, self.remainder, Neg)
+
+    def division(self, at: FloorDiv | Mod, positive: Callable[[Expr, Expr], Expr],
+                 of_negated: Callable[[Expr], Expr]) -> Expr:
+        """``positive(a, b)`` for a positive divisor. By a negative one it is ``of_negated`` of the same
+        with both signs changed."""
+        if at.dtype.kind != "int":
+            return self.generic(at)  # type: ignore[no-any-return]
+        a, b, divisor = at.a, at.b, self.interval(at.b)
+        if divisor.lo is not None and divisor.lo >= 0:
+            made = positive(a, b)
+        elif divisor.hi is not None and divisor.hi < 0:
+            made = of_negated(positive(_negated(a), _negated(b)))
+        else:
+            made = Select(self.mutate(b) < 0, of_negated(positive(_negated(a), _negated(b))),
+                          positive(a, b))
+        return made if made.dtype is at.dtype else Cast(made, at.dtype)
+
+    def quotient(self, a: Expr, b: Expr) -> Expr:
+        """``a // b`` where ``b`` is positive."""
+        low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
-            return Mod(a, b)
-        if low is not None and isinstance(b, Const):
-            return Mod(a - low // int(b.value) * int(b.value), b)
-        return Mod(Mod(a, b) + b, b)
+            return FloorDiv(x, by)
+        if low is not None and isinstance(by, Const):
+            shift = -(low // int(by.value))
+            return FloorDiv(x + shift * int(by.value), by) - shift
+        return Select(x < 0, Const(-1) - FloorDiv(Const(-1) - x, by), FloorDiv(x, by))
+
+    def remainder(self, a: Expr, b: Expr) -> Expr:
+        """``a % b`` where ``b`` is positive."""
+        low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
+        if low is not None and low >= 0:
+            return Mod(x, by)
+        if low is not None and isinstance(by, Const):
+            return Mod(x - low // int(by.value) * int(by.value), by)
+        return Mod(Mod(x, by) + by, by)
+
+
+def _negated(e: Expr) -> Expr:
+    return Const(-e.value, e.type) if isinstance(e, Const) else Neg(e)

@@ -27,6 +27,7 @@ from transconv.ir import (
     Select,
     Stmt,
     Store,
+    Update,
     Var,
     i64,
     index,
@@ -96,7 +97,11 @@ class _Narrow(Scope):
         return at
 
     def mutate_Store(self, at: Store) -> Stmt:
-        return Store(at.tensor, self.index(at.offset), at.value, self.index(at.mask))
+        value = substitute(at.value, self.wide)
+        return Store(at.tensor, self.index(at.offset), value, self.index(at.mask))
+
+    def mutate_Update(self, at: Update) -> Stmt:
+        return Update(at.var, substitute(at.value, self.wide))
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
         return FuncCall(at.func, tuple(self.index(a) if isinstance(a, Expr) and a.dtype.kind != "float"

@@ -76,18 +76,20 @@ class Scope(Mutator):
 
     def mutate_For(self, loop: For) -> Stmt:
         facts, defs = self.facts, dict(self.defs)
-        self.facts = facts.with_range(loop.var, 0, max(0, loop.stop - 1))
+        first = range_of(self.whole(loop.start), facts).lo
+        self.facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
         body = self.mutate(loop.body)
         self.facts, self.defs = facts, defs
         self._expand_anew()
+        start = self.bound(loop.start)
         until = None if loop.until is None else self.bound(loop.until)
-        if body is loop.body and until is loop.until:
+        if body is loop.body and start is loop.start and until is loop.until:
             return loop
-        return replace(loop, body=body or Seq(()), until=until)
+        return replace(loop, body=body or Seq(()), start=start, until=until)
 
-    def bound(self, until: Expr) -> Expr:
-        """What becomes of a loop's end."""
-        return self.mutate(until)  # type: ignore[no-any-return]
+    def bound(self, e: Expr) -> Expr:
+        """What becomes of a loop's start, or of its end."""
+        return self.mutate(e)  # type: ignore[no-any-return]
 
     def learn(self, s: Stmt | None) -> None:
         """Take in what a statement establishes for those after it."""
@@ -157,8 +159,8 @@ class _Simplify(Scope):
         super().__init__()
         self.notes: list[str] = []
 
-    def bound(self, until: Expr) -> Expr:
-        return simplify(self.affine(until), self.facts)
+    def bound(self, e: Expr) -> Expr:
+        return simplify(self.affine(e), self.facts)
 
     def index(self, e: Expr) -> Expr:
         """The address over loop variables and lanes where all divisions cancel (a gapless tile is

@@ -51,7 +51,8 @@ class _Strength(Mutator):
                 running[e] = Var(name)
         if not running:
             return made
-        starts = [Alloc(v, (), ZERO) for v in running.values() if isinstance(v, Var)]
+        starts = [Alloc(v, (), ZERO if made.start is ZERO else made.start * e.b)
+                  for e, v in running.items() if isinstance(v, Var)]
         steps = [Update(v, v + e.b) for e, v in running.items() if isinstance(v, Var)]
         body = seq(substitute(made.body, running), *steps)
         return seq(*starts, replace(made, body=body))

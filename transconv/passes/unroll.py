@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from transconv.ir import (
     ASSUME,
-    ZERO,
     Alloc,
     Const,
     Expr,
@@ -45,26 +44,37 @@ from transconv.schedule import LONGEST
 
 def unroll(kernel: Kernel) -> Kernel:
     """Write loops of kind ``unroll`` and ``jam`` out, and loops of one iteration; one of kind ``unroll``
-    longer than 64 stays: it would take longer to compile than it could save."""
+    stays if its start is not a number, or if it is longer than 64: that would take longer to compile than
+    it could save."""
     return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
+
+
+def _iterations(loop: For) -> range | None:
+    """What a loop counts, or None if that is known only when it runs."""
+    if not isinstance(loop.start, Const) or loop.until is not None:
+        return None
+    return range(int(loop.start.value), loop.stop)
 
 
 class _Unroll(Mutator):
     def mutate_For(self, loop: For) -> Stmt:
         made: Stmt = self.generic(loop)
-        if isinstance(made, For) and made.kind == "serial" and made.stop == 1:
-            return substitute(made.body, {made.var: ZERO})
-        if isinstance(made, For) and made.kind == "jam":
-            return _Jam(made.var, made.stop).written(made.body)
-        if not isinstance(made, For) or made.kind != "unroll":
+        if not isinstance(made, For) or made.kind not in ("serial", "unroll", "jam"):
             return made
-        if made.stop > LONGEST:
+        counted = _iterations(made)
+        if counted and made.kind == "jam":
+            return _Jam(made.var, counted).written(made.body)
+        if counted and made.kind == "serial" and len(counted) == 1:
+            return substitute(made.body, {made.var: Const(counted[0], made.var.type)})
+        if made.kind == "serial":
+            return made
+        if counted is None or len(counted) > LONGEST:
             return replace(made, kind="serial")
         lets = [x.var for x in find(made.body, Let)]
         copies = []
-        for i in range(made.stop):
+        for i in counted:
             names: dict[Var, Expr] = {v: Var(f"{v.name}_{i}", v.type) for v in lets}
-            copies.append(substitute(made.body, {made.var: Const(i), **names}))
+            copies.append(substitute(made.body, {made.var: Const(i, made.var.type), **names}))
         return seq(*copies)
 
 
@@ -72,8 +82,8 @@ class _Jam:
     """The iterations of one loop side by side. ``names`` says what each calls the variables that
     differ between them; the others are bound once."""
 
-    def __init__(self, var: Var, count: int) -> None:
-        self.names: list[dict[Var, Expr]] = [{var: Const(i)} for i in range(count)]
+    def __init__(self, var: Var, counted: range) -> None:
+        self.names: list[dict[Var, Expr]] = [{var: Const(i, var.type)} for i in counted]
 
     def written(self, body: Stmt) -> Stmt:
         return seq(*(self.statement(s) for s in statements(body)))

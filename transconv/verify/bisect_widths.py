@@ -14,6 +14,7 @@ import numpy as np
 from transconv.ir import (
     Alloc,
     Array,
+    Const,
     Evaluator,
     Expr,
     Fault,
@@ -73,12 +74,13 @@ class _Walk:
         self.random = random
         self.known: tuple[dict[Expr, Array], dict[Expr, Array]] = ({}, {})
 
-    def draw(self, leaf: Expr, count: int) -> None:
-        drawn = self.random.integers(0, max(1, count), POINTS)
-        drawn[:POINTS // 4] = 0
-        drawn[POINTS // 4:POINTS // 2] = max(0, count - 1)
+    def draw(self, leaf: Expr, stop: int, first: int = 0) -> None:
+        last = max(first, stop - 1)
+        drawn = self.random.integers(first, last + 1, POINTS)
+        drawn[:POINTS // 4] = first
+        drawn[POINTS // 4:POINTS // 2] = last
         drawn = self.random.permutation(drawn)
-        drawn[0], drawn[1] = max(0, count - 1), 0  # a point with all ends, and one at the start
+        drawn[0], drawn[1] = last, first  # a point with all ends, and one at the start
         for values in self.known:
             values[leaf] = drawn
 
@@ -88,7 +90,7 @@ class _Walk:
             case Seq(stmts):
                 return next(filter(None, map(self.statements, stmts)), "")
             case For():
-                self.draw(s.var, s.stop)
+                self.draw(s.var, s.stop, int(s.start.value) if isinstance(s.start, Const) else 0)
                 return self.statements(s.body)
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transconv.ir import stmt as st
-from transconv.ir.expr import Expr, Var
+from transconv.ir.expr import ZERO, Expr, Var
 from transconv.ir.interp.evaluate import Evaluator, Fault, convert, position
 from transconv.ir.interp.memory import Array, InterpError, Memory
 from transconv.ir.interp.scan import Scan
@@ -78,22 +78,25 @@ class Execution:
                                        f"when they update {names}, allocated outside"))
         axis = sum(f.axis is not None for f in self.frames)
         piece = max(1, _VOLUME // (body.volume * self.lane_volume))
-        for start in range(0, s.stop, piece):
+        first = self._numbers(s).start
+        for start in range(first, s.stop, piece):
             self._iterate(s, np.arange(start, min(start + piece, s.stop)), axis)
 
     def _numbers(self, s: For) -> range:
-        """The iterations of a loop that runs in order."""
-        if s.until is not None:
-            with self._blame(s):
-                until = self.eval.compute(s.until)
-                if until.min() != until.max() or until.max() > s.stop:
-                    raise Fault(f"the loop should end at one place of at most {s.stop}, not at "
-                                f"{until.min()}..{until.max()}")
-                return range(int(until.max()))
-        if s.kind != "dealt":
-            return range(s.stop)
+        """The iterations of a loop in their order."""
         with self._blame(s):
-            return range(int(self.eval.compute(s.start).item()), s.stop, s.programs)
+            start = 0 if s.start is ZERO else self._one_place(s.start, "start")
+            stop = s.stop if s.until is None else self._one_place(s.until, "end")
+            if stop > s.stop:
+                raise Fault(f"the loop should end at {s.stop} at the latest, not at {stop}")
+            return range(start, stop, s.programs if s.kind == "dealt" else 1)
+
+    def _one_place(self, bound: Expr, word: str) -> int:
+        """The value of a loop's bound, the same for all iterations around that run at once."""
+        found = self.eval.compute(bound)
+        if found.min() != found.max():
+            raise Fault(f"the loop should {word} at one place, not at {found.min()}..{found.max()}")
+        return int(found.max())
 
     def _iterate(self, s: For, values: Array, axis: int | None) -> None:
         """Run the body of a loop for some of its iterations."""

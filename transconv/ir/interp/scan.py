@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
-from transconv.ir.expr import Lane, Var
+from transconv.ir.expr import Const, Lane, Var
 from transconv.ir.node import Node
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 
@@ -48,7 +48,7 @@ class Scan:
         return found
 
     def _shape(self, s: Stmt) -> Shape:
-        out = Shape(apart=isinstance(s, xp.Roles) or isinstance(s, For) and s.until is not None)
+        out = Shape(apart=isinstance(s, xp.Roles) or isinstance(s, For) and not _known_bounds(s))
         if isinstance(s, Update):
             out.updates.add(s.var)
         elif isinstance(s, st.FuncCall) and s.func.multiplies:
@@ -72,3 +72,8 @@ class Scan:
         if loop.kind == "tile":
             return not self.shape(loop.body).updates
         return loop.kind in ("grid", "parallel") and not self.shape(loop.body).apart
+
+
+def _known_bounds(loop: For) -> bool:
+    """Whether a loop has the same iterations wherever it stands."""
+    return loop.until is None and isinstance(loop.start, Const)

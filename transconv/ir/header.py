@@ -1,0 +1,68 @@
+"""What a kernel's text says once, below its first line, of names that occur in it again and again.
+
+    kernel scale(x: f16, y: f16):
+        # x: 8a64b [m=8 n=64]                              the tensors, in the order of the call
+        # x_copy: 64a8b [n=64 m=8], copy of x
+        lanes m[0:8 axis=1 M] n[0:64 axis=2 N]             the body says m[0:8]
+        box x = [m[0:8], n[0:64]]                          where in a box of x a lane is
+        piece ring = [m[0:8], n[0:64]] of 0                the same of a slot, and in which box of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transconv.ir.access import BoxLoad, Read
+from transconv.ir.explicit import Piece
+from transconv.ir.expr import Expr, Lane, Var
+from transconv.ir.stmt import BoxStore, Kernel
+from transconv.ir.tensor import Tensor
+from transconv.ir.visit import find, lanes_of, walk
+
+Within = tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Lanes by name and extent, where a lane is in the boxes of a tensor, and in the pieces of a buffer.
+    Whatever differs from that is said where it stands."""
+
+    lanes: dict[tuple[str, int], Lane]
+    boxes: dict[str, Within]
+    pieces: dict[str, tuple[Expr, Within]]
+
+    @staticmethod
+    def of(kernel: Kernel) -> Header:
+        """What most of a kernel's lanes, boxes and pieces are."""
+        boxes: dict[str, Within] = {}
+        boxed: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+        for box in boxed:
+            if _over_lanes(box.within):
+                boxes.setdefault(box.tensor.name, box.within)
+        slots: dict[str, tuple[Expr, Within]] = {}
+        for piece in sorted(find(kernel, Piece), key=lambda p: not lanes_of(p.member)):
+            if _over_lanes((piece.member, *piece.within)):
+                slots.setdefault(piece.buffer.name, (piece.member, piece.within))
+        return Header({(x.name, x.extent): x for x in reversed(find(kernel, Lane))}, boxes, slots)
+
+    def said(self, lane: Lane) -> str:
+        """What the text of a lane adds where the header has another one of its name and extent."""
+        return "" if self.lanes.get((lane.name, lane.extent)) is lane else told_apart(lane)
+
+
+def told_apart(lane: Lane) -> str:
+    """All of a lane but its name and its extent."""
+    return f" axis={lane.axis}" + (f" {lane.kind}" if lane.kind else "")
+
+
+def tensor_line(t: Tensor) -> str:
+    """All of a tensor but its type."""
+    words = ((t.copy_of, f"copy of {t.copy_of}"), (t.rounded, "rounded"),
+             (t.parts_of, f"parts of {t.parts_of}"), (t.planes, "planes"))
+    return ", ".join([str(t), *(text for holds, text in words if holds)])
+
+
+def _over_lanes(exprs: Iterable[Expr]) -> bool:
+    """Whether expressions mean the same wherever they stand."""
+    return not any(isinstance(n, (Var, Read, Piece)) for e in exprs for n in walk(e))

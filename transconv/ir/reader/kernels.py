@@ -1,0 +1,147 @@
+"""A whole kernel: notes, the line with its name, what the header says, and the body."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+from transconv.errors import KernelError, LayoutError
+from transconv.ir.dtype import DType
+from transconv.ir.expr import Expr, Lane
+from transconv.ir.layout import Layout
+from transconv.ir.layout_text import LETTERS
+from transconv.ir.reader.expressions import Expressions, Scope
+from transconv.ir.reader.statements import Line, block, comment, located
+from transconv.ir.reader.words import Words
+from transconv.ir.stmt import Kernel
+from transconv.ir.tensor import Tensor
+
+STEP = 4  # spaces of a block
+TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, [\w ]+)*)")
+ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
+
+
+def parse_kernel(text: str) -> Kernel:
+    """The kernel of a text that ``str`` has made. Raises KernelError: one line, with the number of the
+    text's line, what was found and what was expected."""
+    lines = _nested(text)
+    notes = [*takewhile(lambda line: line.text.startswith("#"), lines)]
+    titles = lines[len(notes):]
+    if not titles or not titles[0].text.startswith("kernel "):
+        found = f"'{titles[0].text}'" if titles else "nothing"
+        raise KernelError(f"line {titles[0].number if titles else 1}: found {found}, expected "
+                          "'kernel name(tensor: type, ...):'")
+    if len(titles) > 1:
+        raise KernelError(f"line {titles[1].number}: found '{titles[1].text}', expected the end")
+    title = titles[0]
+    try:
+        name, types = _title(Words(title.text))
+    except KernelError as error:
+        raise located(error, title.number) from None
+    tensors = _tensors(title.below[:len(types)], types, title)
+    rest = title.below[len(types):]
+    scope = Scope({t.name: t for t in tensors})
+    while rest and ABOUT.match(rest[0].text):
+        try:
+            _about(rest[0], scope)
+        except KernelError as error:
+            raise located(error, rest[0].number) from None
+        rest = rest[1:]
+    return Kernel(name, tensors, block(rest, scope), _notes(notes))
+
+
+def _nested(text: str) -> list[Line]:
+    """The lines of a text, each below the one that it is indented under."""
+    top = Line(0, "")
+    path = [top]
+    for number, line in enumerate(text.split("\n"), 1):
+        body = line.lstrip(" ")
+        if not body:
+            continue
+        deep, odd = divmod(len(line) - len(body), STEP)
+        if odd or deep >= len(path):
+            raise KernelError(f"line {number}: found {len(line) - len(body)} spaces before '{body}', "
+                              f"expected a multiple of {STEP}, at most {(len(path) - 1) * STEP}")
+        del path[deep + 1:]
+        path[-1].below.append(Line(number, body))
+        path.append(path[-1].below[-1])
+    return top.below
+
+
+def _notes(lines: list[Line]) -> tuple[str, ...]:
+    notes: list[str] = []
+    for line in lines:
+        if line.text.startswith("#|") and notes:
+            notes[-1] += f"\n{comment(line.text)}"
+        else:
+            notes.append(comment(line.text))
+    return tuple(notes)
+
+
+def _title(words: Words) -> tuple[str, dict[str, DType]]:
+    words.expect("kernel")
+    name, types = words.name(), dict[str, DType]()
+    words.expect("(")
+    while not words.accept(")"):
+        if types:
+            words.expect(",")
+        tensor = words.name("a tensor")
+        words.expect(":")
+        types[tensor] = words.type()
+    words.expect(":")
+    words.end()
+    return name, types
+
+
+def _tensors(lines: list[Line], types: dict[str, DType], title: Line) -> tuple[Tensor, ...]:
+    found = []
+    for place, (name, dtype) in enumerate(types.items()):
+        if place >= len(lines):
+            raise KernelError(f"line {title.number}: found nothing about {name}, expected '# {name}: "
+                              "layout [dim=size ...]' below")
+        try:
+            found.append(_tensor(lines[place].text, name, dtype))
+        except (KernelError, LayoutError) as error:
+            raise KernelError(f"line {lines[place].number}: {error}") from None
+    return tuple(found)
+
+
+def _tensor(text: str, name: str, dtype: DType) -> Tensor:
+    found = TENSOR.fullmatch(text)
+    if found is None or found[1] != name:
+        raise KernelError(f"found '{text}', expected '# {name}: layout [dim=size ...]'")
+    sizes = [size.rpartition("=") for size in found[3].split()]
+    if not all(dim and size.isdigit() for dim, _, size in sizes):
+        raise KernelError(f"found [{found[3]}], expected sizes such as [n=8 c=64]")
+    words = [word.rpartition(" ") for word in found[5].split(", ")[1:]]
+    said = {before: word for before, _, word in words}
+    flags = {word for before, _, word in words if not before}
+    if wrong := (said.keys() - {"", "copy of", "parts of"}) | (flags - {"rounded", "planes"}):
+        raise KernelError(f"found '{min(wrong)}', expected copy of, rounded, parts of or planes")
+    layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
+    return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
+                  layout, found[4] or "", said.get("copy of", ""), "rounded" in flags,
+                  said.get("parts of", ""), "planes" in flags)
+
+
+def _about(line: Line, scope: Scope) -> None:
+    """Take in a line of the header."""
+    reader = Expressions(Words(line.text), scope)
+    words, header = reader.words, scope.header
+    word = words.name()
+    if word == "lanes":
+        while words.next():
+            lane = reader.named()
+            if not isinstance(lane, Lane):
+                raise KernelError(f"found '{lane}', expected a lane")
+            header.lanes[lane.name, lane.extent] = lane
+        return
+    name = words.name()
+    words.expect("=")
+    within: tuple[Expr, ...] = reader.several()
+    if word == "box":
+        header.boxes[name] = within
+    else:
+        words.expect("of")
+        header.pieces[name] = (reader.expression(), within)
+    words.end()

@@ -1,0 +1,84 @@
+"""A line of text as words and signs, taken one after another."""
+
+from __future__ import annotations
+
+import re
+
+from transconv.errors import KernelError
+from transconv.ir.dtype import DTYPES, DType
+
+NAME = re.compile(r"[A-Za-z_]\w*")
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+WORD = re.compile(rf"\s*({NUMBER.pattern}|{NAME.pattern}|\.\.|->|//|<<|>>|<=|==|!=|\S)")
+END = "the end of the line"
+
+
+class Words:
+    """What is left of a line. Whatever does not fit raises KernelError: what was found and expected."""
+
+    def __init__(self, text: str) -> None:
+        self.words = [found[1] for found in WORD.finditer(text)]
+        self.at = 0
+
+    def next(self, ahead: int = 0) -> str:
+        """The word that comes next, or after so many others; empty at the end."""
+        place = self.at + ahead
+        return self.words[place] if place < len(self.words) else ""
+
+    def follows(self, *words: str) -> bool:
+        """Whether these come next, in this order."""
+        return all(self.next(i) == word for i, word in enumerate(words))
+
+    def take(self) -> str:
+        self.at += 1
+        return self.words[self.at - 1]
+
+    def accept(self, *words: str) -> bool:
+        """Take these words if they come next."""
+        if found := self.follows(*words):
+            self.at += len(words)
+        return found
+
+    def expect(self, *words: str) -> None:
+        for word in words:
+            if not self.accept(word):
+                raise self.unlike(f"'{word}'")
+
+    def unlike(self, expected: str) -> KernelError:
+        found = f"'{self.next()}'" if self.next() else END
+        return KernelError(f"found {found}, expected {expected}")
+
+    def end(self) -> None:
+        if self.next():
+            raise self.unlike(END)
+
+    def name(self, what: str = "a name") -> str:
+        if not NAME.fullmatch(self.next()):
+            raise self.unlike(what)
+        return self.take()
+
+    def type(self) -> DType:
+        if self.next() not in DTYPES:
+            raise self.unlike(f"a type ({' '.join(DTYPES)})")
+        return DTYPES[self.take()]
+
+    def number(self) -> int | float:
+        if not NUMBER.fullmatch(self.next()):
+            raise self.unlike("a number")
+        word = self.take()
+        return int(word) if word.isdigit() else float(word)
+
+    def count(self) -> int:
+        if not self.next().isdigit():
+            raise self.unlike("a whole number")
+        return int(self.take())
+
+    def counts(self) -> tuple[int, ...]:
+        """``[4, 4, 16]``"""
+        self.expect("[")
+        found: list[int] = []
+        while not self.accept("]"):
+            if found:
+                self.expect(",")
+            found.append(self.count())
+        return tuple(found)
