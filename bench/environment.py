@@ -62,6 +62,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def threads() -> str:
+    """How many threads a measurement on the CPU has: OMP_NUM_THREADS, or the cores that this process may
+    run on. One more than there are cores, and every call waits for a thread that spins."""
+    if given := os.environ.get("OMP_NUM_THREADS"):
+        return given
+    mine = getattr(os, "sched_getaffinity", None)
+    return str(len(mine(0)) if mine else os.cpu_count() or 1)
+
+
 def worker_environment(cache_folder: str = "") -> dict[str, str]:
     """Variables of every worker: one shared cache of compiled kernels, one thread each."""
     folder = Path(cache_folder or Path(tempfile.gettempdir()) / f"transconv-bench-{os.getuid()}")

@@ -8,7 +8,6 @@ torch.compile tunes for so long that it is a task of its own, with its own limit
 from __future__ import annotations
 
 import json
-import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -199,7 +198,7 @@ class Run:
         o = self.options
         variables = environment.worker_environment(o.cache)
         # torch's libraries may use the whole CPU where it is what is measured.
-        threads = {"OMP_NUM_THREADS": str(os.cpu_count())} if versions["device"] == "cpu" else {}
+        threads = {"OMP_NUM_THREADS": environment.threads()} if versions["device"] == "cpu" else {}
         pool = Pool({"compile": Group("bench.runner:prepare", o.workers, variables),
                      "gpu": Group("bench.runner:on_gpu", 1, variables | threads)})
         tasks = [self._first(row) for row in todo]

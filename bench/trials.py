@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.report import DIRECTIONS, geometric_mean, markdown
+from transconv.cli import ranges
 from transconv.conv import ConvProblem, Epilogue, Prop, from_problems
 from transconv.cost import estimate
 from transconv.errors import TransconvError
@@ -223,7 +224,7 @@ def target_of(found: Iterable[Row]) -> Target:
 
 def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
-    made.add_argument("--docs", default="", help="also write the document here")
+    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:
