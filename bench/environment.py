@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from argparse import ArgumentTypeError
@@ -46,6 +47,8 @@ def at_hand(device: str = "") -> str:
     for one that is not."""
     import torch
 
+    if not re.fullmatch(r"|cpu|cuda(:[0-9]{1,3})?", device):
+        raise ArgumentTypeError(f"'{device}' is no device; expected cpu, cuda or cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ArgumentTypeError(f"{device}: torch finds no GPU; expected cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,6 +19,7 @@ from bench import environment, layers
 from bench.check import verdict
 from bench.report import cpu_table, summary_table
 from bench.roofline import ceiling_of, floor_us
+from transconv.cli.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
@@ -151,6 +152,7 @@ def main(options: Namespace) -> int:
     if options.retry:
         table.drop(options.retry.split(","), "verdict")
     rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
+    some_computable([ConvProblem.parse(r["problem"]) for r in rows])
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     run = Run(table, out, options)

@@ -118,7 +118,8 @@ def some_computable(found: Sequence[ConvProblem]) -> None:
             return computable(p)
         except Unsupported as error:
             refused.append(error)
-    raise refused[0]
+    if refused:
+        raise refused[0]
 
 
 def props(words: argparse.Namespace) -> tuple[Prop, ...]:
