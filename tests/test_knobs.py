@@ -150,3 +150,16 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "for mb in 0..1 parallel:" in files[0].read_text()
     assert "after gridwise" in caplog.text and "(unchanged)" in caplog.text
     assert "tl.dot" in caplog.text
+
+
+def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from transconv.disk_cache import files, leave_text
+
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "stage.txt").symlink_to(tmp_path / "mine")
+    leave_text(tmp_path, "stage.txt", "new")
+    assert (tmp_path / "mine").read_text() == "kept" and (tmp_path / "stage.txt").read_text() == "new"
+    files.forget()
+    leave_text(tmp_path / "mine" / "below", "stage.txt", "new")
+    assert "cannot be written to" in caplog.text

@@ -19,7 +19,7 @@ WORDS = ("", " ", "-", "---", "--nonsense", "--help=1", "\n", "a\nb", "\0", "é"
          "--batch=/dev/zero", "--batch=", "--prop", "--prop=x", "--target=sm_²", "--schedule=oc:0",
          "--schedule=\udcff", "1e400")
 FILES = {"empty": b"", "binary": bytes(range(256)), "latin": b"mb1\xe9", "zeros": bytes(99),
-    "a.json": b"{}",
+         "a.json": b"{}",
          "deep.json": b"[" * 99999, "row.json": b'{"schema": "transconv-suite-1", "layers": [3]}',
          "b.csv": b"a,b\n1,2\n", "computation": b"compute x\n  axes \n", "cycle": b"--batch=cycle\n"}
 NUMBERS = ("", "-1", "1e400", "nan", "-inf", "²", "x", "9" * 4400, "0x10", "\udcff",
