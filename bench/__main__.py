@@ -11,9 +11,22 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from transconv.cli.options import at_least, seconds, some_of
+from transconv.cli import variables
+from transconv.cli.options import Parser, refusal
+from transconv.cli.ranges import (
+    at_least,
+    folder,
+    gigabytes,
+    limit,
+    milliseconds,
+    output,
+    processes,
+    seconds,
+    some_of,
+)
 from transconv.conv import DIRECTIONS, Epilogue
 from transconv.errors import TransconvError
+from transconv.verify.stopping import code, terminable
 
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
@@ -38,7 +51,7 @@ def epilogue(text: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m bench", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="and, each with its own --help:\n" + "\n".join(
@@ -48,7 +61,8 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
-        made.add_argument("--out", default="bench/results", help="folder for CSV and JSON files")
+        made.add_argument("--out", type=folder, default="bench/results",
+                          help="folder for CSV and JSON files")
         return made
 
     def lists(made: argparse.ArgumentParser) -> None:
@@ -64,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
                           help="such as bias+relu (not for bwd_w)")
         made.add_argument("--time-budget", type=seconds, default=540,
                           help="seconds; then no new task starts")
-        made.add_argument("--limit", type=seconds, default=120, help="seconds for one task")
+        made.add_argument("--limit", type=limit, default=120, help="seconds for one task")
         made.add_argument("--shard", type=at_least(0), default=0)
         made.add_argument("--shards", type=at_least(1), default=1, help="do every n-th task, from --shard")
         made.add_argument("--retry", default="", help="verdicts to run again: failed,timeout,...")
@@ -77,8 +91,8 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--sample", type=at_least(1), default=5,
                        help="f32 and tf32 take every n-th problem")
     check.add_argument("--modes", type=some_of("exact", "float"), default="exact,float")
-    check.add_argument("--workers", type=at_least(1), default=cores)
-    check.add_argument("--memory", type=float, default=100, help="GB of GPU memory to share out")
+    check.add_argument("--workers", type=processes, default=cores)
+    check.add_argument("--memory", type=gigabytes, default=100, help="GB of GPU memory to share out")
 
     timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
     lists(timing)
@@ -88,15 +102,15 @@ def parser() -> argparse.ArgumentParser:
     timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
                         help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many "
                              "rows, columns and terms")
-    timing.add_argument("--inductor-limit", type=seconds, default=60,
+    timing.add_argument("--inductor-limit", type=limit, default=60,
                         help="seconds for one layer through torch.compile")
-    timing.add_argument("--budget-ms", type=float, default=120, help="timing of one call")
-    timing.add_argument("--compile-limit", type=seconds, default=60, help="seconds for one compile")
-    timing.add_argument("--workers", type=at_least(1), default=cores, help="processes that compile")
+    timing.add_argument("--budget-ms", type=milliseconds, default=120, help="timing of one call")
+    timing.add_argument("--compile-limit", type=limit, default=60, help="seconds for one compile")
+    timing.add_argument("--workers", type=processes, default=cores, help="processes that compile")
 
     report = command("report", "tables and plots from CSV files")
     report.add_argument("csv", nargs="*", default=["bench/results/timing.csv"])
-    report.add_argument("--readme", default="", help="file with table markers to fill in")
+    report.add_argument("--readme", type=output, default=None, help="file with table markers to fill in")
     return top
 
 
@@ -104,18 +118,20 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0, 1 if a row is not right, 2 if something is wrong with the
     command (one line on standard error says what)."""
     try:
-        return run(words)
+        with terminable():
+            return run(words)
     except (TransconvError, OSError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(refusal(error), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; rows that were written stay, and are not measured again", file=sys.stderr)
-        return 130
+        return code(stop)
 
 
 def run(words: Sequence[str] | None) -> int:
     """``main`` without what is said about errors."""
     module, options = understood(list(sys.argv[1:] if words is None else words))
+    variables.check()
     ended: int = module.main(options)
     return ended
 
@@ -125,9 +141,9 @@ def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     argparse does, or ValueError."""
     if words and words[0] in DROP_IN:
         own = importlib.import_module(f"bench.{words[0]}")
-        made = argparse.ArgumentParser(prog=f"python -m bench {words[0]}",
-                                       description=DROP_IN[words[0]])
-        made.add_argument("--out", default="bench/results", help="folder for CSV and JSON files")
+        made = Parser(prog=f"python -m bench {words[0]}", description=DROP_IN[words[0]])
+        made.add_argument("--out", type=folder, default="bench/results",
+                          help="folder for CSV and JSON files")
         own.arguments(made)
         return own, made.parse_args(words[1:])
     if not words or (words[0] not in COMMANDS and words[0] not in ("-h", "--help")):

@@ -19,7 +19,7 @@ from bench import environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
-from transconv.cli.options import at_least
+from transconv.cli import ranges
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
@@ -186,13 +186,13 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--props", default="fwd,bwd_d,bwd_w")
     made.add_argument("--dtype", default="bf16")
     made.add_argument("--layout", default="nhwc")
-    made.add_argument("--mb", type=at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--workers", type=at_least(1), default=max(1, (os.cpu_count() or 2) - 2))
-    made.add_argument("--limit", type=float, default=60, help="seconds for one variant")
-    made.add_argument("--time-budget", type=float, default=540)
-    made.add_argument("--budget-ms", type=float, default=60, help="timing of one pair")
+    made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--workers", type=ranges.processes, default=max(1, (os.cpu_count() or 2) - 2))
+    made.add_argument("--limit", type=ranges.limit, default=60, help="seconds for one variant")
+    made.add_argument("--time-budget", type=ranges.seconds, default=540)
+    made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
     made.add_argument("--cache", default="", help="folder of compiled kernels")
-    made.add_argument("--docs", default="", help="also write the document here")
+    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from argparse import ArgumentTypeError
@@ -46,6 +47,8 @@ def at_hand(device: str = "") -> str:
     for one that is not."""
     import torch
 
+    if not re.fullmatch(r"|cpu|cuda(:[0-9]{1,3})?", device):
+        raise ArgumentTypeError(f"'{device}' is no device; expected cpu, cuda or cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ArgumentTypeError(f"{device}: torch finds no GPU; expected cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,6 +63,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = ""
     return found
+
+
+def threads() -> str:
+    """How many threads a measurement on the CPU has: OMP_NUM_THREADS, or the cores that this process may
+    run on. One more than there are cores, and every call waits for a thread that spins."""
+    if given := os.environ.get("OMP_NUM_THREADS"):
+        return given
+    mine = getattr(os, "sched_getaffinity", None)
+    return str(len(mine(0)) if mine else os.cpu_count() or 1)
 
 
 def worker_environment(cache_folder: str = "") -> dict[str, str]:

@@ -11,7 +11,6 @@ measured schedule over the one that the estimate puts first among the measured o
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp, log
@@ -22,6 +21,7 @@ from transconv.cost import Work, count
 from transconv.cost import model as cost
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Constants, Target
+from transconv.tuning.table import read as read_table
 
 REFERENCE = "cudnn"
 NOT_FITTED = ("fma_share", "latency_ns", "meeting_us", "baton_ns")
@@ -63,11 +63,10 @@ def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> l
     found: dict[tuple[str, str], dict[str, float]] = {}
     whole = set(whole)
     for path in [*whole, *paths]:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row["us"] and not (path in whole and "split_k" in row["config"]):
-                    group = found.setdefault((row["problem"], row["prop"]), {})
-                    group[row["config"]] = float(row["us"])
+        for row in read_table(path):
+            if row["us"] and not (path in whole and "split_k" in row["config"]):
+                group = found.setdefault((row["problem"], row["prop"]), {})
+                group[row["config"]] = float(row["us"])
     groups = [_group(*key, times, target) for key, times in found.items()]
     return [g for g in groups if g.samples]
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import transconv
 from bench.environment import at_hand, versions
 from bench.overhead_parts import parts
-from transconv.cli.options import at_least
+from transconv.cli import ranges
 from transconv.tuning.table import Table
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
@@ -148,8 +148,8 @@ def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--calls", type=at_least(1), default=400, help="calls in a burst")
-    parser.add_argument("--bursts", type=at_least(1), default=15)
+    parser.add_argument("--calls", type=ranges.at_least(1), default=400, help="calls in a burst")
+    parser.add_argument("--bursts", type=ranges.at_least(1), default=15)
     parser.add_argument("--match", default="",
                         help="only cases with this in their name; the parts of a call are `parts`")
 

@@ -240,13 +240,10 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
 
 def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
-    and fill in the README. Returns 1 if there is nothing to report."""
+    and fill in the README. Raises ValueError if there is nothing to report."""
     by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": [],
                                     "cpu": []}
     for source in options.csv:
-        if not Path(source).exists():
-            print(f"{source} does not exist")
-            continue
         for row in read(Path(source)):
             if not kind_of(row):
                 raise ValueError(f"{source} is no table of `python -m bench`: it has the columns "
@@ -254,7 +251,7 @@ def main(options: Namespace) -> int:
             by_kind[kind_of(row)].append(row)
     tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
     if not tables:
-        return 1
+        raise ValueError(f"{', '.join(map(str, options.csv))}: there is no row to report of")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(f"## {name}\n\n{table}" for name, table in tables.items())

@@ -8,7 +8,6 @@ torch.compile tunes for so long that it is a task of its own, with its own limit
 from __future__ import annotations
 
 import json
-import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from bench import environment, layers
 from bench.check import verdict
 from bench.report import cpu_table, summary_table
 from bench.roofline import ceiling_of, floor_us
+from transconv.cli.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
@@ -152,6 +152,7 @@ def main(options: Namespace) -> int:
     if options.retry:
         table.drop(options.retry.split(","), "verdict")
     rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
+    some_computable([ConvProblem.parse(r["problem"]) for r in rows])
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     run = Run(table, out, options)
@@ -199,7 +200,7 @@ class Run:
         o = self.options
         variables = environment.worker_environment(o.cache)
         # torch's libraries may use the whole CPU where it is what is measured.
-        threads = {"OMP_NUM_THREADS": str(os.cpu_count())} if versions["device"] == "cpu" else {}
+        threads = {"OMP_NUM_THREADS": environment.threads()} if versions["device"] == "cpu" else {}
         pool = Pool({"compile": Group("bench.runner:prepare", o.workers, variables),
                      "gpu": Group("bench.runner:on_gpu", 1, variables | threads)})
         tasks = [self._first(row) for row in todo]

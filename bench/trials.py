@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.report import DIRECTIONS, geometric_mean, markdown
+from transconv.cli import ranges
 from transconv.conv import ConvProblem, Epilogue, Prop, from_problems
 from transconv.cost import estimate
+from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice, nearest, rows
@@ -223,21 +225,20 @@ def target_of(found: Iterable[Row]) -> Target:
 
 def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
-    made.add_argument("--docs", default="", help="also write the document here")
+    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:
-    """Print the document. Returns 1 if the logs hold nothing."""
+    """Print the document. Raises ValueError if the logs hold nothing."""
     found = [row for path in options.logs for row in read(Path(path))]
     if not found:
-        print("the logs are empty")
-        return 1
+        raise ValueError(f"{', '.join(options.logs)}: the logs are empty; expected those of tune")
     if lacks := {"problem", "prop", "config", "us"} - set(found[0]):
         raise ValueError(f"{options.logs[0]} is no log of tune: it has no column "
                          f"{', '.join(sorted(lacks))}")
     target = target_of(found)
     text = document(found, target, [Path(p).name for p in options.logs])
     if options.docs:
-        Path(options.docs).write_text(text, encoding="utf-8")
+        replace_named(options.docs, text)
     print(text)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,14 @@ def test_epilogue_schedule_and_target(capsys: Output) -> None:
     (["tune", "bench/problems/vgg16.txt", "--match", "("], "the pattern '(' cannot be read"),
     (["tune", "bench/problems/vgg16.txt", "--kinds", "thick"], "kinds thick are unknown; expected"),
     (["tune", "bench/problems/vgg16.txt", "--match", "resnet"], "none of 9 layers is selected"),
+    (["run", STRIDED, "dt=s8"], "src is i8; kernels compute with f16 bf16 f32 f64"),
+    (["tune", STRIDED, "dt=s8"], "src is i8; kernels compute with f16 bf16 f32 f64"),
+    (["show", STRIDED, "--dtype", "u8"], "dt=u8 is unknown; expected one of f16 bf16 f32 f64, or three"),
+    (["show", STRIDED + 'n"a\x07b"'], "the name 'a\\x07b' has a quote or a space in it, or what cannot"),
+    (["check", "--misalign=99999999999", STRIDED], "'99999999999' is no number up to"),
+    (["check", "--batch=/dev/zero"], "/dev/zero has more than"),
+    (["tune", "/dev/zero"], "/dev/zero has more than"),
+    (["tune", STRIDED, "--db", "/dev/zero"], "/dev/zero has more than"),
 ])
 def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> None:
     assert main(words) == 2
@@ -131,12 +140,34 @@ def test_files_that_are_something_else_are_refused_and_left_alone(
 @pytest.mark.parametrize("words", [
     "tune x --trials 0", "tune x --jobs 0", "tune x --mb -1", "tune x --time-budget -1",
     "fuzz --n -5", "fuzz --jobs none", "bisect x --limit 0", "matrix --jobs -1",
-    "compile x --target sm_90 --timeout nan", "compile x --target sm_90 --print asm"])
+    "compile x --target sm_90 --timeout nan", "compile x --target sm_90 --print asm",
+    "check x --workers=-5", "check x --time-budget=nan", "check x --limit=0", "check x --memory=inf",
+    "check x --shard=1/1", "check x --schedules=0", "fuzz --share 1.5", "fuzz --seed x",
+    "fuzz --limit inf",
+    "tune x --budget-ms 0", "tune x --limit 0", "matrix --share 5/3", "matrix --timeout 0",
+    "check x --json=/proc/none/x", "tune x --db /proc/none/x.csv", "tune x --log .", "fuzz --json ."])
 def test_numbers_and_words_out_of_range_are_refused(capsys: Output, words: str) -> None:
     with pytest.raises(SystemExit) as left:
         main(words.split())
     assert left.value.code == 2
-    assert "error: argument --" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "error: argument --" in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["x²", "{y}", "a'b", "%s", "\\n", "#", "...", "ä" * 200])
+def test_names_may_have_any_letters(capsys: Output, name: str) -> None:
+    problem = f'mb1ic4ih5oc4oh5kh3ph1n"{name}"'
+    assert "1 of 1 right" in printed(capsys, "run", problem, "--prop", "fwd")
+    assert "passed:1" in printed(capsys, "check", "--dir=FWD_D", problem)
+
+
+@pytest.mark.parametrize("problem", [
+    "ic1iw1000000000000000oc1kw10000000", "ic1iw1000000000000000oc1kw1000000000000000",
+    "mb1000000ic1000000ih1000000oc1000000oh1000000kh3ph1"])
+def test_problems_that_no_machine_holds_are_shown_in_no_time(capsys: Output, problem: str) -> None:
+    started = time.perf_counter()
+    assert " GFLOP, " in printed(capsys, "show", problem, "--stage", "problem")
+    assert time.perf_counter() - started < 30
 
 
 def test_no_images_need_no_kernel(capsys: Output) -> None:

@@ -245,9 +245,16 @@ def test_folders_of_others(cache: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.skipif(not is_root, reason="only root can make another user's link")
-def test_links_of_others(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A link in a public folder can be turned around later by whoever owns it."""
-    (tmp_path / "mine").mkdir(mode=0o700)
+@pytest.mark.parametrize("inside", ["", "deeper", "to-mine/deeper"])
+def test_links_of_others(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                         inside: str) -> None:
+    """A link in a public folder can be turned around later by whoever owns it; also one that leads to a
+    folder above, or that another link leads through."""
+    (tmp_path / "mine" / "deeper").mkdir(mode=0o700, parents=True)
+    (tmp_path / "mine" / "to-mine").symlink_to("../cache")
+    os.chown(tmp_path / "mine" / "to-mine", 1234, 1234, follow_symlinks=False)
+    os.chown(tmp_path / "mine" / "deeper", 1234, 1234)
+    (tmp_path / "mine").chmod(0o700)
     cache.symlink_to(tmp_path / "mine")
     assert DRAWER.put("a", {})  # a link of one's own is fine
     os.chown(cache, 65534, 65534, follow_symlinks=False)
@@ -259,9 +266,9 @@ def test_links_of_others(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureF
     os.chown(tmp_path / "mine", 1234, 1234)
     for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
         folder.chmod(folder.stat().st_mode | 0o011)
-    process = child(code, str(cache))
+    process = child(code, str(cache / inside))
     out, err = process.communicate(timeout=60)
-    assert out.split() == ["None"] and "belongs to user 65534 (a link)" in err
+    assert out.split() == ["None"] and f"is reached through {cache}, a link of user 65534" in err
 
 
 def test_a_path_that_cannot_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

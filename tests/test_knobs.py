@@ -59,8 +59,69 @@ def test_an_illegal_value_lists_the_legal_ones(monkeypatch: pytest.MonkeyPatch,
                                                knob: knobs.Knob[object], text: str) -> None:
     monkeypatch.setenv(knob.name, text)
     with pytest.raises(ValueError) as caught:
-        knob()
+        knob.checked()
     assert str(caught.value) == f"{knob.name}={text!r} is not legal; expected {knob.legal}"
+
+
+@pytest.mark.parametrize(("knob", "text"), [
+    (knobs.debug, "x"), (knobs.trust, "maybe"), (knobs.fallback, "quiet"), (knobs.dump, __file__),
+    (knobs.cache, "~nobody-of-this-name/x"), (knobs.tuned, "no/file"), (knobs.tuned, "x" * 5000),
+    (knobs.dump, "x" * 5000),
+])
+def test_a_program_goes_on_with_the_default_and_one_warning(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+        knob: knobs.Knob[object], text: str) -> None:
+    knobs.forget()
+    usual = knob()
+    monkeypatch.setenv(knob.name, text)
+    assert knob() == knob() == usual
+    told, = caplog.records
+    assert told.getMessage() == (f"{knob.name}={text!r} is not legal; expected {knob.legal}; it counts as "
+                                 "not set")
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("TRANSCONV_DEBUG", "9", "TRANSCONV_DEBUG='9' is not legal; expected 0, 1, 2, 3 or 4"),
+    ("TRANSCONV_FEATURES", "-warp_speed", "TRANSCONV_FEATURES: there is no feature 'warp_speed'"),
+    ("TRANSCONV_FEATURES", "nonsense", "TRANSCONV_FEATURES='nonsense' is not legal"),
+    ("TRANSCONV_SCHEDULE", "nonsense", "TRANSCONV_SCHEDULE: "),
+    ("TRANSCONV_CONFIG", "nonsense", "TRANSCONV_CONFIG: "),
+    ("TRANSCONV_TRUST", "x", "TRANSCONV_TRUST='x' is not legal"),
+])
+@pytest.mark.parametrize("verb", ["show", "run", "check", "tune", "words"])
+def test_a_command_refuses_what_cannot_be_read_before_it_prints_anything(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str,
+        name: str, text: str, message: str) -> None:
+    from transconv.__main__ import main
+
+    monkeypatch.setenv(name, text)
+    assert main([verb, *["mb1ic8ih6oc8oh6kh3ph1"] * (verb != "words")]) == 2
+    told = capsys.readouterr()
+    assert message in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_a_program_goes_on_without_words_that_nobody_knows(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning for each variable, and kernels as if they were not set."""
+    from types import SimpleNamespace
+
+    from transconv.conv import ConvProblem, ConvWorkload, Prop
+    from transconv.selection import choice
+    from transconv.target import TARGETS
+    from transconv.target.records import from_properties
+
+    knobs.forget()
+    workload = ConvWorkload(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD)
+    usual = choice.default(workload.computations[0], TARGETS["sm_90"], workload)
+    h100 = SimpleNamespace(name="H100", major=9, minor=0, multi_processor_count=132)
+    record = from_properties(h100)
+    monkeypatch.setenv("TRANSCONV_SCHEDULE", "nonsense")
+    monkeypatch.setenv("TRANSCONV_FEATURES", "-warp_speed")
+    for _ in range(2):
+        assert choice.default(workload.computations[0], TARGETS["sm_90"], workload) == usual
+        assert from_properties(h100) == record
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["TRANSCONV_SCHEDULE",
+                                                                      "TRANSCONV_FEATURES"]
 
 
 def test_table_has_a_row_for_each_knob() -> None:
@@ -89,3 +150,16 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "for mb in 0..1 parallel:" in files[0].read_text()
     assert "after gridwise" in caplog.text and "(unchanged)" in caplog.text
     assert "tl.dot" in caplog.text
+
+
+def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from transconv.disk_cache import files, leave_text
+
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "stage.txt").symlink_to(tmp_path / "mine")
+    leave_text(tmp_path, "stage.txt", "new")
+    assert (tmp_path / "mine").read_text() == "kept" and (tmp_path / "stage.txt").read_text() == "new"
+    files.forget()
+    leave_text(tmp_path / "mine" / "below", "stage.txt", "new")
+    assert "cannot be written to" in caplog.text

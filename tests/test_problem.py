@@ -305,3 +305,12 @@ def test_macs_count_the_taps_that_fall_on_the_input(p: ConvProblem) -> None:
 def test_bytes_moved_counts_each_tensor_once() -> None:
     p = ConvProblem.make(2, 4, 8, (5, 5), 3, dtype=("f16", "f16", "f32"))
     assert p.bytes_moved() == 2 * (2 * 4 * 25) + 2 * (8 * 4 * 9) + 4 * (2 * 8 * 9)
+
+
+def test_multiplications_are_those_that_one_counts() -> None:
+    """Every point and tap, of small axes with all strides, dilations and paddings."""
+    for i, o, k, s, d, pad in itertools.product((1, 2, 5), (1, 3, 4), (1, 2, 5), (1, 2, 3), (1, 2, 3),
+                                                (0, 1, 4)):
+        p = ConvProblem.make(1, 1, 1, (i,), (k,), s, d, pad, o=(o,))
+        counted = sum(0 <= at * s + tap * d - pad < i for at in range(o) for tap in range(k))
+        assert p.macs == counted, str(p)

@@ -142,8 +142,9 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
     assert str(first().schedule) == other  # before what the cache has
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "nothing.csv"))
+    assert first().source != "estimate"  # what cannot be read counts as not set
     with pytest.raises(ValueError, match="0, 1 or the file of a tuning database"):
-        knobs.tuned()
+        knobs.tuned.checked()
 
 
 @pytest.mark.parametrize("changes", [

@@ -1,12 +1,14 @@
 """Environment variables, lowest layer: the one typed table, and the only file that reads them.
 
 Each knob is called to read it: ``knobs.verify()`` looks at the environment now, so a test or a
-notebook may change a variable at any time. A value that is not legal is a ValueError that lists the
-legal ones; an empty value counts as not set.
+notebook may change a variable at any time. A value that is not legal is warned about once and counts
+as not set, so that a program goes on; the command line asks ``checked`` first, which raises a ValueError
+that lists the legal values. An empty value counts as not set.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("transconv.knobs")
+_ignored: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +34,40 @@ class Knob(Generic[T]):
     former: str = ""  # the name that the variable had before
 
     def __call__(self) -> T:
-        """The value now. Raises ValueError naming the variable, its text and the legal values."""
-        text = os.environ.get(self.name, "").strip() or self._former() or self.default
+        """The value now; of a text that is not legal the default, and one warning."""
         try:
-            return self.read(text)
-        except ValueError:
-            raise ValueError(f"{self.name}={text!r} is not legal; expected {self.legal}") from None
+            return self.checked()
+        except ValueError as error:
+            ignore(str(error))
+            return self.read(self.default)
 
-    def _former(self) -> str:
-        return os.environ.get(self.former, "").strip() if self.former else ""
+    def checked(self) -> T:
+        """The value now. Raises ValueError naming the variable, its text and the legal values."""
+        name, text = self.given
+        try:
+            return self.read(text or self.default)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is not legal; expected {self.legal}") from None
+
+    @property
+    def given(self) -> tuple[str, str]:
+        """The variable that is set, by its name or the former one, and its text; empty: not set."""
+        for name in filter(None, (self.name, self.former)):
+            if text := os.environ.get(name, "").strip():
+                return name, text
+        return self.name, ""
+
+
+def ignore(reason: str) -> None:
+    """Warn once that the value of a variable counts as not set."""
+    if reason not in _ignored:
+        _ignored.add(reason)
+        log.warning("%s; it counts as not set", reason)
+
+
+def forget() -> None:
+    """Warn again of what was warned about."""
+    _ignored.clear()
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -62,25 +91,34 @@ def _level(text: str) -> int:
 
 
 def _folder(text: str) -> Path:
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise ValueError(text) from error
     if path.exists() and not path.is_dir():
         raise ValueError(text)
     return path
 
 
 def _optional_folder(text: str) -> Path | None:
-    return _folder(text) if text else None
+    try:
+        return _folder(text) if text else None
+    except OSError as error:  # its name is too long, its parents are closed to us
+        raise ValueError(text) from error
 
 
 def _cache_folder(text: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return _folder(text if text else f"{home or '~/.cache'}/transconv")
+    return _folder(text) if text else Path(f"{home or '~/.cache'}/transconv").expanduser()
 
 
 def _switch_or_file(text: str) -> str:
-    if text not in ("0", "1") and not Path(text).is_file():
-        raise ValueError(text)
-    return text
+    try:
+        if text in ("0", "1") or Path(text).is_file():
+            return text
+    except OSError as error:
+        raise ValueError(text) from error
+    raise ValueError(text)
 
 
 def _switches(text: str) -> tuple[tuple[str, bool], ...]:

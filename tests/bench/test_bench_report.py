@@ -6,14 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench import ceilings, check, report, runner
+from bench import ceilings, check, environment, report, runner
 from bench.__main__ import parser
+from transconv.tuning import timing
 from transconv.tuning.table import Table, read
-from transconv.tuning.timing import Clock, Make, summary
+from transconv.tuning.timing import Call, Clock, Make, summary
 
 ROOT = Path(__file__).parents[2]
 TINY = 'ic8ih5oc16oh5kh3ph1n"dense"\ng4ic4ih5oc4oh3kh3sh2ph1n"depthwise"\n'
@@ -121,7 +123,7 @@ def test_clock_takes_calls_in_turn() -> None:
     turns = "".join(order)[6:]
     assert order[:6] == [*"aaa", *"bbb"] and set(turns) == {"a", "b"}
     assert len(re.findall("a+|b+", turns)) == 4  # each is called for a while, twice in turn
-    assert found["a"].method == "host"
+    assert found["a"].method.startswith("host, threads=")
 
 
 def test_ceilings() -> None:
@@ -236,3 +238,29 @@ def test_models_and_calls_without_a_number_say_why() -> None:
     calls = [{"case": "c", "mode": m, "side": s, "median_us": "4", "ratio": "1"}
              for m, s in (("grad", "torch"), ("grad", "transconv"), ("no grad", "torch"))]
     assert report.overhead_table(calls).splitlines()[2] == "| c | 4.0 → 4.0 (1.00) | not run |"
+
+
+def test_a_call_that_waited_for_a_core_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of every row of calls takes 24 ms, all others 9 us."""
+    now = [0.0]
+    turns = {"ours": 0, "theirs": 0}
+
+    def make(name: str) -> Callable[[int], Call]:
+        def call() -> None:
+            for other in turns.keys() - {name}:
+                turns[other] = 0
+            now[0] += 9e-6 if turns[name] else 24e-3
+            turns[name] += 1
+        return lambda index: call
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    found = timing.Clock("cpu", 120).compare({name: make(name) for name in turns}, 1000)
+    assert [round(t.us) for t in found.values()] == [9, 9]
+
+
+def test_threads_are_those_that_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    assert environment.threads() == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert environment.threads() == "2"

@@ -103,9 +103,13 @@ def test_exit_codes(capsys: Output) -> None:
     told(capsys, "--strict", "--dt=s8", SMALL, code=1)
     told(capsys, "--tag=nothing", SMALL, code=1)
     for words in ([], ["--nonsense=1", SMALL], ["ic3kh"], ["--batch=no/such/file"],
-                  ["--configs=few", SMALL], ["--shard=2/2", SMALL], ["--engine=gpu", SMALL]):
+                  ["--engine=gpu", SMALL]):
         assert main(["check", *words]) == 2, words
         assert capsys.readouterr().err.count("\n") == 1, words
+    for words in (["--configs=few", SMALL], ["--shard=2/2", SMALL]):
+        with pytest.raises(SystemExit) as left:
+            main(["check", *words])
+        assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1, words
 
 
 def test_layouts_alignment_and_data(capsys: Output) -> None:

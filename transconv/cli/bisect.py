@@ -6,8 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from transconv.cli import options
-from transconv.target import TARGETS
+from transconv.cli import options, ranges
 from transconv.verify.bisect import PARTS, blame
 from transconv.verify.bisect_shrink import PRODUCTS
 
@@ -29,8 +28,8 @@ def add_to(verbs: object) -> None:
     made.add_argument("--epilogue", default="", metavar="E",
                       help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
     options.add_schedule(made)
-    made.add_argument("--seed", type=options.at_least(0), default=0, help="of the data (default: 0)")
-    made.add_argument("--limit", type=options.at_least(1), default=PRODUCTS, metavar="N",
+    made.add_argument("--seed", type=ranges.at_least(0), default=0, help="of the data (default: 0)")
+    made.add_argument("--limit", type=ranges.at_least(1), default=PRODUCTS, metavar="N",
                       help="multiplications beyond which a smaller problem is looked at "
                            f"(default: {PRODUCTS})")
     made.add_argument("--parts", default=",".join(PARTS), metavar="P",
@@ -40,9 +39,7 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    problem, target = options.problem(words), options.target(words.target or "auto")
-    if target.backend == "interpreter" and not words.target:
-        target = TARGETS["sm_90"]
+    problem, target = options.problem(words), options.chip(words.target)
     parts = words.parts.split(",")
     if unknown := sorted(set(parts) - set(PARTS)):
         raise ValueError(f"--parts {words.parts}: unknown {', '.join(unknown)}; "

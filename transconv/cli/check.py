@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from transconv.cli import computations, options, ranges
 
 if TYPE_CHECKING:
     from transconv.verify.driver import Request
@@ -54,7 +56,7 @@ def add_to(verbs: Any) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the whole run; other words are the driver's."""
-    made = argparse.ArgumentParser(
+    made = options.Parser(
         prog="python -m transconv check", description=ABOUT, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python -m transconv check [options] PROBLEM...",
@@ -63,18 +65,20 @@ def parser() -> argparse.ArgumentParser:
             "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
             "check --schedules=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1")))
     add = made.add_argument
-    add("--schedules", "--configs", dest="schedules", default="best", metavar="best|N|all",
+    add("--schedules", "--configs", dest="schedules", type=_schedules, default="best",
+        metavar="best|N|all",
         help="check the plan that a user gets, the N best, or all that heuristics may choose")
-    add("--json", metavar="FILE", help="write everything as JSON")
+    add("--json", type=ranges.output, metavar="FILE", help="write everything as JSON")
     add("--strict", action="store_true", help="exit with 1 also for what was not checked")
     add("--quiet", action="store_true", help="do not print what passed")
-    add("--workers", type=int, default=-1, metavar="N",
+    add("--workers", type=ranges.at_least(0, ranges.PROCESSES), default=None, metavar="N",
         help="processes (default: 8 on a GPU, none in the interpreter)")
-    add("--limit", type=float, default=120, metavar="S", help="seconds for one problem in a worker")
-    add("--time-budget", type=float, default=float("inf"), metavar="S",
+    add("--limit", type=ranges.limit, default=120, metavar="S", help="seconds for one problem in a worker")
+    add("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
         help="seconds for all; problems that are not reached are SKIPPED")
-    add("--memory", type=float, default=60, metavar="GB", help="of the GPU, for all workers")
-    add("--shard", default="0/1", metavar="I/N", help="every N-th problem, from the I-th (from 0)")
+    add("--memory", type=ranges.gigabytes, default=60, metavar="GB", help="of the GPU, for all workers")
+    add("--shard", type=ranges.part, default=(0, 1), metavar="I/N",
+        help="every N-th problem, from the I-th (from 0)")
     return made
 
 
@@ -82,33 +86,31 @@ def run(words: argparse.Namespace) -> int:
     from transconv.verify.driver import Driver
 
     own, rest = parser().parse_known_args(words.words)
-    if own.schedules not in ("best", "all") and not own.schedules.isdecimal():
-        raise ValueError(f"--schedules={own.schedules}; expected best, all or a number")
-    from transconv.cli import computations
-
     texts = [w for w in rest if not w.startswith("-")]
     if found := computations.given(texts):
         own.target = next((w.partition("=")[2] for w in rest if w.startswith("--target=")), None)
         own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
-    requests = list(_shard(list(driver.requests(rest)), own.shard))
+    requests = list(driver.requests(rest))[own.shard[0]::own.shard[1]]
     if not requests:
         raise ValueError("no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, "
                          "or --batch=FILE")
     report = check(requests, own, driver.remarks)
     print("\n".join(report.summary()), flush=True)
     if own.json:
-        report.write(Path(own.json), shlex.join(["python", "-m", "transconv", "check",
+        report.write(own.json, shlex.join(["python", "-m", "transconv", "check",
                                                  *words.words]))
     return report.code(own.strict)
 
 
-def _shard(requests: Sequence[Request], text: str) -> Sequence[Request]:
-    first, _, step = text.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise ValueError(f"--shard={text}; expected I/N with I from 0 to N-1")
-    return requests[int(first)::int(step)]
+def _schedules(text: str) -> str:
+    if text not in ("best", "all"):
+        try:
+            ranges.at_least(1, 10**6)(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}, nor best or all") from None
+    return text
 
 
 def check(requests: Sequence[Request], own: argparse.Namespace,
@@ -116,12 +118,10 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.verify.driver_attr import Refused
-    from transconv.verify.driver_job import job_of
-    from transconv.verify.report import Report, Result
+    from transconv.verify.report import Report
+    from transconv.verify.stopping import code, terminable
 
-    report = Report(remarks or {})
-    todo: list[tuple[int, Request, Job]] = []
+    report = Report(remarks or {}, asked=len(requests))
     with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
               file=sys.stderr) as bar:
         def ended(result: Result) -> None:
@@ -131,28 +131,44 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
                     print("\n".join(result.lines()), flush=True)
             bar.update()
 
-        for place, request in enumerate(requests):
-            try:
-                job = job_of(request, own.schedules)
-            except Refused as refused:
-                ended(Result(place, request, refused.status, refused.reason))
-                continue
-            if request.mode == "L":
-                ended(Result(place, request, "LISTED"))
-            else:
-                todo.append((place, request, job))
-        for place, request, row in _rows(todo, own):
-            ended(Result(place, request, row["status"], row["reason"], row))
+        try:
+            with terminable():
+                _carry_out(requests, own, ended)
+        except KeyboardInterrupt as stop:
+            report.stopped = code(stop)
     return report
 
 
+def _carry_out(requests: Sequence[Request], own: argparse.Namespace,
+               ended: Callable[[Result], None]) -> None:
+    """What means nothing here first, then the others, as they end."""
+    from transconv.verify.driver_attr import Refused
+    from transconv.verify.driver_job import job_of
+    from transconv.verify.report import Result
+
+    todo: list[tuple[int, Request, Job]] = []
+    for place, request in enumerate(requests):
+        try:
+            job = job_of(request, own.schedules)
+        except Refused as refused:
+            ended(Result(place, request, refused.status, refused.reason))
+            continue
+        if request.mode == "L":
+            ended(Result(place, request, "LISTED"))
+        else:
+            todo.append((place, request, job))
+    with closing(_rows(todo, own)) as rows:
+        for place, request, row in rows:
+            ended(Result(place, request, row["status"], row["reason"], row))
+
+
 def _rows(todo: Sequence[tuple[int, Request, Job]],
-          own: argparse.Namespace) -> Iterator[tuple[int, Request, dict[str, Any]]]:
+          own: argparse.Namespace) -> Generator[tuple[int, Request, dict[str, Any]], None, None]:
     """The rows of all jobs, as they end: from workers, or from this process."""
     if not todo:
         return
     where = _where({request.engine for _, request, _ in todo})
-    workers = own.workers if own.workers >= 0 else 8 if where == "cuda" else 0
+    workers = own.workers if own.workers is not None else 8 if where == "cuda" else 0
     if workers == 0:
         yield from _here(todo, own.time_budget)
         return
@@ -168,9 +184,10 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
     tasks = {id(task): (task, place, request) for task, place, request in (
         (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
          request) for place, request, job in todo)}
-    for task, row in pool.run([t for t, _, _ in tasks.values()], own.time_budget):
-        _, place, request = tasks.pop(id(task))
-        yield place, request, answer(row)
+    with closing(pool.run([t for t, _, _ in tasks.values()], own.time_budget)) as rows:
+        for task, row in rows:
+            _, place, request = tasks.pop(id(task))
+            yield place, request, answer(row)
     for _, place, request in tasks.values():
         yield place, request, answer({"error": "out of budget"})
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
-from transconv.cli import computations, options
+from transconv.cli import computations, options, ranges
 from transconv.target import Target
 from transconv.verify.matrix.jobs import jobs_of
 
@@ -26,7 +26,7 @@ def add_to(verbs: object) -> None:
     made.add_argument("--epilogue", default="", metavar="E", help="bias+relu, ...")
     made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
                       help=f"also print this text of each: {', '.join(TEXTS)}")
-    made.add_argument("--timeout", type=options.seconds, default=120, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
                       help="seconds that one kernel may take (default: 120)")
     options.add_schedule(made)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 
 from transconv.compute import Compute, describe, kernels, parse
@@ -20,9 +21,8 @@ def given(texts: Sequence[str]) -> list[Compute]:
     texts themselves; none if the words are something else. Raises ComputeError."""
     found = []
     for text in texts:
-        path = Path(text) if "\n" not in text and len(text) < 4096 else None
-        if path is not None and path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
+        if isfile(text):
+            with Path(text).open(encoding="utf-8", errors="replace") as file:
                 text = file.read(1 << 20)
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         if lines and lines[0].split()[0] == "compute":

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from transconv.cli import options
+from transconv.cli import options, ranges
 
 
 def add_to(verbs: object) -> None:
@@ -22,32 +22,32 @@ def add_to(verbs: object) -> None:
          "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
-    made.add_argument("--n", type=options.at_least(0), default=None, metavar="N",
+    made.add_argument("--n", type=ranges.at_least(0, 10**6), default=None, metavar="N",
                       help="trials (default: 1000; with --line none)")
-    made.add_argument("--computes", type=options.at_least(1), default=0, metavar="N",
+    made.add_argument("--computes", type=ranges.at_least(1, 10**6), default=0, metavar="N",
                       help="instead of convolutions, N drawn computations as text; their kernels are "
                            "interpreted after every pass, no GPU is asked")
-    made.add_argument("--seed", type=int, default=0, metavar="S")
-    made.add_argument("--first", type=options.at_least(0), default=0, metavar="I",
+    made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="S")
+    made.add_argument("--first", type=ranges.at_least(0), default=0, metavar="I",
                       help="number of the first trial, such as the `next` of a report")
-    made.add_argument("--jobs", type=options.at_least(1), default=os.cpu_count() or 1, metavar="J",
+    made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="J",
                       help="worker processes (default: one for each core)")
-    made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="SECONDS",
+    made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="SECONDS",
                       help="no trial starts later; those under way have 20 s more")
-    made.add_argument("--limit", type=options.seconds, default=60.0, metavar="SECONDS",
+    made.add_argument("--limit", type=ranges.limit, default=60.0, metavar="SECONDS",
                       help="for one trial")
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
     made.add_argument("--interpreter", action="store_true",
                       help="no GPU: the interpreter of the IR, and Triton's for a share")
-    made.add_argument("--share", type=float, default=0.2, metavar="F",
+    made.add_argument("--share", type=ranges.fraction, default=0.2, metavar="F",
                       help="of interpreted trials, those in Triton's interpreter (default: 0.2)")
-    made.add_argument("--shrink", type=options.at_least(0), default=4, metavar="N",
+    made.add_argument("--shrink", type=ranges.at_least(0, 1000), default=4, metavar="N",
                       help="kinds of failures that are shrunk (default: 4)")
     made.add_argument("--no-corpus", action="store_true", help="leave out what failed once")
     made.add_argument("--line", action="append", default=[], metavar="LINE",
                       help="run this trial; may be given again")
     made.add_argument("--file", type=Path, metavar="FILE", help="run the trials in a file of lines")
-    made.add_argument("--json", type=Path, metavar="FILE",
+    made.add_argument("--json", type=ranges.output, metavar="FILE",
                       help="counts by dimension and status, lines that failed, timed out or took more "
                       "than the device has; kept up to date")
 

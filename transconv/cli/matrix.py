@@ -15,7 +15,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
-from transconv.cli import options
+from transconv.cli import options, ranges
+from transconv.disk_cache import replace_named
 from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target
 from transconv.verify.matrix import page, record
@@ -37,20 +38,20 @@ def add_to(verbs: object) -> None:
     made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
     made.add_argument("--problems", default="", metavar="N[,N...]",
                       help=f"golden problems (default: all): {' '.join(CASES)}")
-    made.add_argument("--share", default="0/1", metavar="I/N",
+    made.add_argument("--share", type=ranges.part, default=(0, 1), metavar="I/N",
                       help="only the I-th of N parts of the pairs of problem and chip")
     made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
                       help="folders with a Triton each (pip install --target); 'installed': ours")
-    made.add_argument("--jobs", type=options.at_least(1), default=os.cpu_count() or 1, metavar="N",
+    made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
                       help="child processes (default: one per core)")
-    made.add_argument("--timeout", type=options.seconds, default=180, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=180, metavar="S",
                       help="seconds that one kernel may take (default: 180)")
     made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
                       help="the CSV file that kernels are held to (default: the repository's)")
     made.add_argument("--update", action="store_true", help="write what was found into the record")
-    made.add_argument("--json", type=Path, metavar="FILE", help="also write everything found")
-    made.add_argument("--csv", type=Path, metavar="FILE", help="also write the rows found")
-    made.add_argument("--page", type=Path, metavar="FILE",
+    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write everything found")
+    made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write the rows found")
+    made.add_argument("--page", type=ranges.output, metavar="FILE",
                       help="also write the page of the documentation, from the record")
 
 
@@ -60,7 +61,7 @@ def run(words: argparse.Namespace) -> int:
     folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
     versions = [triton_version(f) for f in folders]
     started = time.monotonic()
-    kernels = _planned(share(_names(words.problems), targets, *_part(words.share)), words.jobs)
+    kernels = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
     recorded = record.read(words.record)
     rows: list[record.Row] = []
     failures: list[str] = []
@@ -75,16 +76,16 @@ def run(words: argparse.Namespace) -> int:
                        for p, a in zip(kernels, answers, strict=True)]
     if words.update:
         recorded |= {r.key: r for r in rows}
-        if words.share == "0/1" and not words.targets and not words.problems:
+        if words.share == (0, 1) and not words.targets and not words.problems:
             made_now = {r.key for r in rows}  # what the matrix no longer has leaves the record
             recorded = {k: r for k, r in recorded.items() if k in made_now or k[0] not in versions}
         record.write(words.record, recorded.values())
     if words.json:
-        words.json.write_text(json.dumps(everything, indent=1))
+        replace_named(words.json, json.dumps(everything, indent=1))
     if words.csv:
         record.write(words.csv, rows)
     if words.page:
-        words.page.write_text(page.page(recorded.values()))
+        replace_named(words.page, page.page(recorded.values()))
     print(_report(rows, failures, len(kernels) * len(versions), time.monotonic() - started))
     return 1 if failures else 0
 
@@ -95,13 +96,6 @@ def _names(text: str) -> list[str]:
         if n not in CASES:
             raise ScheduleError(f"golden problem '{n}' is unknown; expected one of {' '.join(CASES)}")
     return names
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, slash, parts = text.partition("/")
-    if not slash or not part.isdigit() or not parts.isdigit() or not int(parts):
-        raise ScheduleError(f"--share={text}: expected I/N, such as 0/11 for the first of 11 parts")
-    return int(part), int(parts)
 
 
 def _planned(pairs: Sequence[tuple[Case, Target]], workers: int) -> list[Planned]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from os.path import exists  # unlike Path.exists, it takes a name of any length
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from transconv.conv import ConvProblem, Epilogue, Prop, iter_problems
-from transconv.errors import ProblemError
+from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
+from transconv.errors import ProblemError, Unsupported
 from transconv.schedule import Schedule
 from transconv.target import Target, detect
 
@@ -16,32 +17,22 @@ EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
 PROPS = [p.value for p in Prop]
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """For ``type=`` of an option: a whole number that is not smaller."""
-    def whole(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"'{text}' is no whole number from {least}")
-        return int(text)
-    return whole
+class Parser(argparse.ArgumentParser):
+    """Whose refusals are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help says what is expected)\n")
 
 
-def some_of(*legal: str) -> Callable[[str], str]:
-    """For ``type=`` of an option: some of these words, joined by commas."""
-    def words(text: str) -> str:
-        if unknown := [w for w in text.split(",") if w not in legal]:
-            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(legal)}")
-        return text
-    return words
+def refusal(error: BaseException) -> str:
+    """What is wrong with a command, in one line."""
+    return one_line(f"{type(error).__name__}: {error}")
 
 
-def seconds(text: str) -> float:
-    """For ``type=`` of an option: a number of seconds that is not negative."""
-    try:
-        if (number := float(text)) >= 0:
-            return number
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+def one_line(text: str) -> str:
+    """The text with what is no printable character escaped, and not longer than a screen."""
+    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return told if len(told) <= 2000 else f"{told[:1500]} ... {told[-400:]}"
 
 
 def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
@@ -86,7 +77,7 @@ def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:
 
 def problem(words: argparse.Namespace) -> ConvProblem:
     """The one problem of the command line. Raises ProblemError."""
-    if Path(words.problem[0]).exists():
+    if exists(words.problem[0]):
         raise ProblemError(f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
                            f"{EXAMPLE} (run and tune take lists)")
     return dressed(described(words.problem), words)
@@ -107,7 +98,7 @@ def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
     """Every problem of the command line or of the file it names, with every asked direction. Raises
     ProblemError where nothing is asked for."""
     path = Path(words.problem[0])
-    if len(words.problem) == 1 and path.exists():
+    if len(words.problem) == 1 and exists(path):
         listed = list(iter_problems(path))
     else:
         listed = [(described(words.problem), None)]
@@ -117,6 +108,18 @@ def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
     if not found:
         raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
     return found
+
+
+def some_computable(found: Sequence[ConvProblem]) -> None:
+    """Raises Unsupported where no kernel computes with the types of any of these problems."""
+    refused = []
+    for p in found:
+        try:
+            return computable(p)
+        except Unsupported as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
 
 
 def props(words: argparse.Namespace) -> tuple[Prop, ...]:
@@ -133,6 +136,12 @@ def epilogue(words: argparse.Namespace) -> Epilogue:
 
 def target(name: str) -> Target:
     """The target of a name; ``auto`` is the GPU at hand, or the interpreter."""
-    return detect() if name == "auto" else Target.parse(name)
+    return detect() if name in ("", "auto") else Target.parse(name)
+
+
+def chip(name: str) -> Target:
+    """The target of a name, for kernels that are read, not run; ``auto`` is sm_90 without a GPU."""
+    found = target(name)
+    return found if name or found.backend != "interpreter" else Target.parse("sm_90")
 
 

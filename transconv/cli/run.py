@@ -36,6 +36,7 @@ def run(words: argparse.Namespace) -> int:
     if found := computations.given(words.problem):
         return max(computations.run(c, words) for c in found)
     work = options.problems(words)
+    options.some_computable([problem for problem, _ in work])
     for problem, prop in work:
         writable(problem, prop)
     where = device()
@@ -89,7 +90,8 @@ def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
     except TransconvError as error:
         return Row(problem, prop, None, str(error))
     except Exception as error:  # one bad kernel must not hide the others
-        return Row(problem, prop, None, f"{type(error).__name__}: {error}")
+        told = str(error).partition("\n")[0]
+        return Row(problem, prop, None, f"{type(error).__name__}: {told}")
 
 
 def _line(row: Row, width: int) -> str:

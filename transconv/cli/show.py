@@ -17,7 +17,7 @@ from transconv.passes import lower, passes, stages
 from transconv.runtime import Step, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, why_not
 from transconv.selection import choice, heuristics, telling
-from transconv.target import TARGETS, Target
+from transconv.target import Target
 
 RULE = "-" * 100
 
@@ -45,9 +45,7 @@ def add_to(verbs: object) -> None:
 def show(words: argparse.Namespace) -> int:
     if found := computations.given(words.problem):
         return max(computations.show(c, words) for c in found)
-    problem, target = options.problem(words), options.target(words.target or "auto")
-    if target.backend == "interpreter" and not words.target:
-        target = TARGETS["sm_90"]
+    problem, target = options.problem(words), options.chip(words.target)
     for prop in options.props(words):
         for text in pages(problem, prop, target, words):
             print(text)

@@ -7,10 +7,11 @@ import os
 import tempfile
 from dataclasses import replace
 from importlib.metadata import version
+from os.path import exists
 from pathlib import Path
 
 from transconv import knobs
-from transconv.cli import options
+from transconv.cli import options, ranges
 from transconv.conv import (
     DIRECTIONS,
     ConvProblem,
@@ -26,6 +27,7 @@ from transconv.selection import rows, store
 from transconv.target import detect
 from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, log_path, of_log
 from transconv.tuning.table import Table
+from transconv.verify.stopping import code, terminable
 
 
 def add_to(verbs: object) -> None:
@@ -50,71 +52,75 @@ def add_to(verbs: object) -> None:
                       help="such as bias+relu; layer: each layer's own (not for bwd_w)")
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
-    made.add_argument("--mb", type=options.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--trials", type=options.at_least(1), default=16, metavar="N",
+    made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--trials", type=ranges.at_least(1, 10**6), default=16, metavar="N",
                       help="schedules of each problem and direction (default: 16)")
     made.add_argument("--explore", choices=("near", "spread"), default="near",
                       help="the last 40%% of the trials: near the best found so far, or spread over "
                            "the ranking (to fit the estimate to)")
-    made.add_argument("--jobs", type=options.at_least(1), metavar="J",
+    made.add_argument("--jobs", type=ranges.processes, metavar="J",
                       default=max(1, (os.cpu_count() or 2) - 2),
                       help="processes that compile (default: cores - 2)")
-    made.add_argument("--limit", type=options.seconds, default=30, metavar="S",
+    made.add_argument("--limit", type=ranges.limit, default=30, metavar="S",
                       help="seconds for one measurement (default: 30)")
-    made.add_argument("--compile-limit", type=options.seconds, default=60, metavar="S",
+    made.add_argument("--compile-limit", type=ranges.limit, default=60, metavar="S",
                       help="seconds for one compile (default: 60)")
-    made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
+    made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
                       help="seconds after which nothing new starts; what was found is kept")
-    made.add_argument("--budget-ms", type=float, default=30, metavar="MS",
+    made.add_argument("--budget-ms", type=ranges.milliseconds, default=30, metavar="MS",
                       help="milliseconds of timing for one schedule (default: 30)")
-    made.add_argument("--db", default="", metavar="FILE",
+    made.add_argument("--db", type=ranges.output, metavar="FILE",
                       help="keep rows in this CSV file (tuned.csv) instead of the user's cache, and "
                            "every trial beside it (tuned.trials.csv)")
-    made.add_argument("--log", default="", metavar="FILE", help="keep every trial in this CSV file")
+    made.add_argument("--log", type=ranges.output, metavar="FILE",
+                      help="keep every trial in this CSV file")
 
 
 def tune(words: argparse.Namespace) -> int:
+    database = words.db
+    before = store.load(database) if database else []
+    jobs = list(jobs_of(words))
+    options.some_computable([j.problem for j in jobs])
     on_cpu = detect().backend == "interpreter"
     if on_cpu:
         knobs.use_interpreter()
         print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
     target = detect()
-    database = Path(words.db) if words.db else None
-    before = store.load(database) if database else []
-    jobs = list(jobs_of(words))
     limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
                     words.budget_ms, words.jobs)
     print(f"{len(jobs)} directions of problems, {words.trials} trials each, on "
           f"{rows.machine(target)}; {words.jobs} processes compile", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
-        path = Path(words.log) if words.log else log_path(database) if database else (
-            Path(folder) / "trials.csv")
+        path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = Table(path, COLUMNS, KEY)
+        known = len(log.rows)
         session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore)
+        stopped = 0
         try:
-            found = session.run()
-        except KeyboardInterrupt:
-            found = session.winners()
-            print("stopped; what was found is kept")
+            with terminable():
+                found = session.run()
+        except KeyboardInterrupt as stop:
+            stopped, found = code(stop), session.winners()
+            print(f"stopped after {len(log.rows) - known} trials; what was found is kept")
         if database:
             store.save(database, rows.merged(before, rows.merged(of_log(log.rows), found)))
             kept, where = len(found), str(database)
         else:
             kept, where = store.remember(found), "the user's cache"
     print(f"{kept} of {len(jobs)} are kept in {where}", flush=True)
-    return 0
+    return stopped
 
 
 def jobs_of(words: argparse.Namespace) -> list[Job]:
     """What to tune, each direction of each problem once. Raises ProblemError, ScheduleError, and
     FileNotFoundError for a file that is not there."""
     found: list[tuple[Layer, ConvProblem]] = []
-    files = [s for s in words.problem if Path(s).exists()]
+    files = [s for s in words.problem if exists(s)]
     if files:
         layers = [x.reduced(words.mb) for source in files for x in read(source)]
         found = [(x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
                  for x in select(layers, words.match, words.kinds)]
-    texts = [s for s in words.problem if not Path(s).exists()]
+    texts = [s for s in words.problem if not exists(s)]
     if texts:
         problem = options.dressed(options.described(texts), words)
         layer, = from_problems([problem], "")

@@ -23,13 +23,13 @@ from transconv.conv.problem_lists import iter_problems, read_problems, take
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine, spot_check
 from transconv.conv.tags import for_weights, write_tags
-from transconv.conv.workload import ConvWorkload, writable
+from transconv.conv.workload import ConvWorkload, computable, writable
 
 algorithms = computes  # its name before 0.1; for one release
 
 __all__ = [
     "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS", "KINDS",
-    "Layer", "Prop", "SCHEMA", "TensorSpec", "algorithms", "build", "computes", "examine", "for_weights",
-    "from_json", "from_problems", "iter_problems", "parse_descriptor", "plan_steps", "print_descriptor",
-    "read", "read_problems", "select", "spot_check", "take", "writable", "write_tags",
+    "Layer", "Prop", "SCHEMA", "TensorSpec", "algorithms", "build", "computable", "computes", "examine",
+    "for_weights", "from_json", "from_problems", "iter_problems", "parse_descriptor", "plan_steps",
+    "print_descriptor", "read", "read_problems", "select", "spot_check", "take", "writable", "write_tags",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 from transconv.conv.descriptor import Descriptor, parse_descriptor
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.problem_lists import read_problems
+from transconv.disk_cache import read_named
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 KINDS = ("dense", "first", "last", "grouped", "depthwise")
@@ -78,9 +79,10 @@ def read(source: str | Path) -> list[Layer]:
         return [layer for p in sorted(path.iterdir()) if p.is_file() for layer in read(p)]
     if path.suffix == ".json":
         try:
-            return from_json(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            return from_json(json.loads(read_named(path, "a file of layers")))
+        except (ValueError, RecursionError) as error:
+            told = str(error).removeprefix(f"{path}: ")
+            raise ValueError(f"{path}: {told}") from error
     return from_problems(read_problems(path), path.stem)
 
 
@@ -106,6 +108,8 @@ def from_json(data: dict[str, Any]) -> list[Layer]:
             found.append(_layer(row))
         except KeyError as error:
             raise ValueError(f"layer {place} ({row.get('name', 'no name')}) has no {error}") from error
+        except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"layer {place} makes no sense: {error}") from error
     return found
 
 

@@ -95,9 +95,9 @@ class ConvProblem:
         self._check_tensors()
         if self.math not in MATHS:
             raise ProblemError(f"math '{self.math}' is unknown; expected one of {' '.join(MATHS)}")
-        if '"' in self.name or any(c.isspace() for c in self.name):
-            raise ProblemError(f"the name '{self.name}' has a quote or a space in it; "
-                               "expected one word")
+        if '"' in self.name or any(c.isspace() or not c.isprintable() for c in self.name):
+            raise ProblemError(f"the name {self.name!r} has a quote or a space in it, or what cannot "
+                               "be printed; expected one word")
 
     def _check_sizes(self) -> None:
         n = len(self.i)
@@ -314,10 +314,25 @@ def _spread(value: Sizes, n: int) -> tuple[int, ...]:
 
 def _valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
     """How many pairs (output point, tap) of one axis fall on an input point."""
+    return (_taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad))
+
+
+def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
+    """How many pairs have ``at*stride + tap*dilation - pad < bound``. Tap after tap fewer points do:
+    first all o of them, in the end none, and between (start - tap*dilation) // stride."""
+    start = bound + pad + stride - 1
+    whole = min(k, max(0, (start - o * stride) // dilation + 1))
+    some = min(k, max(whole, (start - stride) // dilation + 1))
+    least = start - dilation * (some - 1)
+    return o * whole + _floor_sum(some - whole, stride, dilation, least)
+
+
+def _floor_sum(n: int, m: int, a: int, b: int) -> int:
+    """The sum of (a*t + b) // m over t from 0 to n - 1, in as many steps as Euclid's algorithm."""
     total = 0
-    for tap in range(k):
-        shift = tap * dilation - pad  # inside when 0 <= at*stride + shift < i
-        first = max(0, -(shift // stride))
-        last = min(o - 1, (i - 1 - shift) // stride)
-        total += max(0, last - first + 1)
+    while n > 0:
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        last = a * n + b
+        n, m, a, b = last // m, a, m, last % m
     return total

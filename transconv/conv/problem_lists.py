@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from transconv.conv.descriptor import parse_descriptor
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.disk_cache import read_named
 from transconv.errors import ProblemError
 
 T = TypeVar("T")
@@ -124,9 +125,9 @@ def take(token: str, option: Callable[[str, str], None],
 def _open(source: str | Path) -> tuple[Path, list[str]]:
     path = Path(source)
     try:
-        return path, path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ProblemError(f"{path}: this is no text; expected a benchdnn batch file") from error
+        return path, read_named(path, "a benchdnn batch file").splitlines()
+    except ValueError as error:
+        raise ProblemError(str(error)) from error
 
 
 def _tokens(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

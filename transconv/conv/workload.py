@@ -16,13 +16,14 @@ from math import log2, prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Found, Workload
+from transconv.conv.element_types import computed
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.conv.tags import write_tags
 from transconv.errors import ProblemError, TransconvError, Unsupported
-from transconv.ir import Layout, Tensor, multiplied
+from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
 
 if TYPE_CHECKING:
@@ -127,9 +128,9 @@ class ConvWorkload(Workload):
 def computable(problem: ConvProblem) -> None:
     """Raises Unsupported for a tensor of an element type that no kernel computes with."""
     for name, spec in problem.specs.items():
-        if spec.dtype not in multiplied("float"):
+        if spec.dtype not in computed():
             raise Unsupported(f"dtype:{spec.dtype}", f"{name} is {spec.dtype}; kernels compute with "
-                              f"{' '.join(t.name for t in multiplied('float'))}")
+                              f"{' '.join(t.name for t in computed())}")
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:

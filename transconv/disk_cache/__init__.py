@@ -1,8 +1,10 @@
-"""The disk cache: text and records in the user's cache folder.
+"""The disk: text and records in the user's cache folder, and files that a person names.
 
 In: keys and JSON. Out: what another process kept, if the folder can be trusted. Knows: the knobs.
 """
 
+from transconv.disk_cache.files import leave_text
+from transconv.disk_cache.named import read_named, replace_named, why_unwritable
 from transconv.disk_cache.records import Content, Drawer
 
-__all__ = ["Content", "Drawer"]
+__all__ = ["Content", "Drawer", "leave_text", "read_named", "replace_named", "why_unwritable"]

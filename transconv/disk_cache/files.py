@@ -13,6 +13,7 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def folder(*inside: str) -> Path | None:
     """The cache folder, or a folder inside of it, made with mode 0700 where it is missing.
 
     None, and one message, when it cannot be had or cannot be trusted: it must belong to the user
-    and be writable by nobody else, and so must a link that leads to it.
+    and be writable by nobody else, and no link on the way to it may be another user's.
     """
     try:
         at = knobs.cache()
@@ -70,17 +71,33 @@ def folder(*inside: str) -> Path | None:
 
 def _distrust(at: Path) -> str:
     """Why the content of a folder may be another user's, or empty. Raises OSError."""
-    link, status = at.lstat(), at.stat()
+    status = at.stat()
     if hasattr(os, "geteuid"):
-        if link.st_uid not in (os.geteuid(), 0):
-            return f"belongs to user {link.st_uid}" + (" (a link)" if stat.S_ISLNK(link.st_mode)
-                                                       else "")
+        for link in _links(at):
+            if (owner := link.lstat().st_uid) not in (os.geteuid(), 0):
+                return f"is reached through {link}, a link of user {owner}"
         if status.st_uid != os.geteuid():
             return f"belongs to user {status.st_uid}"
     if status.st_mode & 0o022:
         return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o}; " \
                f"chmod 700 makes it yours alone)"
     return ""
+
+
+def _links(at: Path) -> Iterator[Path]:
+    """The links on the way to a folder, those that links lead through too. Raises OSError."""
+    done, todo = Path("/"), list(reversed(at.absolute().parts[1:]))
+    for _ in range(1000):  # at.stat() has refused links in a circle
+        if not todo:
+            return
+        here = done / todo.pop()
+        if here.is_symlink():
+            yield here
+            to = here.readlink()
+            done = Path("/") if to.is_absolute() else done
+            todo += reversed(to.parts[1:] if to.is_absolute() else to.parts)
+        else:
+            done = done.parent if here.name == ".." else here
 
 
 def words(error: OSError) -> str:
@@ -117,6 +134,16 @@ def keep_text(path: Path, text: str) -> bool:
                           "again by the next process")
         return False
     return True
+
+
+def leave_text(folder: Path, name: str, text: str) -> None:
+    """Write a file that people read into a folder that they named, and a message where the disk
+    refuses. A link of that name is replaced, not followed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / name, text)
+    except OSError as error:
+        tell(folder, f"cannot be written to ({words(error)})")
 
 
 def read_text(path: Path, longest: int) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from transconv import knobs
 from transconv.compute import Compute
+from transconv.disk_cache import leave_text
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, verify
 from transconv.passes import (
@@ -168,6 +169,5 @@ def _trace(made: list[tuple[str, Kernel]], seconds: dict[str, float]) -> None:
         if level > 3 or level == 3 and kernel is not before:
             log.warning("after %s\n%s", spent, "(unchanged)" if kernel is before else kernel)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{kernel.name}.{place:02}.{stage}.txt").write_text(f"{kernel}\n")
+            leave_text(folder, f"{kernel.name}.{place:02}.{stage}.txt", f"{kernel}\n")
         before = kernel

@@ -62,15 +62,33 @@ class Choice:
 
 def ranked(compute: Compute, target: Target, workload: Workload | None = None) -> list[Choice]:
     """Legal schedules, the most promising first. Without a workload, and for one that no rows speak of,
-    the estimate alone ranks. Raises ScheduleError when nothing is legal, or TRANSCONV_SCHEDULE is not."""
+    the estimate alone ranks. Raises ScheduleError when nothing is legal, or what TRANSCONV_SCHEDULE says
+    is not; text that is no schedule counts as not set."""
     proposed = heuristics.candidates(compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     if workload is None or compute.b is None or not (rows := workload.group(machine(target))):
         return choices
-    if given := knobs.schedule():
-        return [Choice(fitted(Schedule.parse(given), compute), 0.0)]
+    if (given := _given()) is not None:
+        return [Choice(fitted(given, compute), 0.0)]
     first = _tuned(choices, compute, target, workload, store.rows_of(rows))
     return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
+
+
+def _given() -> Schedule | None:
+    try:
+        return schedule_of_user()
+    except ScheduleError as error:
+        knobs.ignore(str(error))
+        return None
+
+
+def schedule_of_user() -> Schedule | None:
+    """What TRANSCONV_SCHEDULE says, if it is set. Raises ScheduleError naming the variable."""
+    name, text = knobs.schedule.given
+    try:
+        return Schedule.parse(text) if text else None
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from error
 
 
 def default(compute: Compute, target: Target, workload: Workload | None = None) -> Schedule:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transconv import knobs
 from transconv.compute import Workload
-from transconv.disk_cache import Content, Drawer
+from transconv.disk_cache import Content, Drawer, read_named, replace_named
 from transconv.disk_cache import files as keep
 from transconv.selection.rows import Row, mapping, merged, of_mapping, read_rows, write_rows
 
@@ -73,9 +73,7 @@ def load(path: Path) -> list[Row]:
     a file that holds something else, OSError."""
     if not path.exists():
         return []
-    if path.stat().st_size > LONGEST:
-        raise ValueError(f"{path} has more than {LONGEST} bytes; expected a table of tuned schedules")
-    text = path.read_text(encoding="utf-8")
+    text = read_named(path, "a table of tuned schedules", LONGEST)
     found = read_rows(text)
     if text.strip() and not found and text.strip() != write_rows(()).strip():
         raise ValueError(f"{path} holds no row of tuned schedules; expected the columns of "
@@ -85,8 +83,7 @@ def load(path: Path) -> list[Row]:
 
 def save(path: Path, rows: Iterable[Row]) -> None:
     """Write a file of rows, whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    keep.replace_text(path, write_rows(rows))
+    replace_named(path, write_rows(rows))
 
 
 def forget() -> None:

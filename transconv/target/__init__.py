@@ -5,10 +5,10 @@ In: a name or a device. Out: a Target. Knows: element types and knobs, nothing o
 
 from transconv.target.mma import Mma
 from transconv.target.rates import Constants, Issue, Rates
-from transconv.target.records import TARGETS, Target, detect, register, unregister
+from transconv.target.records import TARGETS, Target, detect, register, unregister, why_no_switches
 from transconv.target.versions import triton_version
 
 __all__ = [
     "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "register", "triton_version",
-    "unregister",
+    "unregister", "why_no_switches",
 ]

@@ -77,11 +77,12 @@ class Target:
     @staticmethod
     def parse(name: str) -> Target:
         """The target of this name; a sibling of a known chip (``sm_103``, ``gfx1101``) is that chip
-        under its own name. Raises ScheduleError listing the names."""
+        under its own name, with the features that the user switched. Raises ScheduleError listing the
+        names, and for words of TRANSCONV_FEATURES that do not fit the chip."""
         found = _nearest(name)
         if found is None:
             raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}")
-        return found
+        return _switched(found)
 
 
 def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: float,
@@ -139,31 +140,37 @@ def unregister(name: str) -> None:
 
 
 def _nearest(name: str) -> Target | None:
-    """The record of this name, or of the newest older chip of its family, renamed; with the features
-    that the user switched."""
+    """The record of this name, or of the newest older chip of its family, renamed."""
     if name in TARGETS:
-        return _switched(TARGETS[name])
+        return TARGETS[name]
     family, number = _family(name)
     older = [(n, t) for t in TARGETS.values() for f, n in [_family(t.name)]
              if f == family and (n <= number or family.startswith("gfx1"))]
     if not family or not older:
         return None
     found = max(older, key=lambda pair: pair[0])[1]
-    return _switched(replace(found, name=name, arch=number if found.backend == "cuda" else name))
+    return replace(found, name=name, arch=number if found.backend == "cuda" else name)
 
 
 def _switched(target: Target) -> Target:
+    """Raises ScheduleError where the words of TRANSCONV_FEATURES do not fit the chip."""
+    if reason := why_no_switches():
+        raise ScheduleError(reason)
     made = set(target.features)
     for feature, on in knobs.features():
-        if feature not in FEATURES:
-            raise ScheduleError(f"{knobs.features.name}: there is no feature '{feature}'; "
-                              f"expected some of {' '.join(FEATURES)}")
         if on and feature not in target.features and (feature != "early" or "box" not in target.features):
             raise ScheduleError(f"{knobs.features.name}: {target} has no feature '{feature}'"
                               + (", which came with the chips that move boxes (sm_90)"
                                  if feature == "early" else "; what a chip has can be switched off"))
         made = made | {feature} if on else made - {feature}
     return target if made == target.features else replace(target, features=frozenset(made))
+
+
+def why_no_switches() -> str:
+    """Why the words of TRANSCONV_FEATURES switch nothing on any chip, or empty."""
+    unknown = [feature for feature, _ in knobs.features() if feature not in FEATURES]
+    return f"{knobs.features.name}: there is no feature '{unknown[0]}'; expected some of " \
+           f"{' '.join(FEATURES)}" if unknown else ""
 
 
 def _family(name: str) -> tuple[str, int]:
@@ -205,14 +212,19 @@ def _of_gpu(index: int) -> Target:
 
 
 def from_properties(properties: Any, is_hip: bool = False) -> Target:
-    """The record that fits torch's properties of a device, with the counts they tell. Raises
-    Unsupported (``target:sm_75``)."""
+    """The record that fits torch's properties of a device, with the counts they tell and the features
+    that the user switched; where those do not fit the chip, a warning instead. Raises Unsupported
+    (``target:sm_75``)."""
     p = properties
     name = p.gcnArchName.split(":")[0] if is_hip else f"sm_{p.major}{p.minor}"
     found = _nearest(name)
     if found is None:
         raise Unsupported(f"target:{name}", f"no record for {p.name}; "
                           f"expected one of {' '.join(TARGETS)}")
+    try:
+        found = _switched(found)
+    except ScheduleError as error:
+        knobs.ignore(str(error))
     clock_khz = getattr(p, "memory_clock_rate", 0)
     bits = getattr(p, "memory_bus_width", 0)
     # Two transfers a clock. Drivers that do not tell say 0.

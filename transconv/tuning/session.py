@@ -8,6 +8,7 @@ problem decide about its last ones. What the log has is not measured again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,18 @@ class Session:
         progress = Progress(self.limits.trials * len(self.jobs), "trial")
         say = self.say or progress.say
         tasks = list(self._refill(say, progress.step))
-        for task, found in pool.run(tasks, self.limits.total_s) if tasks else ():
+        with closing(pool.run(tasks, self.limits.total_s)) as ends:
+            self._follow(ends, pool, say, progress)
+        progress.close()
+        for job in self.jobs:
+            if job.search is not None and not job.ended:
+                say(f"unfinished: {self._line(job)}")
+        return self.winners()
+
+    def _follow(self, ends: Iterable[tuple[Task, Found]], pool: Pool, say: Callable[[str], None],
+                progress: Progress) -> None:
+        """Take what the processes find, and give them what follows from it."""
+        for task, found in ends:
             job, trial, _ = self.trials[id(task)]
             error = str(found.get("error", ""))
             if error == "out of budget":
@@ -121,11 +133,6 @@ class Session:
             self._answer(job, trial, task, found)
             for new in (*self._ask(job, say, progress.step), *self._refill(say, progress.step)):
                 pool.add(new)
-        progress.close()
-        for job in self.jobs:
-            if job.search is not None and not job.ended:
-                say(f"unfinished: {self._line(job)}")
-        return self.winners()
 
     def _refill(self, say: Callable[[str], None], skip: Callable[[], None]) -> Iterator[Task]:
         """Start jobs until the compiling processes have enough to do."""

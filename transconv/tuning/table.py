@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from transconv.disk_cache import read_named
 
 Row = dict[str, Any]
 
@@ -69,18 +72,24 @@ def _text(value: Any) -> str:
 
 def header(path: Path) -> tuple[str, ...]:
     """The columns of a CSV file; none of an empty one. Raises ValueError if it is no text."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return tuple(next(csv.reader(file), ()))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: this is no text; expected a CSV file") from error
+    return tuple(_lines(path).fieldnames or ())
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV file, as text. Raises ValueError if it is no text."""
-    header(path)
-    with path.open(newline="", encoding="utf-8") as file:
-        return [dict(row) for row in csv.DictReader(file)]
+    """The rows of a CSV file, as text, whatever is missing empty. Raises ValueError if it is no text."""
+    try:
+        return [{k: v or "" for k, v in row.items() if k is not None} for row in _lines(path)]
+    except csv.Error as error:
+        raise ValueError(f"{path}: {error}; expected a CSV file") from error
+
+
+def _lines(path: Path) -> csv.DictReader[str]:
+    found = csv.DictReader(io.StringIO(read_named(path, "a CSV file"), newline=""))
+    try:
+        _ = found.fieldnames  # which reads the first line
+    except csv.Error as error:
+        raise ValueError(f"{path}: {error}; expected a CSV file") from error
+    return found
 
 
 def number(row: Row, column: str) -> float | None:

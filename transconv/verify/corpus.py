@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from transconv.disk_cache import read_named
 from transconv.errors import ProblemError, TransconvError
 from transconv.verify.fuzz_trial import Trial
 
@@ -26,7 +27,7 @@ class Entry:
 
 def read(path: Path) -> Iterator[Entry]:
     """The trials of a file. Raises ProblemError naming file and line, OSError."""
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(read_named(path, "lines as fuzz --line takes them").splitlines(), 1):
         line = text.partition("#")[0].strip()
         if line:
             try:

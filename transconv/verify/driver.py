@@ -32,6 +32,7 @@ OPTIONS = {
 }
 FORMER = {"config": "schedule"}  # options under the names that older files have
 MODES = "LIRCBPFS"
+LARGEST = 2**63 - 1
 ENGINES = ("gpu", "cpu", "numpy", "auto")
 # What benchdnn's files may say that changes no result here, and why. Told at the end, once each.
 WITHOUT_EFFECT = {
@@ -95,10 +96,14 @@ def _direction(word: str) -> str:
     return word
 
 
-def _number(word: str) -> str:
-    if not (word or "0").isdecimal():
-        raise ProblemError(f"'{word}' is no number; expected a whole number, 0 for the default")
-    return word
+def _number(most: int) -> Callable[[str], str]:
+    def read(word: str) -> str:
+        text = word or "0"
+        if not (text.isascii() and text.isdecimal()) or len(text) > 20 or int(text) > most:
+            raise ProblemError(f"'{word}' is no number up to {most}; expected a whole number, 0 for the "
+                               "default")
+        return word
+    return read
 
 
 def _one_of(*legal: str) -> Callable[[str], str]:
@@ -119,7 +124,7 @@ def _target(word: str) -> str:
 
 # Options whose words are refused where they are read; others are judged with the problem.
 READERS: dict[str, Callable[[str], str]] = {
-    "dir": _direction, "mb": _number, "misalign": _number, "seed": _number,
+    "dir": _direction, "mb": _number(LARGEST), "misalign": _number(1 << 20), "seed": _number(LARGEST),
     "alg": _one_of("DIRECT", "WINO", "AUTO", "direct", "wino", "auto"),
     "data": _one_of("exact", "float", "exact+float"),
     "strided": _one_of("rows", "steps", "expanded"),
@@ -166,7 +171,7 @@ class Driver:
         elif name == "engine":
             self.engine = _one_of(*ENGINES)(value.partition(":")[0]) or "auto"
         elif name in ("start", "test-start"):
-            self.start = int(_number(value) or 0)
+            self.start = int(_number(LARGEST)(value) or 0)
         elif name in WITHOUT_EFFECT:
             if reason := WITHOUT_EFFECT.get(name, ""):
                 self.remarks[f"--{name}={value}"] = reason

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transconv import knobs
+from transconv.disk_cache import replace_named
 from transconv.verify import corpus
 from transconv.verify.fuzz_run import GOOD, Row, work
 from transconv.verify.fuzz_tally import Tally
@@ -29,6 +29,7 @@ from transconv.verify.fuzz_trial import Trial, draw_trial
 from transconv.verify.pool import Group, Pool, Task
 from transconv.verify.report import packages
 from transconv.verify.shrink import shrink
+from transconv.verify.stopping import code, terminable
 
 WORKER = "transconv.verify.fuzz_run:work"
 REPEAT = "python -m transconv fuzz --line='{line}'"
@@ -140,10 +141,7 @@ class Campaign:
                 "versions": packages(),
                 **self.tally.to_json()}
         if self.json_file is not None:
-            self.json_file.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.json_file.with_name(f".{self.json_file.name}")
-            fresh.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            fresh.replace(self.json_file)
+            replace_named(self.json_file, json.dumps(told, indent=1) + "\n")
         return told
 
     def simplest_reasons(self) -> list[Row]:
@@ -220,17 +218,18 @@ def _is_writable(folder: Path) -> bool:
 
 
 def fuzz(plan: Plan, json_file: Path | None = None) -> int:
-    """Run a plan; 0 if nothing failed. Prints as it goes; Ctrl-C and SIGTERM end it early."""
+    """Run a plan; 0 if nothing failed, 1 if something did, 130 or 143 if Ctrl-C or SIGTERM ended it
+    early. Prints as it goes."""
     if plan.interpreted:
         knobs.use_interpreter()
     campaign = Campaign(plan, json_file)
-    tally, before = campaign.tally, signal.signal(signal.SIGTERM, signal.default_int_handler)
+    tally, stopped = campaign.tally, 0
     try:
-        campaign.run()
-    except KeyboardInterrupt:
+        with terminable():
+            campaign.run()
+    except KeyboardInterrupt as stop:
+        stopped = code(stop)
         campaign.say("stopped")
-    finally:
-        signal.signal(signal.SIGTERM, before)
     told = campaign.report()
     for line in tally.describe():
         campaign.say(line)
@@ -239,7 +238,7 @@ def fuzz(plan: Plan, json_file: Path | None = None) -> int:
                      f"go on with --seed {plan.seed} --first {told['next']}")
     for row in tally.bad:
         print(row.get("shrunk", row["line"]), file=sys.stderr if tally.asked > 1 else sys.stdout)
-    return 0 if tally.ok else 1
+    return stopped or (0 if tally.ok else 1)
 
 
 __all__ = ["Campaign", "Plan", "Tally", "fuzz", "work"]

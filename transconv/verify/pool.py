@@ -10,17 +10,18 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import re
-import signal
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from transconv import knobs
+from transconv.verify.stopping import held_back, leave_to_parent
 
 Row = dict[str, Any]
 STARTUP_S = 240.0
@@ -58,10 +59,8 @@ class _Worker:
 
 
 def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None:
-    """The child: read a payload, answer with a row, until the pipe closes. Whoever is told to stop, by
-    a key or SIGTERM, is the parent; it kills."""
-    for told in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(told, signal.SIG_IGN)
+    """The child: read a payload, answer with a row, until the pipe closes."""
+    leave_to_parent()
     knobs.adopt(environment)
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
@@ -110,9 +109,13 @@ class Pool:
         spec = self.groups[group]
         process = self.context.Process(target=_serve, daemon=True,
                                        args=(there, spec.function, spec.environment))
-        process.start()
+        if self.context.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # its first start lets signals through again
+        with held_back():
+            process.start()
+            self.workers.append(_Worker(group, process, here,
+                                        deadline=time.monotonic() + STARTUP_S))
         there.close()
-        self.workers.append(_Worker(group, process, here, deadline=time.monotonic() + STARTUP_S))
 
     def _stop(self, worker: _Worker) -> None:
         self.workers.remove(worker)
@@ -125,7 +128,7 @@ class Pool:
         self.queues[task.group].append(task)
 
     def run(self, tasks: Iterable[Task], budget_s: float = float("inf"),
-            grace_s: float = 20.0) -> Iterator[tuple[Task, Row]]:
+            grace_s: float = 20.0) -> Generator[tuple[Task, Row], None, None]:
         """No task starts after ``budget_s``; those under way get ``grace_s`` more."""
         end = time.monotonic() + budget_s
         for task in tasks:

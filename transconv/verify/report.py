@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from transconv.disk_cache import replace_named
 from transconv.verify.driver import Request
 
 STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMENTS", "FAILED",
@@ -60,6 +61,8 @@ class Report:
 
     remarks: dict[str, str]
     results: list[Result] = field(default_factory=list)
+    asked: int = 0  # problems, those that were not reached too
+    stopped: int = 0  # the exit code of a run that was stopped
 
     @property
     def counts(self) -> Counter[str]:
@@ -93,21 +96,23 @@ class Report:
         if rejected:
             yield (f"{rejected} better schedules were passed over: their first results were wrong "
                    "(--schedules=all shows them)")
+        if self.stopped:
+            yield f"stopped: {len(self.results)} of {self.asked} problems have ended"
         yield self.last_line()
 
     def code(self, strict: bool = False) -> int:
-        """0 if nothing failed, else 1; ``strict``: also if anything was not checked."""
-        return int(any(self.counts[word] for word in (DOUBTFUL if strict else BAD)))
+        """0 if nothing failed, else 1; ``strict``: also if anything was not checked. 130 or 143 of a
+        run that was stopped."""
+        return self.stopped or int(any(self.counts[word] for word in (DOUBTFUL if strict else BAD)))
 
     def write(self, path: Path, command: str) -> None:
         """Everything as JSON."""
         results = sorted(self.results, key=lambda r: r.place)
         content = {"command": command, "machine": machine(), "summary": self.last_line(),
-                   "counts": dict(self.counts),
+                   "counts": dict(self.counts), "asked": self.asked, "stopped": bool(self.stopped),
                    "reasons": [{"status": s, "reason": r, "count": n} for s, r, n in self.reasons()],
                    "no_effect": self.remarks, "results": [r.entry() for r in results]}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        replace_named(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def machine() -> dict[str, str]:

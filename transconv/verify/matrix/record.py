@@ -7,12 +7,14 @@ the recorded one it may have a few registers more, as schedules vary with every 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, Resources
+from transconv.disk_cache import read_named
 from transconv.target import TARGETS
 from transconv.verify.matrix.cases import Planned
 
@@ -105,15 +107,16 @@ def read(path: Path) -> dict[Key, Row]:
     """A record; nothing if there is no such file. Raises ValueError for one of other columns."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
-        lines = csv.DictReader(file)
-        names = [f.name for f in fields(Row)]
-        if lines.fieldnames != names:
-            raise ValueError(f"{path} is no record: its columns are {lines.fieldnames}, expected "
-                             f"{names}")
+    lines = csv.DictReader(io.StringIO(read_named(path, "a record of the compile matrix"), newline=""))
+    names = [f.name for f in fields(Row)]
+    if lines.fieldnames != names:
+        raise ValueError(f"{path} is no record: its columns are {lines.fieldnames}, expected {names}")
+    try:
         rows = [Row(line["triton"], line["target"], line["case"], line["kernel"],
                     int(line["registers"]), int(line["spill_bytes"]), int(line["shared_bytes"]),
                     line["serialised"] == "1", line["words"], line["schedule"]) for line in lines]
+    except (TypeError, ValueError, csv.Error) as error:
+        raise ValueError(f"{path}: line {lines.line_num} is no row of a record ({error})") from error
     return {r.key: r for r in rows}
 
 

@@ -1,0 +1,105 @@
+"""Odd words, numbers and files for every command: one line and exit code 2, or an answer; no traceback."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main as bench
+from transconv.__main__ import main
+
+P = "mb1ic8ih6oc8oh6kh3ph1"
+WORDS = ("", " ", "-", "---", "--nonsense", "--help=1", "\n", "a\nb", "\0", "é", "²", "mb²ic1", "\udcff",
+         "x" * 5000, "/dev/null", "/dev/zero", "/proc/self/mem", "~nobody/x", f"{P} dt=u8", f"{P} dt=s8",
+         f"{P} tag=zzz", f"{P} math=x", f"{P} foo=1", f"{P} dt=f16 dt=f16", "ic8ih6oc8oh6kh3ph1sh0",
+         f"{P}g0", f"g7{P}", "mb99999999999999999999ic1", "compute", "compute x\nread y", "--batch",
+         "--batch=/dev/zero", "--batch=", "--prop", "--prop=x", "--target=sm_²", "--schedule=oc:0",
+         "--schedule=\udcff", "1e400")
+FILES = {"empty": b"", "binary": bytes(range(256)), "latin": b"mb1\xe9", "zeros": bytes(99),
+         "a.json": b"{}",
+         "deep.json": b"[" * 99999, "row.json": b'{"schema": "transconv-suite-1", "layers": [3]}',
+         "b.csv": b"a,b\n1,2\n", "computation": b"compute x\n  axes \n", "cycle": b"--batch=cycle\n"}
+NUMBERS = ("", "-1", "1e400", "nan", "-inf", "²", "x", "9" * 4400, "0x10", "\udcff",
+           "99999999999999999999")
+VERBS = {  # what stands before the odd word, and the options that take numbers
+    "show": ([], ""), "words": ([], ""), "run": (["--prop=fwd"], ""),
+    "bisect": (["--here", "--parts=ir", "--prop=fwd"], "--seed --limit"),
+    "check": (["--mode=L"], "--workers --limit --memory --mb --misalign --seed --start"),
+    "compile": (["--target=xpu", "--prop=fwd"], "--timeout"),
+    "demo": (["--network"], ""),
+    "tune": (["--time-budget=0", "--trials=1"],
+             "--mb --trials --jobs --limit --compile-limit --budget-ms"),
+    "fuzz": (["--interpreter", "--n=0", "--no-corpus", "--file"],
+             "--n --computes --seed --first --jobs --limit --share --shrink"),
+    "matrix": (["--targets=sm_80", "--problems=none"], "--jobs --timeout")}
+COMMANDS = {
+    "time": "--mb --limit --shard --shards --inductor-limit --budget-ms --compile-limit --workers",
+    "check": "--sample --workers --memory --limit", "ablation": "--mb --workers --limit --budget-ms",
+    "networks": "--limit --workers --processes", "overhead": "--calls --bursts",
+    "dropin": "--processes --limit"}
+
+
+def ends(run: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str],
+         codes: tuple[int, ...]) -> None:
+    try:
+        code = run(words)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    told = capsys.readouterr()
+    assert code in codes, (words, told)
+    if code == 2:
+        assert told.err.count("\n") == 1 and len(told.err) < 3000 and not told.out, (words, told)
+    assert "Traceback" not in told.out + told.err, (words, told)
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words, and files and folders of a folder in which commands run."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).write_bytes(content)
+    Path("folder").mkdir()
+    Path("itself").symlink_to("itself")
+    return [*WORDS, *FILES, "folder", "itself", "none/at.all"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_odd_words_are_refused(verb: str, odd: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """``check`` goes on after a problem that means nothing, and then ends with 1."""
+    codes = (0, 1, 2) if verb == "check" else (2,)
+    for word in odd:
+        ends(main, [verb, *VERBS[verb][0], word], capsys, codes)
+
+
+def numbers() -> Iterator[tuple[str, str, str]]:
+    for verb, (_, options) in VERBS.items():
+        yield from itertools.product([verb], options.split(), NUMBERS)
+
+
+def test_numbers_out_of_range_are_refused(odd: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    may_be_empty = ("--mb", "--misalign", "--seed", "--start")  # of check: the default
+    for verb, option, number in numbers():
+        if verb != "check" or number or option not in may_be_empty:
+            ends(main, [verb, f"{option}={number}", *[P] * (verb not in ("fuzz", "matrix"))], capsys,
+         (2,))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_numbers_of_the_benchmarks_are_refused(command: str, odd: list[str],
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    for option, number in itertools.product(COMMANDS[command].split(), NUMBERS):
+        ends(bench, [command, f"{option}={number}"], capsys, (2,))
+
+
+@pytest.mark.parametrize("words", [
+    ["report", "none.csv"], ["report", "empty"], ["report", "b.csv"], ["report", "binary"],
+    ["trials", "empty"], ["trials", "zeros"], ["trials", "none"], ["overhead", "--device=zz"],
+    ["computations", "--device=zz"],
+    ["time", "--out=empty"], ["time", "none"], ["time", "binary"], ["time", "--dtypes=u8", "resnet50"],
+    ["time", "--dtypes=s8", "resnet50"], ["check", "--dtypes=s8", "resnet50"]])
+def test_odd_files_for_the_benchmarks_are_refused(words: list[str], odd: list[str],
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    ends(bench, words, capsys, (2,))
