@@ -14,6 +14,7 @@ fitted to trials on an H200 (``python -m bench maps --tries``): they are for the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
@@ -54,7 +55,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     """What the kernel takes, with the one that adds parts of sums up, if there is one."""
     chip, threads = target.rates.issue, schedule.warps * target.warp_size
     steps = ceil(k_steps(schedule, compute) / schedule.split_k)
-    found = _sweeps(schedule, compute, steps == 1, target)
+    found = _sweeps(Schedule(schedule.blocks, "fma", warps=schedule.warps), compute, steps == 1, target)
     elements = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
     registers = OVERHEAD + elements * _live(compute)
     spilled = max(1.0, registers / chip.most_registers) ** 2
@@ -81,8 +82,9 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     return us
 
 
+@lru_cache(maxsize=4096)
 def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) -> list[_Swept]:
-    """The sweeps of a program. A map is one."""
+    """The sweeps of a program. A map is one. Most words make no difference to it."""
     sizes = {v: touched(v, compute) for v in compute.views()}
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
@@ -101,7 +103,7 @@ def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) ->
                     for v in (*reads, *stored)}
         accesses = sum(fetch(v, schedule, compute, "gather").accesses for v in (*reads, *stored)) / threads
         found.append(_Swept(sum(bytes_of[v] for v in (*first, *stored)), sum(bytes_of[v] for v in again),
-                            lanes * sum(map(_instructions, inner)) + 6 * accesses, bool(reads),
+                            lanes * _instructions(inner) + 6 * accesses, bool(reads),
                             sum(isinstance(s, Reduction) for s in inner)))
     return found
 
@@ -139,16 +141,17 @@ def _exchange(schedule: Schedule, compute: Compute) -> float:
     return SPREAD_NS if along * beside <= 32 else MEET_NS
 
 
-def _instructions(step: Step) -> float:
+@lru_cache(maxsize=256)
+def _instructions(steps: tuple[Step, ...]) -> float:
     """Of one element."""
-    if isinstance(step, Read):
-        return 1.0
-    return sum(HEAVY if isinstance(e, Call) else 1.0 for e in find(step.value, Expr) if e.children())
+    values = [s.value for s in steps if not isinstance(s, Read)]
+    inner = [e for v in values for e in find(v, Expr) if e.children()]
+    return sum(HEAVY if isinstance(e, Call) else 1.0 for e in inner) + len(steps) - len(values)
 
 
 def _live(compute: Compute) -> float:
-    """Registers of an element: what is read of it, from sweep to sweep where there are several, and one for
-    what is computed."""
+    """Registers of an element: what is read of it, from sweep to sweep where there are several, and one
+    for what is computed."""
     each = [{s.view for s in sweep.steps if isinstance(s, Read)} for sweep in compute.sweeps.each]
     views = {r.view for r in compute.reads}
     if len(each) > 1:

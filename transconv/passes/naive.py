@@ -11,8 +11,8 @@ Where elements of a row are needed again, behind a reduction, there are more suc
 compute/sweeps.py), each of which loads and computes what it needs:
 
         for every point of the reduced axes:
-            a_2 = load(...)
-            store(c, a_2 / acc)
+            a = load(...)
+            store(c, a / acc)
 
 Without a reduction: loads, values and stores at every point.
 """
@@ -98,23 +98,22 @@ def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
     if not any(compute.writes[0] in sweep.steps for sweep in compute.sweeps.each):
         seen[compute.writes[0]] = nest.named(compute.c)
     made: list[Stmt] = []
-    for number, sweep in enumerate(compute.sweeps.each):
-        made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest, number)]
+    for sweep in compute.sweeps.each:
+        made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest)]
         nest.names = {x.value: x.var for x in nest.lets}
     return seq(*made, *nest.row(compute.sweeps.behind, seen, "epilogue"))
 
 
-def _elements(compute: Compute, sweep: Sweep, nest: _Nest, number: int) -> list[Stmt]:
+def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
     """One sweep: the coordinates that are the same for a row, accumulators, and the loops around what
     happens at each element."""
     summed = compute.axes_of("K")
     k_vars = {x.var for x in summed}
-    steps = sweep.steps if not number else nest.renamed(sweep.steps, number + 1)
     within = nest.within()
     loops: list[Stmt] = []
     ends: list[Stmt] = []
     accs: list[Stmt] = []
-    for step in steps:
+    for step in sweep.steps:
         if isinstance(step, Reduction):
             reducer = REDUCERS[step.op]
             accs.append(Alloc(step.var, (), reducer.identity(step.var.type)))
@@ -142,7 +141,6 @@ class _Nest:
 
     def __init__(self, compute: Compute) -> None:
         self.taken = {x.name for x in compute.axes}
-        self.values = {s.name for s in compute.steps if not isinstance(s, Write)}
         operands = (compute.factors or compute.reads)[:2 if compute.factors else 1]
         self.origins = {read.name: letter for read, letter in zip(operands, "ab", strict=False)}
         self.lets: list[Let] = []
@@ -170,25 +168,6 @@ class _Nest:
         """Steps that are the same for a whole row, behind the coordinates that they need."""
         seen |= {s: self.named(s.view) for s in steps if isinstance(s, (Read, Write)) and s not in seen}
         return [*self.new(), *self.steps(steps, seen, origin)]
-
-    def renamed(self, steps: Sequence[Step], number: int) -> list[Step]:
-        """The steps of a sweep with values of new names: the ones of another sweep are other values."""
-        values: dict[Expr, Expr] = {}
-        made: list[Step] = []
-        for step in steps:
-            if isinstance(step, (Read, Write)):
-                step = replace(step, view=substitute(step.view, values))
-            if not isinstance(step, Read):
-                step = replace(step, value=substitute(step.value, values))
-            if isinstance(step, (Read, Value)):
-                name = f"{step.name}_{number}"
-                while name in self.values | self.taken:
-                    name += "_"
-                self.values.add(name)
-                values[step.var] = Var(name, step.var.type)
-                step = replace(step, name=name)
-            made.append(step)
-        return made
 
     def named(self, view: View) -> View:
         """The view over names; new ones are added to ``lets``."""

@@ -86,10 +86,10 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
     interpreted = target.backend == "interpreter"
-    ranked = sorted(proposed, key=lambda c: (estimate(c, compute, target),
-                                             str(c) if interpreted else ""))
+    us = {c: estimate(c, compute, target) for c in proposed}
+    ranked = sorted(us, key=lambda c: (us[c], str(c) if interpreted else ""))
     if compute.streams and not interpreted:
-        ranked = even(ranked, compute, target)
+        ranked = even(ranked, us, target)
     return (c for c in ranked if why_not(c, compute, target) is None)
 
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
-from transconv.cost import estimate
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, k_steps, programs
 from transconv.target import Target
@@ -52,11 +51,10 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
                             for parts in _splits(schedule, compute, target))
 
 
-def even(ranked: list[Schedule], compute: Compute, target: Target) -> list[Schedule]:
-    """The schedules with those first that are estimated as good as the best, by how many elements each
+def even(ranked: list[Schedule], us: dict[Schedule, float], target: Target) -> list[Schedule]:
+    """Ranked schedules with those first that are estimated as good as the best, by how many elements each
     thread has: the estimate does not see what Triton makes of very few or many."""
-    limit = ALIKE * estimate(ranked[0], compute, target) if ranked else 0.0
-    first = [s for s in ranked if estimate(s, compute, target) <= limit]
+    first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
     def odd(s: Schedule) -> float:
         elements = prod(b.extent for b in s.blocks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from transconv.compute import Answer, Compute, Read, execute
+from transconv.compute import Answer, Compute, Read, Reduction, execute
 from transconv.ir import Array, Call, Const, Div, Kernel, Memory, Tensor, find, run, verify
 from transconv.passes import lower
 from transconv.runtime import Plan
@@ -99,7 +99,9 @@ class Case:
 
     @property
     def op(self) -> str:
-        return self.compute.sum.op if self.compute.sum else ""
+        """The reduction, if there is one alone, whose terms alone decide what is stored."""
+        found = {s.op for s in self.compute.steps if isinstance(s, Reduction)}
+        return found.pop() if len(found) == 1 and not self.compute.again else ""
 
     @property
     def is_exact(self) -> bool:
