@@ -9,9 +9,9 @@ from pathlib import Path
 from transconv.compute import Alone, Compute, describe, parse
 from transconv.errors import ScheduleError
 from transconv.ir import readable
-from transconv.passes import lower, stages
+from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, kernel_name
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target, detect
 
 
@@ -37,17 +37,20 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     made = build_compute(compute, target, schedule)
     chosen = made.schedule
     shown = words.stage
-    print(compute if shown in (None, "problem", "all") else f"compute {compute.name}")
-    if shown in (None, "compute", "all"):
+    print(compute if shown in (None, PROBLEM.name, "all") else f"compute {compute.name}")
+    if shown is None:
         print(f"\n{describe(compute)}")
-    if shown in (None, "schedule", "all"):
+    for form in forms():
+        if shown in (form.name, "all"):
+            print(f"\n{describe(form.of(Scheduled(compute, chosen, target)))}")
+    if shown in (None, SCHEDULE.name, "all"):
         print(f"\nschedule   {chosen}\nchosen     {made.why}")
-    if shown in (*stages(), "all") and shown not in ("problem", "compute", "schedule"):
+    if shown is not None:
         name = kernel_name(Alone(compute), compute, chosen, target)
         for stage, kernel in lower(compute, chosen, target, name, compute.math):
             if shown in (stage, "all"):
                 print(f"\n{f'---- {stage} ':-<100}\n{readable(kernel)}")
-    if shown in (None, "emit", "all"):
+    if shown in (None, EMIT.name, "all"):
         print(f"\n{made.source}")
     return 0
 
