@@ -79,7 +79,7 @@ def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     for row in mine:
         try:
             schedule = Schedule.parse(row["config"])
-            fitted = [choice.fitted(schedule, a) for a in phases]
+            fitted = [choice.fitted(schedule, a, target) for a in phases]
             if not all(choice.believable(c, a, target)
                        for c, a in zip(fitted, phases, strict=True)):
                 continue

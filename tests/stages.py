@@ -18,7 +18,7 @@ from transconv.ir import Kernel
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
-from transconv.passes import PIPELINE
+from transconv.passes import NAIVE, PIPELINE, levels
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
@@ -28,6 +28,7 @@ from transconv.target.records import TARGETS, Target
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 SM90 = TARGETS["sm_90"]
 SM100 = TARGETS["sm_100"]  # boxes, and no left operand that is overwritten while it is read
+LEVELS = [levels()[name] for name in (NAIVE.name, *(p.name for p in PIPELINE))]
 SPLIT = 2  # the parts of a split sum only exist once `blockwise`, the second pass, has made them
 
 Launches = list[list[tuple[str, Kernel]]]
@@ -85,7 +86,7 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
                 buffers[t.name] = np.full(t.layout.span, np.nan, t.dtype.numpy)
         memory = Memory(buffers)
         for kernel in kernels:
-            verify(kernel)
+            verify(kernel, LEVELS[stage], launches[0][stage][0])
             memory.new_launch()
             run(kernel, memory)
         got = unpack(memory.buffers[c], layouts[c], shapes(p)[c])

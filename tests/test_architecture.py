@@ -151,6 +151,34 @@ def test_choices_and_plans_are_about_any_workload(room: str) -> None:
     assert not found, "\n".join(found)
 
 
+FORMS = ("merged", "over_copies", "copies", "workspaces")
+
+
+def test_what_a_schedule_makes_of_a_computation_is_derived_in_one_place() -> None:
+    """Everybody else asks ``Scheduled`` for the computation with merged groups, or over copies."""
+    found = [f"{relative(path)}: {alias.name}" for path in SOURCES
+             for at in ast.walk(ast.parse(path.read_text())) if isinstance(at, ast.ImportFrom)
+             and str(at.module).startswith("transconv.schedule") for alias in at.names
+             if alias.name in FORMS and relative(path) != "schedule/scheduled.py"]
+    assert not found, "\n".join(found)
+
+
+def test_stages_are_named_in_one_tuple() -> None:
+    """From the problem to the text; who needs one stage that is no pass imports its row."""
+    from transconv.passes import STAGES, Form, Pass
+
+    given = {""}
+    for stage in STAGES:
+        assert stage.takes in given, f"{stage.name} takes a {stage.takes}, which no stage before it gives"
+        given.add(stage.gives)
+    assert [s.name for s in STAGES] == list(dict.fromkeys(s.name for s in STAGES))
+    plain = "|".join(s.name for s in STAGES if not isinstance(s, (Form, Pass)))
+    literal = re.compile(rf"(stage|shown|wanted|name)\w* (==|in) \(?[\"']({plain})[\"']")
+    found = [f"{relative(path)}:{n}: {line.strip()}" for path in SOURCES
+             for n, line in enumerate(path.read_text().splitlines(), 1) if literal.search(line)]
+    assert not found, "\n".join(found)
+
+
 # The words of the convolution front end, whole or as a part of a name.
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|mb|fwd|bwd)(?![a-z])",
                        re.IGNORECASE)

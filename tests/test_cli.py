@@ -41,18 +41,29 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     assert max(map(len, last.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("stage", stages())
+@pytest.mark.parametrize("stage", [s.name for s in stages()])
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
     assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
     telling = {"problem": "GFLOP", "compute": "acc = sum of A * B over kh, kw, ic, in f32",
-               "schedule": "| mma |", "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
+               "schedule": "| mma |", "merging": "(unchanged)", "packing": "(unchanged)",
+               "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
                "together": "nothing to put together: fwd"}
     assert telling.get(stage, "grid:\n") in page
     assert stage in ("problem", "compute", "schedule", "together") or f"---- {stage}: " in page
 
 
-def test_diff_shows_what_each_pass_changed(capsys: Output) -> None:
+def test_the_forms_of_a_computation_are_stages(capsys: Output) -> None:
+    page = printed(capsys, "show", "g8mb2ic32ih8oc32oh8kh3ph1", "dt=f16", "--schedule",
+                   "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 pack=a.b stages=2", "--stage", "all")
+    merging = page[page.index("---- merging: "):page.index("---- packing: ")]
+    packing = page[page.index("---- packing: "):page.index("---- naive: ")]
+    assert "g=2" in merging and "_packed" not in merging
+    assert "wei_packed4" in packing and "src_packed" in packing
+
+
+def test_diff_shows_what_each_pass_changed(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_PASSES", "-cse")
     page = printed(capsys, "show", STRIDED, "--diff")
     titles = [f"---- {p.name}: {p.phrase}" for p in passes()]
     assert [t for t in titles if t not in page] == []

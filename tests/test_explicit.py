@@ -125,7 +125,7 @@ def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Ker
     expected = convolve(p, prop, values[prop.operands[0]], values[prop.operands[1]])
     launches = kernels(p, prop, schedule)
     for kernel in launches:
-        verify(kernel)
+        verify(kernel, "explicit")
     assert ir.find(launches[0], ir.Roles)
     for seed in range(3):
         assert np.array_equal(answer(p, prop, launches, seed, values), expected)
@@ -208,7 +208,7 @@ def test_who_fetches_knows_no_lanes() -> None:
     p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
     steps = plan_steps(p, FWD, SM90, schedule, Epilogue())
-    switches = {"simplify": False, "tidy": False}
+    switches = {"simplify": False}
     kernel = pipeline.lower(*steps[0], SM90, "conv", "ieee", switches)[-1][1]
     roles = {r.name: r for r in ir.find(kernel, ir.Role)}
     named = {n: {s for s in ir.find(r, ir.Let) if ir.find(s.value, ir.Lane)} for n, r in roles.items()}
@@ -302,9 +302,9 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
     schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
     (compute,) = computes(p, BWD_W)
-    switches = {"lets": False, "tidy": True, "unroll": True, "widen": False}
+    switches = {"lets": False, "unroll": True, "widen": False}
     kernel = pipeline.lower(compute, schedule, SM90, "conv", "ieee", switches)[-1][1]
-    verify(kernel)
+    verify(kernel, "explicit")
     values = {n: integers(np.random.default_rng(0), shapes(p)[n], 2) for n in ("src", "dst")}
     assert np.array_equal(answer(p, BWD_W, [kernel], 0, values),
                           convolve(p, BWD_W, values["src"], values["dst"]))

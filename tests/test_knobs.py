@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from transconv import knobs
-from transconv.passes import PIPELINE
+from transconv.passes import PIPELINE, TOGETHER, running, stages
+from transconv.schedule import Schedule
 
 PACKAGE = Path(knobs.__file__).parent
 
@@ -146,8 +147,12 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("TRANSCONV_DEBUG", "4")
     compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
     files = sorted((tmp_path / "stages").iterdir())
-    assert len(files) == len(PIPELINE) + 1
-    assert "for mb in 0..1 parallel:" in files[0].read_text()
+    names = [s.name for s in stages() if s is not TOGETHER]  # a launch for itself
+    assert [f.name.split(".")[2] for f in files] == names
+    told = {f.name.split(".")[2]: f.read_text() for f in files}
+    assert "mb1ic16ih5oc16oh5kh3ph1 fwd on sm_90" in told["problem"] and " | " in told["schedule"]
+    assert "compute fwd" in told["compute"] and told["compute"] == told["merging"] == told["packing"]
+    assert "for mb in 0..1 parallel:" in told["naive"] and "tl.dot" in told["emit"]
     assert "after gridwise" in caplog.text and "(unchanged)" in caplog.text
     assert "tl.dot" in caplog.text
 
@@ -163,3 +168,35 @@ def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
     files.forget()
     leave_text(tmp_path / "mine" / "below", "stage.txt", "new")
     assert "cannot be written to" in caplog.text
+
+
+def test_dump_shows_phases_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transconv.conv import compiler
+    from transconv.conv.problem import ConvProblem, Prop
+    from transconv.target.records import TARGETS
+
+    monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path))
+    problem = ConvProblem.parse("mb16ic64ih32oc64oh16kh3sh2ph1 dt=f16 tag=axb")
+    made = compiler.build(problem, Prop.BWD_D, TARGETS["sm_90"],
+                          Schedule.parse("mb:2 qh:8 qw:8 ic:64 oc:64 | mma | a=box b=box via=gluon | "
+                                         "programs=9 stages=3"))
+    (step,) = made.steps
+    left = {f.name.split(".")[2]: f.read_text() for f in tmp_path.glob(f"{step.kernel.name}.*")}
+    assert set(left) == {"problem", "together", "emit"} and left["emit"] == f"{step.source}\n"
+    assert "role fetches" in left["together"]
+
+
+@pytest.mark.parametrize(("words", "name"), [
+    ("+bogus", "bogus"), ("-bogus", "bogus"), ("-narrow", "narrow"), ("-cse,-tidy", "tidy")])
+def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, words: str,
+                                                 name: str) -> None:
+    from transconv.conv import compiler
+    from transconv.conv.problem import ConvProblem, Prop
+    from transconv.target.records import TARGETS
+
+    assert [p for p, runs in running({"cse": False}).items() if not runs] == ["cse"]
+    monkeypatch.setenv("TRANSCONV_PASSES", words)
+    expected = " ".join(p.name for p in PIPELINE if p.optional)
+    with pytest.raises(ValueError, match="TRANSCONV_PASSES: there is no optional pass") as caught:
+        compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
+    assert str(caught.value).endswith(f" '{name}'; expected some of {expected}")

@@ -96,7 +96,7 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
         return
     schedule = replace(small_schedules(merged(first, merge), data.draw), merge=merge)
     schedule = c if why_not(c := replace(schedule, pack=pack_), first, SM90) is None else schedule
-    if any(why_not(fitted(schedule, a), a, SM90) for a in computes(p, prop)
+    if any(why_not(fitted(schedule, a, SM90), a, SM90) for a in computes(p, prop)
            if all(x.size for x in a.axes)):
         return  # another stride phase refuses what was drawn for the first
     switches = {s.name: data.draw(st.booleans()) for s in PIPELINE if s.optional}
@@ -221,7 +221,7 @@ def test_products_grow_and_bytes_do_not() -> None:
 
 def test_the_copy_is_of_the_weights_alone() -> None:
     compute = computes(RESNEXT, FWD)[0]
-    over = Scheduled(compute, Schedule(merge=16, pack="b")).main
+    over = Scheduled(compute, Schedule(merge=16, pack="b"), SM90).main
     assert over.a is merged(compute, 16).a and over.b is not None
     assert over.b.tensor.shape == (128, 64, 3, 3) and over.b.tensor.name == "wei_packed16"
 

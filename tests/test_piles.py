@@ -69,10 +69,10 @@ def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, bloc
 
 
 def test_a_lane_is_found_behind_its_names() -> None:
-    """Without `simplify` and `tidy` where a lane is inside a box is a name, not an expression."""
+    """Without `simplify` and `lets` where a lane is inside a box is a name, not an expression."""
     p, _, steps = planned("mb2ic16ih4iw16oc20oh4ow16kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:16",
                           "swap=1", "f32")
-    launches = launches_of(steps, {"simplify": False, "tidy": False, "lets": False})
+    launches = launches_of(steps, {"simplify": False, "lets": False})
     assert wrong_stages(p, BWD_W, launches) == []
     kernel = launches[0][-1][1]
     assert {(b.name, b.members, b.below) for b in find(kernel, Buffer) if b.name.endswith("ring")} == {

@@ -43,7 +43,7 @@ def test_a_choice_that_copies_an_operand_first() -> None:
     assert len(steps) == 2 and wrong_stages(p, Prop.FWD, launches_of(steps)) == []
 
 
-@pytest.mark.parametrize("off", ["", "simplify", "simplify hoist lets tidy"])
+@pytest.mark.parametrize("off", ["", "simplify", "simplify hoist lets"])
 def test_two_bounds_that_leave_one_value_name_it(off: str) -> None:
     """Whoever spells it: LLVM of Triton 3.6 takes `(0 <= iw) & (iw < 1)` of remainders for false."""
     p = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=f32 tag=axb")

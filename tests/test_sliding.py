@@ -19,7 +19,7 @@ from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, 
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
-from transconv.passes import PIPELINE
+from transconv.passes import PIPELINE, levels
 from transconv.schedule.legality import why_not
 from transconv.schedule.packing import copy_of, over_copies, rows_of_features
 from transconv.schedule.schedule import Schedule
@@ -93,7 +93,7 @@ def check(text: str, prop: Prop, schedule: str, switches: dict[str, bool],
                 buffers.setdefault(t.name, np.zeros(t.layout.span, t.dtype.numpy))
         memory = Memory(buffers)
         for launch in launches:
-            verify(launch[stage][1])
+            verify(launch[stage][1], levels()[launch[stage][0]], launch[stage][0])
             memory.new_launch()
             run(launch[stage][1], memory)
         got = unpack(buffers[c], layouts[c], shapes[c])

@@ -46,7 +46,7 @@ def test_one_launch_does_all_phases(text: str, schedule: str) -> None:
     p = problem(text)
     plan = compiler.build(p, BWD_D, SM90, Schedule.parse(schedule))
     (step,) = plan.steps
-    verify(step.kernel)
+    verify(step.kernel, "explicit")
     for role in ir.find(step.kernel, ir.Role):
         assert len([x for x in ir.find(role, ir.For) if x.kind == "dealt"]) > 1
     rng = np.random.default_rng(0)

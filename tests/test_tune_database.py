@@ -384,8 +384,8 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.prop)).text == r.problem
         schedule = Schedule.parse(r.schedule)
         for a in computes(problem, Prop(r.prop)):
-            assert choice.believable(choice.fitted(schedule, a), a, SM90), r
+            assert choice.believable(choice.fitted(schedule, a, SM90), a, SM90), r
         if at % 20 == 0:  # and is what plans use
             store.remember([r])
             assert first(problem, r.epilogue, Prop(r.prop)).schedule == choice.fitted(
-                schedule, computes(problem, Prop(r.prop))[0])
+                schedule, computes(problem, Prop(r.prop))[0], SM90)

@@ -137,7 +137,7 @@ cache = Knob("TRANSCONV_CACHE", "a folder", "",
              "where readable kernels and tuning results are kept; not set: transconv in the user's "
              "cache folder", _cache_folder)
 verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
-              "1: check the well-formedness rules of the IR after each pass", _flag)
+              "1: check the well-formedness rules of the IR, and of its level, after each pass", _flag)
 schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
               "use this schedule for every problem; not set: heuristics and tuning choose", str,
                 former="TRANSCONV_CONFIG")

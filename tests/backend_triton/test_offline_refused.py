@@ -34,7 +34,7 @@ UNSIMPLIFIED = [
 
 
 @pytest.mark.parametrize(("passes", "live"), [
-    ("", 16), ("-simplify", 7), ("-hoist", 7), ("-simplify,-hoist,-lets,-tidy", 7)])
+    ("", 16), ("-simplify", 7), ("-hoist", 7), ("-simplify,-hoist,-lets", 7)])
 def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four images of a step is not there. Where the steps are written out, two of four see one of
@@ -49,7 +49,7 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
     assert sum(mask not in never for mask in loads) == live
 
 
-@pytest.mark.parametrize("passes", ["", "-lets,-tidy", "-simplify"])
+@pytest.mark.parametrize("passes", ["", "-lets", "-simplify"])
 def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, passes)
     jobs = [job for text, schedule in NO_TAPS for job in jobs_of(
@@ -59,7 +59,7 @@ def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pyt
 
 
 def test_numbers_of_python_become_int64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse,-tidy,+strength")
+    monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse")
     jobs = [job for prop, text, schedule in UNSIMPLIFIED for job in jobs_of(
         ConvProblem.parse(text), prop, TARGETS["sm_90"], Schedule.parse(schedule))]
     assert any("full((), 0 * 3, tl.int64)" in job.source for job in jobs)

@@ -72,7 +72,7 @@ def test_softmax_with_lanes() -> None:
         ir.Let(e, ir.Call("exp", (x - ir.Reduce("max", x, c),))),
         ir.store(dst, row * cols + c, e / ir.Reduce("sum", e, c), inside))
     kernel = ir.Kernel("softmax", (src, dst), ir.For(P, 2, body, "grid"))
-    ir.verify(kernel, loads_in_lets=True)
+    ir.verify(kernel, "lanes")
     a, b = randoms(src), zeros(dst)
     ir.run(kernel, {"src": a, "dst": b}, outputs=["dst"])
     up = np.exp(a.reshape(rows, cols).astype("f4"))
@@ -113,7 +113,7 @@ def test_matmul_with_dot(shape: tuple[int, int, int], dtype: ir.DType, acc_type:
                          split: int) -> None:
     m, n, k = shape
     kernel = matmul(m, n, k, dtype, acc_type, split)
-    ir.verify(kernel, loads_in_lets=True)
+    ir.verify(kernel)
     a, b, c = (randoms(t) for t in kernel.params)
     c[:] = 0
     ir.run(kernel, {"a": a, "b": b, "c": c}, outputs=["c"])

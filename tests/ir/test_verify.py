@@ -127,14 +127,6 @@ BREACHES = {
         kernel(params=(ir.Tensor("a-b", ("d",), (64,), T.layout),)),
         kernel(ir.Let(ir.Var("größe"), ir.ONE)),
     ],
-    "load-only-in-let": [
-        kernel(ir.store(T, 0, load(ir.ONE))),
-        kernel(ir.Let(X, load(ir.ZERO) + 1.0)),
-        kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, load(ir.ZERO))),
-        kernel(ir.Let(X, load(ir.Cast(load(ir.ZERO), ir.index)))),
-        kernel(ir.Let(X, ir.select(load(ir.ZERO) < 1.0, 0.0, 1.0))),
-        kernel(ir.Let(X, ir.select(ir.TRUE, load(ir.ZERO), load(ir.ZERO) + 1.0))),
-    ],
     "workspace-is-of-a-tensor": [
         kernel(params=(replace(T, rounded=True),)),
         kernel(params=(replace(T, copy_of="a", parts_of="b"),)),
@@ -158,25 +150,19 @@ BREACHES = {
 
 def test_a_sound_kernel_passes() -> None:
     verify(SOUND)
-    verify(SOUND, loads_in_lets=True)
 
 
 @pytest.mark.parametrize(("rule", "broken"), [(r, k) for r, ks in BREACHES.items() for k in ks])
 def test_breaking_one_rule(rule: str, broken: ir.Kernel) -> None:
     with pytest.raises(ir.VerifyError) as e:
-        verify(broken, loads_in_lets=rule == "load-only-in-let")
+        verify(broken)
     assert e.value.rules == {rule}
     assert f"  {rule}: `" in str(e.value)
 
 
 def test_every_rule_is_broken_above() -> None:
     names = {rule.__name__.replace("_", "-") for rule in RULES}
-    assert names | {"load-only-in-let", "expression-holds-no-statement"} == set(BREACHES)
-
-
-def test_loads_may_be_anywhere_in_the_scalar_stages() -> None:
-    for broken in BREACHES["load-only-in-let"]:
-        verify(broken)
+    assert names | {"expression-holds-no-statement"} == set(BREACHES)
 
 
 def test_all_breaches_are_listed_with_statement_and_reason() -> None:

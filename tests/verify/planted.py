@@ -36,7 +36,6 @@ from transconv.ir import (
     Reduce,
     Spread,
     Stmt,
-    Update,
     View,
     ViewDim,
     all_of,
@@ -150,11 +149,6 @@ def let_is_lost(before: Kernel, after: Kernel) -> Kernel:
     return changed(after, let, None)
 
 
-def step_is_short(before: Kernel, after: Kernel) -> Kernel:
-    update = made_by_the_pass(before, after, Update)
-    return changed(after, update, update and Update(update.var, update.value - 1))
-
-
 def eight_bits(before: Kernel, after: Kernel) -> Kernel:
     """Addresses wrap around."""
     return substitute(after, {x: Load(x.tensor, Cast(x.offset, i8), x.mask)
@@ -215,12 +209,8 @@ PASSES = [
     Bug("simplify", "a condition that is needed is dropped", condition_is_lost),
     Bug("lets", "a name that is used is removed", let_is_lost),
     Bug("hoist", "what is hoisted is off by one", off_by_one),
-    Bug("strength", "the step of a running sum is short", step_is_short,
-        switches={"strength": True}, schedule="mb.oh.ow:32 oc:16 ic:16 | fma | stages=2 warps=4",
-        problem="mb2ic64ih5oc16oh5kh1 dt=f16 tag=axb"),
     Bug("cse", "a condition is taken for one that always holds", condition_is_mistaken,
         problem="g4mb1ic4ih5oc4oh5kh3ph1", schedule="", switches={"reuse": False}),
-    Bug("tidy", "a name that is used is removed", let_is_lost),
     Bug("narrow", "addresses wrap around at 8 bits", eight_bits),
     Bug("narrow", "indices beyond 32 bits stay short", nothing_done,
         problem="mb70000ic1ih256oc1oh256kh1 dt=f16", schedule="mb.oh.ow:64 | fma"),

@@ -66,7 +66,18 @@ def test_a_trial_is_the_same_in_another_process() -> None:
     assert told.split("\n")[:-1] == [str(t) for t in DRAWN[:12]]
 
 
-@pytest.mark.parametrize("passes", ["-simplify,-tidy", ""])
+def test_passes_that_are_gone_are_read_in_older_lines() -> None:
+    """And nothing else that is no pass."""
+    line = "--dir=FWD_D --dt=f16:f16:f16 --target=sm_90 --passes={} mb1ic3ih5oc4oh5kh3ph1"
+    old = Trial.parse(line.format("-tidy,-cse,+strength"))
+    assert old == Trial.parse(line.format("-cse")) and old.passes == (("cse", False),)
+    assert Trial.parse(line.format("+strength")) == Trial.parse(line.replace("--passes={} ", ""))
+    for word in ("+bogus", "-cse,-narrow", "cse"):
+        with pytest.raises(ProblemError, match="--passes=.*; expected"):
+            Trial.parse(line.format(word))
+
+
+@pytest.mark.parametrize("passes", ["-simplify,-lets", ""])
 def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
     """Its verdict is kept by its text: a name that depended on the order of a set would lose it."""
     code = ("from transconv.conv import Epilogue, build\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 from transconv.compute import Compute, describe, kernels, parse
 from transconv.errors import ScheduleError
 from transconv.ir import readable
-from transconv.passes import lower, stages
+from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target, detect
 
 
@@ -36,20 +36,23 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     schedule = Schedule.parse(words.schedule) if words.schedule else None
     made = build_compute(compute, target, schedule)
     shown = words.stage
-    print(compute if shown in (None, "problem", "all") else f"compute {compute.name}")
-    if shown in (None, "compute", "all"):
+    print(compute if shown in (None, PROBLEM.name, "all") else f"compute {compute.name}")
+    if shown is None:
         for part in kernels(compute):
             print(f"\n{describe(part)}")
-    if shown in (None, "schedule", "all"):
+    for form in forms():
+        for step in made.steps if shown in (form.name, "all") else ():
+            print(f"\n{describe(form.of(Scheduled(step.compute, step.schedule, target)))}")
+    if shown in (None, SCHEDULE.name, "all"):
         print("")
         for step in made.steps:
             print(f"schedule   {step.schedule}")
         print(f"chosen     {made.why}")
-    for step in made.steps if shown in (*stages(), "all") else ():
+    for step in made.steps if shown is not None else ():
         for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):
             if shown in (stage, "all"):
                 print(f"\n{f'---- {stage} ':-<100}\n{readable(kernel)}")
-    if shown in (None, "emit", "all"):
+    if shown in (None, EMIT.name, "all"):
         print(f"\n{made.source}")
     return 0
 

@@ -12,6 +12,7 @@ from transconv.cli import execute, options, run, show
 from transconv.cli.compile import table
 from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError
+from transconv.passes import EMIT, NAIVE
 from transconv.target import TARGETS, detect
 from transconv.verify.matrix.jobs import jobs_of
 
@@ -65,7 +66,7 @@ def excerpt() -> None:
     words = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")
     pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
     print(pages[0] + "\n" + pages[-1])
-    for words.stage in ("naive", "lanewise", "emit"):
+    for words.stage in (NAIVE.name, "lanewise", EMIT.name):
         print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])  # type: ignore[arg-type]
     print("\nEvery stage: python -m transconv show "
           f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")

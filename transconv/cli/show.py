@@ -13,9 +13,18 @@ from transconv.compute import Compute, describe
 from transconv.conv import ConvProblem, ConvWorkload, Prop, build
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
-from transconv.passes import lower, passes, stages
+from transconv.passes import (
+    EMIT,
+    PROBLEM,
+    SCHEDULE,
+    TOGETHER,
+    Form,
+    forms,
+    lower,
+    stages,
+)
 from transconv.runtime import Step, header, kernel_name, plan_steps
-from transconv.schedule import Block, Schedule, why_not
+from transconv.schedule import Block, Schedule, Scheduled, why_not
 from transconv.selection import choice, heuristics, telling
 from transconv.target import Target
 
@@ -31,8 +40,8 @@ def add_to(verbs: object) -> None:
          f"show {options.EXAMPLE} --diff"), show)
     options.add_problem(made)
     options.add_props(made, "fwd")
-    made.add_argument("--stage", type=_stage, choices=[*stages(), "all"], metavar="STAGE",
-                      help=f"print this stage: {', '.join(stages())}, or all")
+    made.add_argument("--stage", type=_stage, choices=[*_names(), "all"], metavar="STAGE",
+                      help=f"print this stage: {', '.join(_names())}, or all")
     made.add_argument("--diff", action="store_true",
                       help="print what each pass changed, as unified diffs")
     made.add_argument("--target", default="",
@@ -62,36 +71,40 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
         yield f"{problem} {prop}: nothing to compute, the result has no elements"
         return
     yield f"problem    {problem}\n           {prop} on {target}, {_sizes(problem)}"
-    if shown == "problem":
+    if shown == PROBLEM.name:
         return
     works = [Work(workload, a, c, target) for a, c in steps]
     for w in works:
         if reason := why_not(w.schedule, w.compute, target):
             raise ScheduleError(f"{w.schedule}: {reason}")
     whole = shown is None and not words.diff
-    if whole or shown in ("compute", "all"):
+    first, *later = forms()
+    if whole or shown in (first.name, "all"):
         yield from (f"\n{describe(w.compute)}" for w in works)
-    if whole or shown in ("schedule", "all"):
+    if whole or shown in (SCHEDULE.name, "all"):
         yield from _schedules(works)
+    for form in later:
+        if shown in (form.name, "all"):
+            yield from (w.form(form) for w in works)
     if whole:
         yield from (f"\n{RULE}\n{w.source}" for w in works)
     else:
         for w in works:
             yield from w.diffs(shown) if words.diff else w.stages(shown)
-    if whole or shown in ("together", "all"):
+    if whole or shown in (TOGETHER.name, "all"):
         made = build(problem, prop, target, options.schedule(words), options.epilogue(words))
         phases = any(w.compute.phase for w in works)
         joined = [s for s in made.steps if phases and s.compute.does == "compute"
                   and not s.compute.phase]
         yield from _together(joined, not whole)
-        if shown == "together" and not joined:
+        if shown == TOGETHER.name and not joined:
             yield f"\nnothing to put together: {', '.join(s.compute.name for s in made.steps)}"
 
 
 def _together(joined: list[Step], stages: bool) -> Iterator[str]:
     """The kernel that does all stride phases, where one does."""
     for step in joined:
-        title = "\n---- together: all stride phases in one launch "
+        title = f"\n---- {TOGETHER.name}: {TOGETHER.phrase} "
         if stages:
             yield f"{title:-<101}\n{readable(step.kernel)}"
         yield f"\n{RULE}\n{step.source}"
@@ -140,13 +153,19 @@ class Work:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
         return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.compute.name} "
 
+    def form(self, form: Form) -> str:
+        """The computation in a later form, where that is another than the one before."""
+        whole = Scheduled(self.compute, self.schedule, self.target)
+        made, before = form.of(whole), forms()[forms().index(form) - 1].of(whole)
+        return f"{self.title(form.name):-<101}\n{'(unchanged)' if made == before else describe(made)}"
+
     def stages(self, wanted: str) -> Iterator[str]:
         """The kernel after the stage, or after every one."""
         for name, kernel in self.lowered():
             if wanted in (name, "all"):
                 yield f"{self.title(name):-<101}\n{readable(kernel)}"
-        if wanted in ("emit", "all"):
-            yield f"{self.title('emit'):-<101}\n{self.source}"
+        if wanted in (EMIT.name, "all"):
+            yield f"{self.title(EMIT.name):-<101}\n{self.source}"
 
     def diffs(self, wanted: str | None) -> Iterator[str]:
         """What each stage changed in the text of the one before it."""
@@ -159,8 +178,8 @@ class Work:
                 off = "(switched off)" if name not in self.seconds else "(unchanged)"
                 yield "\n".join(changed) if changed else off
             before = after
-        if wanted in (None, "emit", "all"):
-            yield f"{self.title('emit'):-<101}\n{self.source}"
+        if wanted in (None, EMIT.name, "all"):
+            yield f"{self.title(EMIT.name):-<101}\n{self.source}"
 
 
 def why(work: Work) -> list[str]:
@@ -203,10 +222,12 @@ def _near(schedule: Schedule, compute: Compute) -> Iterator[tuple[str, Schedule]
 
 
 def _phrase(stage: str) -> str:
-    """What a stage of the kernel does, in a few words."""
-    known = {"naive": "the loop nest of the computation", "emit": "the kernel in Triton",
-             **{p.name: p.phrase for p in passes()}}
-    return known[stage]
+    """What a stage does, in a few words."""
+    return {s.name: s.phrase for s in stages()}[stage]
+
+
+def _names() -> list[str]:
+    return [s.name for s in stages()]
 
 
 def _stage(name: str) -> str:

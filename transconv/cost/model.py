@@ -20,7 +20,7 @@ from transconv.compute import Compute, touched
 from transconv.cost import issue, maps
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
-from transconv.schedule import Schedule, Scheduled, copies, k_steps, priced, programs, share, tile
+from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
 
@@ -38,7 +38,7 @@ def estimate(schedule: Schedule, compute: Compute, target: Target,
 def _estimate(schedule: Schedule, compute: Compute, target: Target,
               constants: Constants | None = None) -> float:
     if target.backend == "interpreter":
-        return _interpreted(schedule, compute)
+        return _interpreted(schedule, Scheduled(compute, schedule, target).grouped)
     if compute.streams:
         return maps.microseconds(schedule, compute, target)
     constants = constants or (target.rates.gluon if schedule.via == "gluon" else target.rates.triton)
@@ -48,14 +48,15 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
         main = microseconds(count(schedule, compute, target), schedule, target, constants)
     if not schedule.pack:
         return main
-    grouped = Scheduled(compute, schedule).grouped
+    grouped = Scheduled(compute, schedule, target).grouped
     return main + _beside(grouped, schedule.pack, schedule.split_k > 1, target)
 
 
 @lru_cache(maxsize=512)
 def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
     """What the copies take that a computation asks for."""
-    return share(compute) * sum(copying(c, target) for c in copies(compute, pack, 1 + split))
+    packed = Schedule(pack=pack, split_k=1 + split)
+    return share(compute) * sum(copying(c, target) for c in Scheduled(compute, packed, target).copies)
 
 
 def copying(copy: Compute, target: Target, constants: Constants | None = None) -> float:
@@ -102,7 +103,7 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
     """The same for a kernel that keeps sums and operands in registers: its instructions are counted."""
     w = count(schedule, compute, target)
-    seen = Scheduled(compute, schedule).main
+    seen = Scheduled(compute, schedule, target).main
     return _kernels(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
 
 

@@ -69,7 +69,7 @@ class Work:
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     """Everything about a schedule that can be counted, of the main kernel."""
-    compute = Scheduled(compute, schedule).main
+    compute = Scheduled(compute, schedule, target).main
     m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
     views = [v for v in (compute.a, compute.b) if v is not None]
     words = (schedule.a, schedule.b)

@@ -114,7 +114,7 @@ from transconv.ir.terms import (
     sum_of,
 )
 from transconv.ir.tile_expr import Reduce, Spread
-from transconv.ir.verify import VerifyError, verify
+from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
@@ -137,7 +137,7 @@ __all__ = [
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
-    "If", "InterpError", "Kernel", "Lane", "Layout", "LayoutBlock", "Le", "Let", "Like", "Load",
+    "If", "InterpError", "Kernel", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let", "Like", "Load",
     "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne", "Neg", "Node", "Not",
     "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Shr",
     "Spread", "Stmt", "Store",

@@ -1,8 +1,9 @@
 """Well-formedness of IR: named rules that hold between passes, each with a reason when it does not.
 
-A rule is a generator function over one statement and what is in sight there. To add one, write the
-function (in binding_rules.py or form_rules.py) and put it in ``RULES``; its name, with dashes, is how
-errors call it.
+A rule is a generator function over one statement and what is in sight there; its name, with dashes, is
+how errors call it. Those of ``RULES`` hold for every tree. The way of a kernel has levels, and those of
+``LEVELS`` hold for a kernel of a level as well (see level_rules.py). To add one, write the function and
+put it in its place here.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from collections.abc import Callable, Iterator
 
 from transconv.ir import binding_rules as binding
 from transconv.ir import form_rules as form
+from transconv.ir import level_rules as level_of
 from transconv.ir import stmt as st
 from transconv.ir.sites import Site, sites, title
 
 
 class VerifyError(RuntimeError):
-    """Every rule that a tree breaks, where, and why. ``rules`` holds their names."""
+    """Every rule that a tree breaks, where, why, and after which stage. ``rules`` holds their names."""
 
-    def __init__(self, breaches: list[tuple[str, st.Stmt, str]]) -> None:
+    def __init__(self, breaches: list[tuple[str, st.Stmt, str]], level: str = "", stage: str = "") -> None:
         self.breaches = tuple(breaches)
         self.rules = frozenset(rule for rule, _, _ in breaches)
         lines = [f"  {rule}: `{title(s)}`: {reason}" for rule, s, reason in breaches]
-        super().__init__("\n".join([f"{len(lines)} broken rules of the IR", *lines]))
+        where = f" at the level {level}" * bool(level) + f" after {stage}" * bool(stage)
+        super().__init__("\n".join([f"{len(lines)} broken rules of the IR{where}", *lines]))
 
 
 Rule = Callable[[Site], Iterator[str]]
@@ -33,17 +36,33 @@ RULES: tuple[Rule, ...] = (
     form.origin_is_read, binding.workspace_is_of_a_tensor, binding.names_are_identifiers,
     binding.ring_is_reserved, form.piece_fits_its_box,
 )
+TILED: tuple[Rule, ...] = (form.load_only_in_let, level_of.kernel_is_a_grid, level_of.axes_are_tiled)
+LANES: tuple[Rule, ...] = (
+    *TILED, level_of.tiles_are_lanes, level_of.a_name_is_one_lane, level_of.shapes_are_ordered,
+    level_of.products_are_of_names)
+LEVELS: dict[str, tuple[Rule, ...]] = {
+    "compute": (),  # there is no kernel yet: compute.why_not_lowered says what no loop nest computes
+    "nest": (form.load_only_in_let, level_of.values_are_scalars, level_of.loops_are_axes,
+             level_of.parallel_loops_are_outside, level_of.one_accumulator, level_of.sums_only_grow,
+             level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
+             level_of.nothing_is_explicit),
+    "tiles": (*TILED, level_of.values_are_scalars, level_of.tiles_become_lanes, level_of.sums_only_grow,
+              level_of.nothing_is_explicit),
+    "lanes": (*LANES, level_of.nothing_is_explicit),
+    "explicit": (*LANES, level_of.roles_share_a_program, level_of.only_roles_wait, level_of.roles_say_all,
+                 level_of.pieces_are_multiplied),
+}
 
 
-def verify(root: st.Stmt, loads_in_lets: bool = False) -> None:
-    """Raise VerifyError with all rules that a tree breaks. ``loads_in_lets`` adds the rule that a
-    Load is only the value of a Let, which the stages from lanes onwards keep."""
-    rules = (*RULES, form.load_only_in_let) if loads_in_lets else RULES
+def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
+    """Raise VerifyError with all rules that a tree breaks: those of every tree and, for a kernel of a
+    ``level``, its own. ``stage`` is who made it, for the message. KeyError for an unknown level."""
+    rules = (*RULES, *LEVELS[level]) if level else RULES
     # What is no expression has no type and no text, so the other rules could not even be asked.
     breaches = list(_breaches(root, (form.expression_holds_no_statement,)))
     breaches = breaches or list(_breaches(root, rules))
     if breaches:
-        raise VerifyError(breaches)
+        raise VerifyError(breaches, level, stage)
 
 
 def _breaches(root: st.Stmt, rules: tuple[Rule, ...]) -> Iterator[tuple[str, st.Stmt, str]]:

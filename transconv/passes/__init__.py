@@ -5,17 +5,27 @@ In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, s
 
 from transconv.passes.joined import together
 from transconv.passes.pipeline import (
+    EMIT,
+    NAIVE,
     PIPELINE,
-    Context,
-    Pass,
+    PROBLEM,
+    SCHEDULE,
+    STAGES,
+    TOGETHER,
+    forms,
+    leave,
+    levels,
     lower,
     passes,
     register,
+    running,
     stages,
     unregister,
 )
+from transconv.passes.stage import Context, Form, Pass, Stage
 
 __all__ = [
-    "Context", "PIPELINE", "Pass", "lower", "passes", "register", "stages", "together",
+    "Context", "EMIT", "Form", "NAIVE", "PIPELINE", "PROBLEM", "Pass", "SCHEDULE", "STAGES", "Stage",
+    "TOGETHER", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages", "together",
     "unregister",
 ]

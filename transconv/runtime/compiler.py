@@ -19,7 +19,7 @@ from transconv import knobs
 from transconv.compute import Alone, Compute, Workload
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
-from transconv.passes import blockwise, together
+from transconv.passes import TOGETHER, blockwise, leave, running, together
 from transconv.runtime import verdicts
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.steps import (
@@ -35,10 +35,6 @@ from transconv.target import Target
 
 log = logging.getLogger("transconv.compiler")
 Made = TypeVar("Made", bound=Plan)
-
-
-def _switches() -> dict[str, bool]:
-    return dict(knobs.passes())
 
 
 def build(workload: Workload, target: Target, schedule: Schedule | None, choose: Choose | None,
@@ -89,7 +85,7 @@ class _Shelf:
 
     def __init__(self, workload: Workload, deterministic: bool) -> None:
         self.workload, self.deterministic = workload, deterministic
-        self.switches = _switches()
+        self.switches = running()
         self.made: dict[tuple[str, Schedule], Step] = {}
         self.rejected = 0
         self.why = ""  # the first kernel's schedule was chosen
@@ -117,7 +113,7 @@ class _Shelf:
             made = one if one and compute.phase else self.step(compute, chosen, target)
             if made not in steps:
                 steps.append(made)
-            whole = Scheduled(compute, chosen)
+            whole = Scheduled(compute, chosen, target)
             spaces |= {t.name: t for t in whole.workspaces}
             spaces |= {t.name: t for t in self.between(compute)}
             if meeting := blockwise.meeting(chosen, whole.main):
@@ -151,6 +147,7 @@ class _Shelf:
                 continue
             whole = replace(phases[0][0], name=self.workload.direction, part=None)
             step = launched(self.workload, whole, schedule, target, joined)
+            leave(step.kernel.name, TOGETHER.name, str(joined))
             if not verdicts.is_wrong(step.digest):
                 return [(a, schedule if a.phase else c) for a, c in planned], step
             self.rejected += 1

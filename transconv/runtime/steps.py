@@ -12,7 +12,7 @@ from transconv.backend_triton import Launcher, boxes, emit, grid_size, is_explic
 from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel
-from transconv.passes import blockwise, lower
+from transconv.passes import EMIT, PROBLEM, blockwise, leave, lower
 from transconv.runtime import verdicts
 from transconv.runtime.plans import Step
 from transconv.schedule import (
@@ -46,7 +46,7 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
             continue
         empty = any(x.size == 0 for x in compute.axes_of("K"))
         chosen = (choose(compute, target) if schedule is None or empty else
-                  choice.fitted(schedule, compute))
+                  choice.fitted(schedule, compute, target))
         mains.append((compute, chosen))
     return with_copies(mains, target, schedule, choose)
 
@@ -59,7 +59,7 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
     for compute, chosen in _agreed(_same_copies(mains, target), target):
         if schedule is not None and (reason := why_not(chosen, compute, target)):
             raise ScheduleError(f"{chosen}: {reason}")
-        whole = Scheduled(compute, chosen)
+        whole = Scheduled(compute, chosen, target)
         around |= {c.name: c for c in whole.copies if c.name not in around}
         made.append((compute, chosen))
         if blockwise.meeting(chosen, whole.main):
@@ -146,6 +146,8 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     early = "early" in target.features
     source = emit(kernel, header(workload, compute, schedule, target), early)
     path = write(source, name)
+    leave(name, PROBLEM.name, f"{workload} {workload.direction} on {target}")
+    leave(name, EMIT.name, source)
     boxed = boxes(kernel)
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
     launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,

@@ -17,12 +17,10 @@ from transconv.schedule.counts import (
 )
 from transconv.schedule.legality import why_not
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN
-from transconv.schedule.merging import inner_feature, merged
+from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
-    copies,
     diagonal,
     is_copy,
-    over_copies,
     rounds,
     row_of,
     rows_of_features,
@@ -44,8 +42,8 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
-    "Word", "box_of", "copies", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
-    "merged", "needed", "over_copies", "pile", "priced", "programs", "proposing", "register_word",
+    "Word", "box_of", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
+    "needed", "pile", "priced", "programs", "proposing", "register_word",
     "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
     "tiles_along", "turned_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",
     "with_letter", "without", "words", "words_table",

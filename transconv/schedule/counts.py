@@ -1,4 +1,7 @@
-"""Stage 3. What a schedule makes of a computation: the sums of its main kernel, tiles, steps, programs."""
+"""Stage 3. What a schedule makes of a computation: the sums of its main kernel, tiles, steps, programs.
+
+The computation is the one that the schedule sees: ``Scheduled.main``, or ``grouped``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
 from transconv.schedule.boxes import turned
-from transconv.schedule.merging import merged
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ def lanes(c: Schedule, compute: Compute, kind: str) -> int:
 
 def k_steps(c: Schedule, compute: Compute) -> int:
     """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
-    compute = merged(compute, c.merge)
     steps = 1
     for b in c.blocks:
         if compute.kind(b.axes[0]) == "K":
@@ -39,7 +40,6 @@ def k_steps(c: Schedule, compute: Compute) -> int:
 
 def programs(schedule: Schedule, compute: Compute) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
-    compute = merged(compute, schedule.merge)
     return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))
 
 

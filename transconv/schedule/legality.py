@@ -27,7 +27,7 @@ def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
     merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
     if merge is not None and (reason := merge(schedule, compute, target)):
         return reason
-    made = Scheduled(compute, schedule)
+    made = Scheduled(compute, schedule, target)
     if schedule.pack and pack is not None and (reason := pack(schedule, made.grouped, target)):
         return reason
     for rule in _rules(words()):

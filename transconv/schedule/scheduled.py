@@ -1,4 +1,4 @@
-"""Stage 3. In: a computation and a schedule of it. Out: what the two make together: the computation
+"""Stage 3. In: a computation, a schedule of it, a target. Out: what they make together: the computation
 with its groups merged, the one of the main kernel, the copies beside it, derived when first asked for.
 """
 
@@ -12,15 +12,17 @@ from transconv.ir import Tensor
 from transconv.schedule.merging import merged
 from transconv.schedule.packing import copies, over_copies, workspaces
 from transconv.schedule.schedule import Schedule
+from transconv.target import Target
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A computation as a schedule sees it. It need not be legal: ask for ``main`` when ``why_not`` has no
-    reason against it."""
+    """A computation as a schedule for a target sees it. It need not be legal: ask for ``main`` when
+    ``why_not`` has no reason against it. Nobody else merges groups or sees tensors through copies."""
 
     compute: Compute
     schedule: Schedule
+    target: Target
 
     @cached_property
     def grouped(self) -> Compute:

@@ -18,7 +18,7 @@ from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
-from transconv.schedule import Schedule, k_steps, needed, tile, why_not, why_not_copied
+from transconv.schedule import Schedule, Scheduled, k_steps, needed, tile, why_not, why_not_copied
 from transconv.selection import heuristics, nearest, store
 from transconv.selection.rows import Row, machine
 from transconv.target import Target
@@ -69,7 +69,7 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None) -
     if workload is None or compute.b is None or not (rows := workload.group(machine(target))):
         return choices
     if (given := _given()) is not None:
-        return [Choice(fitted(given, compute), 0.0)]
+        return [Choice(fitted(given, compute, target), 0.0)]
     first = _tuned(choices, compute, target, workload, store.rows_of(rows))
     return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
 
@@ -107,7 +107,7 @@ def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload
         if away:
             made = of_neighbour(schedule, row, away, other, choices, compute, target)
         else:
-            schedule = fitted(schedule, compute)
+            schedule = fitted(schedule, compute, target)
             found = [schedule] if believable(schedule, compute, target) else []
             made = _cheap(found, EXACT_FACTOR, row, away, choices, compute, target)
         if made:
@@ -130,7 +130,7 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
         if other != twin:
             continue
         try:
-            schedule = fitted(Schedule.parse(row.schedule), compute)
+            schedule = fitted(Schedule.parse(row.schedule), compute, target)
         except ValueError:
             continue
         found = [replace(schedule, pack=pack, c=c) for pack in packs if pack
@@ -164,7 +164,7 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
     there = other.named(compute.name)
     if there is None or any(x.size == 0 for x in there.axes):
         return 0.0
-    winner = fitted(winner, there)
+    winner = fitted(winner, there, target)
     try:
         first = heuristics.default(there, target)
     except ScheduleError:
@@ -174,7 +174,7 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
     return max(1.0, estimate(winner, there, target) / estimate(first, there, target))
 
 
-def fitted(schedule: Schedule, compute: Compute) -> Schedule:
+def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
     """A schedule for all stride phases splits the sum of a short phase no further than it goes, and
     writes out no more positions than the phase has."""
     known = {x.name for x in compute.axes}
@@ -183,7 +183,8 @@ def fitted(schedule: Schedule, compute: Compute) -> Schedule:
     blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.axes[0]))))
                    if schedule.in_registers(b) else b for b in schedule.blocks)
     schedule = replace(schedule, blocks=blocks)
-    return replace(schedule, split_k=min(schedule.split_k, max(1, k_steps(schedule, compute))))
+    steps = k_steps(schedule, Scheduled(compute, schedule, target).grouped)
+    return replace(schedule, split_k=min(schedule.split_k, max(1, steps)))
 
 
 def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
@@ -191,7 +192,8 @@ def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
     able to make us compile for minutes."""
     if why_not(schedule, compute, target) is not None:
         return False
-    unrolled = k_steps(schedule, compute) if schedule.unroll else 0
+    grouped = Scheduled(compute, schedule, target).grouped
+    unrolled = k_steps(schedule, grouped) if schedule.unroll else 0
     return (unrolled <= MOST_UNROLLED and 1 <= schedule.stages <= MOST_STAGES
             and 1 <= schedule.group_m <= 1024 and schedule.programs <= MOST_WAVES * target.sms
             and len(schedule.blocks) <= len(compute.axes))
@@ -211,7 +213,8 @@ def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
     clipped = replace(schedule, blocks=blocks)
     if schedule.programs:
         dealt = schedule.via == "gluon" and schedule.reduce != "stream"
-        clipped = replace(clipped, programs=needed(clipped, compute, target) if dealt else target.sms)
+        grouped = Scheduled(compute, clipped, target).grouped
+        clipped = replace(clipped, programs=needed(clipped, grouped, target) if dealt else target.sms)
     family = _family(clipped, compute)
     found = [c.schedule for c in choices if _family(c.schedule, compute) == family]
     return [*found, *([clipped] if believable(clipped, compute, target) else [])]

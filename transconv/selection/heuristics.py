@@ -21,11 +21,10 @@ from transconv.schedule import (
     ROW,
     Block,
     Schedule,
+    Scheduled,
     Word,
     diagonal,
     is_copy,
-    merged,
-    over_copies,
     programs,
     proposing,
     registered_words,
@@ -113,7 +112,7 @@ def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
         return
     yield from _products(compute, target)
     for merge in merges(compute):
-        for schedule in _products(merged(compute, merge), target):
+        for schedule in _products(Scheduled(compute, Schedule(merge=merge), target).grouped, target):
             if schedule.unit == "mma":
                 yield replace(schedule, merge=merge)
 
@@ -190,7 +189,7 @@ def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
     if (ASYNCHRONOUS & target.features and compute.math == "tf32" and not compute.sums_positions
             and compute.a.tensor.dtype is f32
             and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
-        over = over_copies(compute, "a.b")
+        over = Scheduled(compute, Schedule(pack="a.b"), target).main
         yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
 
 
@@ -291,7 +290,7 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
                                          ".".join(apart)]))]
     found = 0
     for pack in ways:
-        packed = over_copies(compute, pack)
+        packed = Scheduled(compute, Schedule(pack=pack), target).main
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found += why_not(schedule, packed, target) is None
             yield replace(schedule, pack=pack)
@@ -299,5 +298,5 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:
-            for schedule in _matrix(over_copies(compute, pack), target):
+            for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
                 yield replace(schedule, pack=pack)

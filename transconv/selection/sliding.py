@@ -17,7 +17,7 @@ from math import prod
 from transconv.compute import Axis, Compute, axis_strides
 from transconv.cost import ACCESS
 from transconv.ir import View
-from transconv.schedule import MOST_WRITTEN, Block, Schedule, over_copies, row_of, rows_of_features
+from transconv.schedule import MOST_WRITTEN, Block, Schedule, Scheduled, row_of, rows_of_features
 from transconv.selection.tiling import splits
 from transconv.target import Target
 
@@ -37,7 +37,7 @@ def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
     small = [x for x in apart if x == "b" and not summed]
     after = [] if summed or _in_rows(compute.c, compute) else [".".join((*apart, "c"))]
     for pack in dict.fromkeys(("", *small, ".".join(apart), *after)):
-        seen = over_copies(compute, pack)
+        seen = Scheduled(compute, Schedule(pack=pack), target).main
         if axis_strides(seen.a, seen)[compute.axes_of("B")[-1].name] == 1:
             yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
 

@@ -58,7 +58,7 @@ def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
     slots = schedule.programs or target.sms
     waves = w.tiles / slots
     idle = (ceil(waves) * slots - w.tiles) / slots
-    flops = 2 * prod(x.size for x in Scheduled(compute, schedule).grouped.axes)
+    flops = 2 * prod(x.size for x in Scheduled(compute, schedule, target).grouped.axes)
     peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
     moved = w.traffic + w.partial
     text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "

@@ -56,10 +56,10 @@ class Search:
         self.wave = 0
 
     def legal(self, schedule: Schedule) -> bool:
-        return all(believable(fitted(schedule, a), a, self.target) for a in self.phases)
+        return all(believable(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     def guess(self, schedule: Schedule) -> float:
-        return sum(estimate(fitted(schedule, a), a, self.target) for a in self.phases)
+        return sum(estimate(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     @property
     def best(self) -> Schedule | None:
@@ -123,7 +123,7 @@ def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
         return found
     sums: dict[Schedule, float] = {}
     for schedule in found:
-        each = [fitted(schedule, a) for a in phases]
+        each = [fitted(schedule, a, target) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
             sums[schedule] = sum(estimate(c, a, target)
                                for c, a in zip(each, phases, strict=True))

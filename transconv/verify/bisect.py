@@ -18,12 +18,11 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from transconv import knobs
 from transconv.compute import Compute, describe
 from transconv.conv import ConvProblem, Epilogue, Prop, computes
 from transconv.errors import ProblemError
 from transconv.ir import InterpError, Kernel, readable
-from transconv.passes import passes, together
+from transconv.passes import EMIT, TOGETHER, forms, passes, running, together
 from transconv.schedule import Schedule
 from transconv.target import TARGETS, Target
 from transconv.verify.bisect_emitted import ask_compiler, ask_emitter
@@ -78,8 +77,7 @@ def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | N
         else Target.parse(target),
         Schedule.parse(schedule) if isinstance(schedule, str) and schedule else schedule or None,
         Epilogue.parse(epilogue) if isinstance(epilogue, str) else epilogue)
-    switches = dict(knobs.passes()) if switches is None else switches
-    return _Trial(asked, seed, limit, switches, isolated).judge(parts)
+    return _Trial(asked, seed, limit, running(switches), isolated).judge(parts)
 
 
 class _Trial:
@@ -149,7 +147,7 @@ class _Trial:
         except InterpError as error:
             reason = str(error)
         if reason:
-            rule = self.rule_of(name) if name == "compute" else ""
+            rule = self.rule_of(name) if name == forms()[0].name else ""
             return self.guilty(name, reason, rule, "\n".join(map(describe, made)))
         self.say(name, "right")
         return None
@@ -168,9 +166,9 @@ class _Trial:
         order = [*(s for s in others if s.compute.does == "pack"), whole,
                  *(s for s in others if s.compute.does != "pack")]
         if reason := self.result(order, [last] * len(order)):
-            return self.guilty("together", reason,
-                               diff=changes(phases[0].kernel(last), joined, "roles", "together"))
-        self.say("together", "right")
+            return self.guilty(TOGETHER.name, reason, diff=changes(
+                phases[0].kernel(last), joined, NAMES[last], TOGETHER.name))
+        self.say(TOGETHER.name, "right")
         return None
 
     def judge_widths(self) -> Blame | None:
@@ -242,8 +240,8 @@ class _Trial:
     def judge_emitter(self) -> Blame | None:
         verdict = ask_emitter(self.small, self.seed, self.isolated)
         if verdict.wrong:
-            return self.guilty("emit", verdict.text, diff=verdict.source)
-        self.say("emit", verdict.text)
+            return self.guilty(EMIT.name, verdict.text, diff=verdict.source)
+        self.say(EMIT.name, verdict.text)
         return None
 
     def judge_compiler(self) -> Blame | None:

@@ -15,7 +15,8 @@ import numpy as np
 from transconv.compute import Compute
 from transconv.ir import Array, Evaluator, InterpError, Memory, Tensor, View, offsets_of
 from transconv.ir import expr as ex
-from transconv.schedule import Schedule, Scheduled, is_copy
+from transconv.passes import forms
+from transconv.schedule import Scheduled, is_copy
 from transconv.verify.bisect_replay import Question, holder
 
 PIECE = 1 << 22  # products at a time
@@ -26,23 +27,22 @@ Flat = dict[str, Array]  # memory in f64, by the name of a tensor
 def readings(question: Question) -> list[tuple[str, list[Compute]]]:
     """What is computed, in each of the forms it has before there is a kernel, by stage; those that
     change nothing are left out."""
-    asked = [s for s in question.steps() if not sums_parts(s[0])]
-    mains = [Scheduled(a, c) for a, c in asked if not is_copy(a)]
-    found = [("compute", [s.compute for s in mains])]
-    if any(s.grouped is not s.compute for s in mains):
-        found.append(("merging", [s.grouped for s in mains]))
-    if any(s.schedule.pack for s in mains):
-        found.append(("packing", [_compiled(a, c) for a, c in asked]))
+    asked = [Scheduled(a, c, question.target) for a, c in question.steps() if not sums_parts(a)]
+    mains = [s for s in asked if not is_copy(s.compute)]
+    found: list[tuple[str, list[Compute]]] = []
+    before: list[Compute] = []
+    for form in forms():
+        made = [form.of(s) for s in mains]
+        if made != before:
+            packed = any(t.copy_of for a in made for t in a.tensors)
+            found.append((form.name, [form.of(s) for s in asked] if packed else made))
+        before = made
     return found
 
 
 def sums_parts(compute: Compute) -> bool:
     """Whether it adds the parts of another one's sum."""
     return any(x.role == "part" for x in compute.axes)
-
-
-def _compiled(compute: Compute, schedule: Schedule) -> Compute:
-    return Scheduled(compute, schedule).main
 
 
 def meaning(question: Question, computes: Sequence[Compute]) -> Array:

@@ -31,7 +31,7 @@ from transconv.ir import (
     verify,
 )
 from transconv.ir import expr as ex
-from transconv.passes import Context, naive, passes
+from transconv.passes import NAIVE, Context, levels, naive, passes, running
 from transconv.schedule import Schedule, Scheduled, is_copy, why_not
 from transconv.target import Target
 
@@ -141,23 +141,23 @@ class Stages:
     @staticmethod
     def of(compute: Compute, schedule: Schedule, target: Target, precision: str,
            switches: Mapping[str, bool]) -> Stages:
-        main = Scheduled(compute, schedule).main
-        made = Stages(compute, main, schedule, Context(main, schedule, target, precision))
-        made.extend("naive", lambda: naive.naive(main, f"conv_{main.name}"))
+        context = Context(Scheduled(compute, schedule, target), precision)
+        main, runs = context.compute, running(switches)
+        made = Stages(compute, main, schedule, context)
+        made.extend(NAIVE.name, lambda: naive.naive(main, f"conv_{main.name}"))
         for step in passes():
             if made.failed:
                 break
-            on = switches.get(step.name, step.default) or not step.optional
             kernel = made.kernels[-1][1]
-            made.extend(step.name, lambda s=step, k=kernel, on=on:  # type: ignore[misc]
-                        s.run(k, made.context) if on else k)
+            made.extend(step.name, lambda s=step, k=kernel:  # type: ignore[misc]
+                        s.run(k, context) if runs[s.name] else k)
         return made
 
     def extend(self, stage: str, make: Callable[[], Kernel]) -> None:
         """Make the next kernel, and hold it against the rules of the IR."""
         try:
             kernel = make()
-            verify(kernel)
+            verify(kernel, levels()[stage], stage)
         except VerifyError as error:
             self.failed, self.reason = stage, f"the kernel breaks a rule of the IR: {error}"
         except Exception as error:  # whatever a pass may raise
@@ -173,7 +173,7 @@ class Stages:
         return 3 if find(self.kernel(stage), Roles) else 1
 
 
-NAMES = ("naive", *(p.name for p in passes()))
+NAMES = (NAIVE.name, *(p.name for p in passes()))
 BLOCKWISE = NAMES.index("blockwise")  # from here on the parts of a split sum exist
 NARROW = NAMES.index("narrow")
 FINAL = NAMES.index("final")  # from here on divisions may round as the target's do

@@ -15,7 +15,7 @@ import torch
 
 from transconv.compute import Answer, Compute, Read, Reduction, execute
 from transconv.ir import Array, Call, Const, Div, Kernel, Memory, Tensor, find, run, verify
-from transconv.passes import lower
+from transconv.passes import levels, lower
 from transconv.runtime import Plan
 from transconv.verify.data import torch_dtype
 
@@ -134,14 +134,14 @@ def after_every_pass(compute: Compute, plan: Plan) -> list[tuple[str, Judged]]:
     case, before, found = Case(compute), None, []
     zeroed = {s.zero.name for s in plan.steps if s.zero is not None}
     made = [lower(s.compute, s.schedule, plan.target, s.kernel.name, compute.math) for s in plan.steps]
-    stages = [name for name, _ in made[0]]
+    stages, level = [name for name, _ in made[0]], levels()
     # What adds the parts of a sum has none before the pass that makes them.
     parts = any(x.role == "part" for s in plan.steps for x in s.compute.axes)
     for at in range(stages.index("blockwise") if parts else 0, len(stages)):
         kernels = [stage[at][1] for stage in made]
         if kernels != before:
             for kernel in kernels:
-                verify(kernel)
+                verify(kernel, level[stages[at]], stages[at])
             found.append((stages[at], case.interpreted(*kernels, zeroed=zeroed)))
         before = kernels
     return found

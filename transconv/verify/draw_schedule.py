@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from transconv.compute import Axis, Compute
-from transconv.schedule import Block, Schedule, Word, k_steps, why_not
+from transconv.schedule import Block, Schedule, Scheduled, Word, k_steps, why_not
 from transconv.schedule import words as all_words
 from transconv.selection import heuristics
 from transconv.target import Target
@@ -59,11 +59,10 @@ def words(schedule: Schedule) -> dict[str, str]:
 def is_legal(schedule: Schedule, computes: Sequence[Compute], target: Target) -> bool:
     """Whether a schedule may be used for each of some computations (the phases of one result)."""
     for compute in computes:
-        split = min(schedule.split_k, max(1, k_steps(schedule, compute))) if compute.phase else (
-            schedule.split_k)
+        steps = k_steps(schedule, Scheduled(compute, schedule, target).grouped)
+        split = min(schedule.split_k, max(1, steps)) if compute.phase else schedule.split_k
         if why_not(replace(schedule, split_k=split), compute, target) is not None:
             return False
-        steps = k_steps(schedule, compute)
         if schedule.unroll and (steps > MOST_STEPS or steps * volume(schedule) > MOST_UNROLLED):
             return False
     return True

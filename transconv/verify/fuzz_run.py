@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from transconv import knobs
 from transconv.conv import Epilogue, compiler
 from transconv.errors import ScheduleError, Unsupported
-from transconv.schedule import k_steps, programs
+from transconv.schedule import Scheduled, k_steps, programs
 from transconv.selection import heuristics
 from transconv.verify.fuzz_trial import Trial, draw_trial
 from transconv.verify.pool import is_fatal
@@ -112,9 +112,10 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
 
 def _interpreted_steps(compiled: Compiled) -> int:
     """How often Triton's interpreter goes through the body of a loop, program by program."""
-    return sum(max(step.launcher.grid, programs(step.schedule, step.compute))
-               * max(1, k_steps(step.schedule, step.compute) // step.schedule.split_k)
-               for step in compiled.steps)
+    return sum(max(s.launcher.grid, programs(s.schedule, seen))
+               * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)
+               for s in compiled.steps
+               for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped])
 
 
 def _filled(trial: Trial, seed: int) -> Tensors:

@@ -7,7 +7,7 @@ off their alignment. Trial ``i`` of seed ``s`` is the same on every machine.
 The line is benchdnn's, with options of ours for what benchdnn has no word for:
 
     --dir=BWD_W --dt=f16:f16:f32 --stag=nhwc --wtag=oihw --dtag=nhwc --target=sm_90
-        --schedule=ic:16+oc:16+ow:16+mma+swap=1 --epilogue=bias+relu --passes=-cse,+strength mb2ic3...
+        --schedule=ic:16+oc:16+ow:16+mma+swap=1 --epilogue=bias+relu --passes=-cse,-hoist mb2ic3...
 
 It has no blanks inside of words: blanks of a schedule are written ``+``, commas of strides ``_``.
 """
@@ -85,7 +85,7 @@ class Trial:
         schedule = said.get("schedule", "").replace("+", " ")
         return Trial(ConvProblem.parse(text), ways[0], said.get("target", "sm_90"),
                      Schedule.parse(schedule) if schedule else None, said.get("epilogue", ""),
-                     knobs.passes.read(said.get("passes", "")), int(said.get("shift", "0")))
+                     _switches(said.get("passes", "")), int(said.get("shift", "0")))
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
@@ -124,6 +124,22 @@ class Trial:
 FORMER = {"config": "schedule"}  # words under the names that older corpora have
 OPTIONS = ("dir", "dt", "stag", "wtag", "dtag", "math", "target", "schedule", "epilogue", "passes",
            "shift")
+
+
+GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
+OPTIONAL = tuple(step.name for step in passes() if step.optional)
+
+
+def _switches(text: str) -> tuple[tuple[str, bool], ...]:
+    """The passes that a trial switches. Raises ProblemError for a name of none."""
+    try:
+        made = tuple((name, on) for name, on in knobs.passes.read(text) if name not in GONE)
+    except ValueError:
+        raise ProblemError(f"--passes={text}; expected {knobs.passes.legal}") from None
+    if unknown := [name for name, _ in made if name not in OPTIONAL]:
+        raise ProblemError(f"--passes={text}: there is no optional pass '{unknown[0]}'; expected some of "
+                           + " ".join(OPTIONAL))
+    return made
 
 
 def without_boxes(target: Target) -> Target:
@@ -177,6 +193,3 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
     schedule = draw_schedule.schedule(rng, trial.computes, trial.chip)
     return Trial.parse(str(replace(trial, schedule=schedule)))
-
-
-OPTIONAL = tuple(step.name for step in passes() if step.optional)

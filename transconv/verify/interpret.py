@@ -35,7 +35,7 @@ def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
                 if room is None or len(room) != span:  # parts of sums lie in each one's own way
                     fresh = np.full(span, np.nan, tensor.dtype.numpy)
                     memory = Memory({**memory.buffers, tensor.name: fresh})
-        verify(step.kernel)
+        verify(step.kernel, "explicit")
         if step.zero is not None:
             memory.buffers[step.zero.name][offsets_of(step.zero)] = 0
         memory.new_launch()

@@ -1,0 +1,234 @@
+"""Well-formedness of levels: what a kernel is on its way from a loop nest to roles.
+
+    nest       one loop for each axis, scalars, one accumulator
+    tiles      one grid; tiles are loops, the sum is a loop of steps
+    lanes      tiles are lanes of values, products are calls
+    explicit   the same, or shared memory, barriers and roles written down
+
+Rules as ``verify.py`` wants them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from transconv.ir import access as ac
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.reductions import REDUCERS
+from transconv.ir.sites import Site, sites, title
+from transconv.ir.tile_expr import Reduce, Spread
+
+WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "fence", "send_wait")
+STEPS = (xp.Fetch, xp.Put, xp.Send)
+
+
+# -- nest and tiles ------------------------------------------------------------------------------------
+
+
+def values_are_scalars(site: Site) -> Iterator[str]:
+    """No value has lanes yet."""
+    for e in site.nodes():
+        if isinstance(e, (ex.Lane, Reduce, Spread)):
+            yield f"`{e}` speaks of lanes"
+    if isinstance(site.stmt, st.Alloc) and site.stmt.lanes:
+        yield f"{site.stmt.var.name} has lanes"
+
+
+def sums_only_grow(site: Site) -> Iterator[str]:
+    """What is accumulated changes by a reduction alone: ``acc = acc + term``, or another row."""
+    if isinstance(site.stmt, st.Update):
+        var, value = site.stmt.var, site.stmt.value
+        if type(value) not in [r.node for r in REDUCERS.values()] or value.children()[0] is not var:
+            yield f"{var.name} becomes `{value}`, which is no reduction that begins with it"
+
+
+# -- nest ----------------------------------------------------------------------------------------------
+
+
+def nothing_is_called(site: Site) -> Iterator[str]:
+    """A nest loads, computes and stores: no function, no branch."""
+    if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt):
+        yield f"{site.stmt.func.name} is called"
+    if isinstance(site.stmt, st.If):
+        yield f"a branch where `{site.stmt.cond}`"
+
+
+def loops_are_axes(site: Site) -> Iterator[str]:
+    """A loop runs over a whole axis, and each axis is one loop."""
+    if isinstance(site.stmt, st.Kernel):
+        counts = Counter(s.var.name for s in _all(site.stmt) if isinstance(s, st.For))
+        yield from (f"{name} is the counter of {n} loops" for name, n in counts.items() if n > 1)
+    if isinstance(loop := site.stmt, st.For):
+        if loop.kind not in ("parallel", "serial"):
+            yield f"{loop.var.name} is a {loop.kind} loop; expected parallel or serial"
+        if (loop.start, loop.until, loop.stages, loop.programs, loop.side) != (ex.ZERO, None, 0, 0, ""):
+            yield f"{loop.var.name} does not run plainly from 0 to {loop.stop}"
+
+
+def parallel_loops_are_outside(site: Site) -> Iterator[str]:
+    """Parallel loops are around all else, one in the other."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "parallel":
+        if any(not isinstance(s, st.For) or s.kind != "parallel" for s in site.around):
+            yield f"`{title(site.around[-1])}` is around a parallel loop"
+        if isinstance(site.stmt.body, st.Seq) and any(
+                isinstance(s, st.For) and s.kind == "parallel" for s in site.stmt.body.stmts):
+            yield f"something stands beside the parallel loop inside of {site.stmt.var.name}"
+
+
+def one_accumulator(site: Site) -> Iterator[str]:
+    """A nest computes one reduction."""
+    if isinstance(site.stmt, st.Kernel):
+        made = [s.var.name for s in _all(site.stmt) if isinstance(s, st.Alloc)]
+        if len(made) > 1:
+            yield f"{', '.join(made)} are {len(made)} accumulators"
+
+
+def elements_are_read_one_by_one(site: Site) -> Iterator[str]:
+    """No box is moved before the schedule says so."""
+    for e in site.nodes():
+        if isinstance(e, ac.BoxLoad):
+            yield f"`{e}` is a box"
+    if isinstance(site.stmt, st.BoxStore):
+        yield "a box is stored"
+
+
+# -- tiles and later -----------------------------------------------------------------------------------
+
+
+def kernel_is_a_grid(site: Site) -> Iterator[str]:
+    """The body of a kernel is its grid: one loop over the programs of the launch."""
+    if isinstance(site.stmt, st.Kernel) and not (
+            isinstance(body := site.stmt.body, st.For) and body.kind == "grid"):
+        yield f"the body begins with `{title(site.stmt.body)}`; expected a grid loop"
+
+
+def axes_are_tiled(site: Site) -> Iterator[str]:
+    """No parallel loop over an axis is left."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "parallel":
+        yield f"the axis {site.stmt.var.name} is in no grid, loop or tile"
+
+
+def tiles_become_lanes(site: Site) -> Iterator[str]:
+    """A tile loop has a side and 2, 4, 8, ... positions; those of one counter agree, for they become one
+    lane."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "tile":
+        loop = site.stmt
+        if not loop.side:
+            yield f"the tile loop over {loop.var.name} has no side"
+        if type(loop.stop) is int and (loop.stop < 2 or loop.stop & (loop.stop - 1)):
+            yield f"a tile of {loop.stop} positions along {loop.var.name}"
+    if isinstance(site.stmt, st.Kernel):
+        tiles: dict[ex.Var, st.For] = {}
+        for s in _all(site.stmt):
+            if isinstance(s, st.For) and s.kind == "tile":
+                first = tiles.setdefault(s.var, s)
+                if (first.stop, first.side) != (s.stop, s.side):
+                    yield f"two tile loops over {s.var.name} differ"
+
+
+# -- lanes and later -----------------------------------------------------------------------------------
+
+
+def tiles_are_lanes(site: Site) -> Iterator[str]:
+    """No loop over the positions of a tile is left."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "tile":
+        yield f"the tile {site.stmt.var.name} is a loop still"
+
+
+def a_name_is_one_lane(site: Site) -> Iterator[str]:
+    """Lanes of one name are the same lane: the text gives them one vector."""
+    if isinstance(site.stmt, st.Kernel):
+        found = {e for inner in sites(site.stmt) for e in inner.nodes() if isinstance(e, ex.Lane)}
+        found |= {lane for s in _all(site.stmt) if isinstance(s, st.Alloc) for lane in s.lanes}
+        counts = Counter(lane.name for lane in found)
+        yield from (f"{n} lanes are called {name}" for name, n in counts.items() if n > 1)
+
+
+def shapes_are_ordered(site: Site) -> Iterator[str]:
+    """The lanes of an accumulator, or of a value that is spread, are in the order of their dimensions,
+    none twice."""
+    shapes = [e.lanes for e in site.nodes() if isinstance(e, Spread)]
+    if isinstance(site.stmt, st.Alloc):
+        shapes.append(site.stmt.lanes)
+    for lanes in shapes:
+        order = [(lane.axis, lane.name) for lane in lanes]
+        if order != sorted(set(order)):
+            yield f"the lanes {' '.join(lane.name for lane in lanes)} are out of order"
+
+
+def products_are_of_names(site: Site) -> Iterator[str]:
+    """What a product multiplies has a name, spread over its lanes."""
+    if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
+        for arg in site.stmt.args[1:]:
+            value = arg.x if isinstance(arg, Spread) else arg
+            if not isinstance(value, ex.Var):
+                yield f"`{arg}` is multiplied; expected a name"
+
+
+# -- all but explicit, and explicit --------------------------------------------------------------------
+
+
+def nothing_is_explicit(site: Site) -> Iterator[str]:
+    """Shared memory, barriers and roles are of explicit kernels."""
+    if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
+        yield f"a {type(site.stmt).__name__} before the level explicit"
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt":
+        yield "tiles are dealt out inside of a program before the level explicit"
+    for e in site.nodes():
+        if isinstance(e, xp.Piece):
+            yield f"`{e}` is in shared memory before the level explicit"
+
+
+def roles_share_a_program(site: Site) -> Iterator[str]:
+    """Roles stand once, last in the grid, behind what they share; each has a name and warps."""
+    if isinstance(site.stmt, (xp.Shared, xp.Roles)) and [type(s) for s in site.around] != [st.For]:
+        yield "it stands deeper than in the grid"
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "grid":
+        parts = st.statements(site.stmt.body)
+        if any(isinstance(s, xp.Roles) for s in parts) and not all(
+                isinstance(s, xp.Shared) for s in parts[:-1]):
+            yield "roles have something other than shared memory before them, or anything behind them"
+    if isinstance(site.stmt, xp.Roles):
+        names = [role.name for role in site.stmt.roles]
+        if len(names) != len(set(names)):
+            yield f"two roles have one name: {' '.join(names)}"
+        if any(role.warps < 1 for role in site.stmt.roles):
+            yield "a role is played by no warp"
+
+
+def only_roles_wait(site: Site) -> Iterator[str]:
+    """What copies boxes, waits, arrives or multiplies pieces is a part of a role."""
+    if _is_explicit(site.stmt) and not any(isinstance(s, xp.Role) for s in site.around):
+        yield f"`{title(site.stmt)}` is in no role"
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt" and not any(
+            isinstance(s, xp.Role) for s in site.around):
+        yield f"the tiles of {site.stmt.var.name} are dealt out in no role"
+
+
+def roles_say_all(site: Site) -> Iterator[str]:
+    """A role fetches, multiplies and stores boxes step by step: nothing is left to the compiler."""
+    if any(isinstance(s, xp.Role) for s in site.around):
+        if isinstance(site.stmt, st.BoxStore) or any(isinstance(e, ac.BoxLoad) for e in site.nodes()):
+            yield "a box is moved that no barrier counts"
+        if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
+            yield "a product that nobody waits for; expected dot_async"
+
+
+def pieces_are_multiplied(site: Site) -> Iterator[str]:
+    """A product that runs on its own reads shared memory."""
+    if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot_async":
+        for arg in site.stmt.args[1:]:
+            if not isinstance(arg, xp.Piece):
+                yield f"`{arg}` is multiplied; expected a piece of shared memory"
+
+
+def _all(root: st.Stmt) -> Iterator[st.Stmt]:
+    """All statements of a tree."""
+    return (site.stmt for site in sites(root))
+
+
+def _is_explicit(s: st.Stmt) -> bool:
+    return isinstance(s, STEPS) or isinstance(s, st.FuncCall) and s.func.name in WAITS
