@@ -37,6 +37,17 @@ def k_steps(c: Schedule, compute: Compute) -> int:
     return steps * prod(x.size for x in compute.axes_of("K") if c.block_of(x.name) is None)
 
 
+def chain(c: Schedule, compute: Compute) -> int:
+    """How many products of the matrix unit one accumulator takes, each of 32 bytes of a row; 0 for other
+    units. The sum loses up to its last place with each (transconv/verify/limits.py)."""
+    if c.unit != "mma" or compute.a.tensor.dtype.bits > 32:
+        return 0
+    steps = -(-k_steps(c, compute) // c.split_k)
+    if c.reduce == "stream":  # each program takes as many steps of all tiles as the others
+        steps = min(steps, -(-steps * programs(c, compute) // max(1, c.programs)))
+    return steps * max(1, tile(c, compute, "K") * compute.a.tensor.dtype.bytes // 32)
+
+
 def programs(schedule: Schedule, compute: Compute) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
     compute = merged(compute, schedule.merge)
