@@ -39,13 +39,14 @@ def k_steps(c: Schedule, compute: Compute) -> int:
 
 def chain(c: Schedule, compute: Compute) -> int:
     """How many products of the matrix unit one accumulator takes, each of 32 bytes of a row; 0 for other
-    units. The sum loses up to its last place with each (transconv/verify/limits.py)."""
-    if c.unit != "mma" or compute.a.tensor.dtype.bits > 32:
+    units, and where f32 is not multiplied by parts: then additions are rounded to the nearest."""
+    dtype = compute.a.tensor.dtype
+    if c.unit != "mma" or dtype.bits > 32 or (dtype.bits == 32 and compute.math == "ieee"):
         return 0
     steps = -(-k_steps(c, compute) // c.split_k)
     if c.reduce == "stream":  # each program takes as many steps of all tiles as the others
         steps = min(steps, -(-steps * programs(c, compute) // max(1, c.programs)))
-    return steps * max(1, tile(c, compute, "K") * compute.a.tensor.dtype.bytes // 32)
+    return steps * max(1, tile(c, compute, "K") * dtype.bytes // 32)
 
 
 def programs(schedule: Schedule, compute: Compute) -> int:

@@ -32,6 +32,7 @@ from transconv.schedule import (
     why_not,
     why_not_copied,
 )
+from transconv.selection.chains import too_long
 from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
 from transconv.selection.explicit import explicit
 from transconv.selection.sliding import sliding
@@ -85,7 +86,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
     interpreted = target.backend == "interpreter"
-    ranked = sorted(proposed, key=lambda c: (estimate(c, compute, target),
+    ranked = sorted(proposed, key=lambda c: (too_long(c, compute, target), estimate(c, compute, target),
                                              str(c) if interpreted else ""))
     return (c for c in ranked if why_not(c, compute, target) is None)
 
