@@ -7,6 +7,7 @@ import pytest
 from tests.verify.planted import planted_pass
 from tests.verify.planted_precision import LONG, MMA, PRECISION, Imprecise
 from transconv.conv import Compiled, ConvProblem, Epilogue, compiler
+from transconv.schedule import is_copy, rounds
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target.records import TARGETS
@@ -62,3 +63,12 @@ def test_drawn_computations_run_on_float_data(dtype: str, what: str, said: str) 
     bug = next(p.bug for p in PRECISION if p.bug.what == what)
     with planted_pass(bug):
         assert said in trial.problem()
+
+
+@pytest.mark.parametrize(("unit", "math", "rounded"), [
+    ("mma", "tf32", True), ("mma", "ieee", False), ("mma", "tf32x3", False), ("fma", "tf32", False)])
+def test_copies_are_rounded_for_products_of_tf32_alone(unit: str, math: str, rounded: bool) -> None:
+    problem = ConvProblem.parse(f"{CUT.bug.problem} math={math}".replace("axb", "abx"))
+    plan = compiler.plan(problem, CUT.bug.prop, TARGETS["sm_90"],
+                         f"mb.oh.ow:32 oc:16 ic:16 | {unit} | pack=a.b stages=2 warps=4")
+    assert [rounds(s.compute) for s in plan.steps if is_copy(s.compute)] == [rounded] * 2
