@@ -74,7 +74,7 @@ def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
 
 
 def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
-    routes.backward_routes(PARAMS, grad, x, w, (True, True, False))
+    _found, _flags, _aligned = routes.backward_routes(PARAMS, grad, x, w, (True, True, False))
 
 
 def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
@@ -170,6 +170,18 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == len(changes)
 
 
+def test_the_same_kernels_do_for_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan whose sums never vary is not made again where the same bits are asked for."""
+    made = Kind()
+    made.steps = ()
+    monkeypatch.setattr(planning, "_plans", {})
+    monkeypatch.setattr(planning, "build", lambda *given: made)
+    assert runtime.plan(FWD, SM90, None, False, Kind) is made  # type: ignore[type-var]
+    monkeypatch.setattr(planning, "build", None)
+    monkeypatch.setattr(Kind, "steps", ())
+    assert runtime.plan(FWD, SM90, None, True, Kind).deterministic  # type: ignore[type-var]
+
+
 def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     compute, schedule = FWD.computations[0], Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma")
     behind = replace(FWD, epilogue=Epilogue.parse("bias+relu")).computations[0]
@@ -183,8 +195,8 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "triton_version", lambda: "another")
     digests.add(verdicts.digest("a", "c"))
     monkeypatch.setattr(verdicts, "SCHEMA", verdicts.SCHEMA + 1)
-    digests |= {verdicts.digest("a", "c"), verdicts.variant(verdicts.digest("a", "c"), False)}
-    assert len(digests) == 7
+    digests |= {verdicts.digest("a", "c"), *(verdicts.variant(key, False) for key in "ab")}
+    assert len(digests) == 8
 
 
 # -- what is kept on disk ---------------------------------------------------------------------------
@@ -199,14 +211,19 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
              *((8, compute, other, FWD) for other in (
                  replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"})))]
     keys = [listing._key(*words) for words in given]
+    twin = FWD.innermost()
+    assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
     for name, value in (("__version__", "another"), ("_files", lambda: [("cost.py", 1, 1)])):
         with monkeypatch.context() as patch:
             patch.setattr(listing, name, value)
             keys.append(listing._key(*given[0]))
-    with monkeypatch.context() as patch:
-        patch.setattr(listing.store, "rows_of", lambda name: [Kind()])
-        keys.append(listing._key(*given[0]))
-    assert len(set(keys)) == len(keys) == 10
+    rows_of = listing.store.rows_of
+    for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing.store, "rows_of", lambda name, group=group: (
+                [Kind()] if name == group else rows_of(name)))
+            keys.append(listing._key(*given[0]))
+    assert len(set(keys)) == len(keys) == 11
     features = frozenset(f"feature{n}" for n in range(40))
     backwards = frozenset(sorted(features, reverse=True))
     told = [listing._told(replace(SM90, features=f)) for f in (features, backwards)]
@@ -217,5 +234,10 @@ def test_records(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     drawers = [Drawer("one", 1), Drawer("one", 2), Drawer("two", 1)]
     assert len({d.path(key) for d in drawers for key in "ab"}) == 6
+    with pytest.raises(ValueError, match="'a b' cannot name a record of one-1"):
+        drawers[0].path("a b")
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "folder", lambda *inside: None)
+        assert drawers[0].path("a") is None
     sums = {records._checksum(c) for c in ({"a": 1}, {"a": 2}, {"b": 1}, {"a": 1, "b": 2})}
     assert len(sums) == 4 and records._checksum({"a": 1, "b": 2}) == records._checksum({"b": 2, "a": 1})

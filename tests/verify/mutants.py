@@ -55,7 +55,8 @@ SUBJECTS = (
     Subject("transconv.torch_ops.routes", "backward_routes", CALLS),
     Subject("transconv.torch_ops.fused_route", "find", CALLS),
     Subject("transconv.torch_ops.requests", "request", _keys("requests")),
-    Subject("transconv.runtime.compiler", "plan", _keys("plans")),
+    Subject("transconv.runtime.compiler", "plan",
+            _keys("plans", "the_same_kernels_do_for_the_same_bits")),
     Subject("transconv.runtime.verdicts", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.verdicts", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
@@ -64,7 +65,20 @@ SUBJECTS = (
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
     Subject("transconv.schedule.schedule", "Schedule.__str__", ("tests/test_words.py",)),
 )
-FREE: dict[str, str] = {}
+FREE = {
+    **dict.fromkeys(("digest without digest_size=16", "_key without digest_size=16",
+                     "_checksum without digest_size=16", "kernel_name without digest_size=4"),
+                    "a longer digest tells as much apart"),
+    "find without 'fused'": "keys of other calls have fewer parts, and no word in the second place",
+    "find without made": "a call in a capture counts itself: tests/torch_ops/test_route_fused.py",
+    **dict.fromkeys(("_key without workload.text", "_key without workload.direction"),
+                    "the computation has views, sizes and a name"),
+    "_checksum without separators=(',', ':')": "blanks change every sum alike",
+    **dict.fromkeys((f"kernel_name without {part}" for part in (
+        "{compute.name}", "{stem}", "{shape[:MAX_NAME - len(f'{stem}__{digest}')]}", "{workload.prefix}",
+        "{x.name}", "{x.size}", "c.isalnum()", "c == '_'")), "for people: the digest has it all"),
+    "kernel_name without {digest}": "of the two, that in the length of the name",
+}
 
 
 # -- what a mutant leaves out -----------------------------------------------------------------------
