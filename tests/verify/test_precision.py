@@ -48,6 +48,12 @@ def test_the_fuzzer_and_check_run_float_data() -> None:
         assert checked(**told)["reason"].startswith("float: the error in the 2-norm")
 
 
+def test_what_an_activation_flattens_is_held_against_the_sums() -> None:
+    """Of sums of tf32 behind a tanh the small ones are left, and what they are off."""
+    line = "--schedule=od:4+oh:4+ow:8+oc:64+ic:32+mma --epilogue=bias+res+tanh ic64id4oc64od4kd1"
+    assert work(line=line)["status"] == "passed"
+
+
 @pytest.mark.parametrize(("dtype", "what", "said"), [
     ("f16", "the epilogue sees a rounded sum", "elements of C are not the answer rounded once"),
     ("f32", "tf32 is cut in registers", "the error of C in the 2-norm")])

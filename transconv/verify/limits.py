@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import inf, prod
 
+from transconv.compute import OPS
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import DType, f32
 from transconv.verify.data import terms
@@ -53,6 +54,13 @@ def norm(p: ConvProblem, prop: Prop, result: DType, cuts: bool, chain: int = 0) 
         return inf  # one sum that comes to nothing decides
     own = max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14) * (2 if cuts else 1)
     return max(own, is_tf32(p, prop) * NEAREST_TF32) + drift(p, prop, chain)
+
+
+def flattened(epilogue: str, before: float, after: float) -> float:
+    """How many times as large the relative error of a result may be as that of its sums, by their sums of
+    squares: what flattens them, as tanh does, leaves the small ones, whose errors are as large."""
+    steep = prod(OPS[word].steepest for word in epilogue.split("+") if word in OPS)
+    return max(1.0, steep * (before / after) ** 0.5) if after else 1.0
 
 
 def neighbours(p: ConvProblem, prop: Prop, result: DType, chain: int = 0) -> float:

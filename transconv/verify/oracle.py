@@ -14,7 +14,7 @@ from math import prod
 
 import torch
 
-from transconv.compute import OPS, is_exact, table
+from transconv.compute import is_exact, table
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import bf16
 from transconv.verify import limits
@@ -263,10 +263,8 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     if wrong:
         found.reason = f"{wrong} of {seen} elements are wrong"
     elif mode == "float":
-        # What flattens the sums, as tanh does, leaves of them the part that is most wrong.
-        steep = prod(OPS[w].steepest for w in epilogue.split("+") if w in OPS)
-        room = max(1.0, steep * (before / size) ** 0.5) if size else 1.0
-        found.reason = _imprecise(found, limits.norm(p, prop, result, cuts, chain) * room,
+        norm = limits.norm(p, prop, result, cuts, chain) * limits.flattened(epilogue, before, size)
+        found.reason = _imprecise(found, norm,
                                   limits.neighbours(p, prop, result, chain), epilogue, kept)
     return found
 
