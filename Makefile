@@ -16,13 +16,14 @@ GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,nohead
     tr ' A-Z' '_a-z')),cpu)
 
 MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune
-.PHONY: help install demo test check check-all lint matrix sanitize clean measure $(MEASURES)
+.PHONY: help install demo test check check-all lint matrix mutants sanitize clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
+	@echo "make mutants  parts of keys and texts left out one by one: which of them no test minds"
 	@echo "make sanitize  on a GPU: every family of kernels under compute-sanitizer's memcheck and racecheck"
 	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
 	@echo "make measure  all that bench/results has, on this GPU: LISTS='resnet50 layers.json' OUT=$(OUT)"
@@ -71,10 +72,14 @@ lint: $(ready)
 check: lint test
 
 # Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
-check-all: check matrix
+check-all: check matrix mutants
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt
+
+# Some 10 minutes: a process for each mutant.
+mutants: $(ready)
+	$(PYTHON) -m tests.verify.mutants
 
 SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
 FAMILIES := -m transconv fuzz --file tests/verify/families.txt --n 0 --no-corpus --jobs 4

@@ -73,7 +73,7 @@ class Bug:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-class _Statements(Mutator):
+class Statements(Mutator):
     """Changes the statements for which ``change`` gives another, None to drop one."""
 
     def __init__(self, change: Callable[[Stmt], Stmt | None]) -> None:
@@ -90,7 +90,7 @@ def changed(kernel: Kernel, old: Stmt | None, new: Stmt | None) -> Kernel:
     """The kernel with one statement replaced or, for None, left out."""
     if old is None:
         return kernel
-    made = _Statements(lambda s: new if s is old else s).mutate(kernel)
+    made = Statements(lambda s: new if s is old else s).mutate(kernel)
     assert isinstance(made, Kernel) and made is not kernel
     return made
 

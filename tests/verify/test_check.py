@@ -202,7 +202,7 @@ def test_every_schedule_is_checked_and_the_failing_ones_are_named(
         capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of five schedules stores nothing: its line has its schedule, and the others pass."""
     honest = Case.launch
-    words = ("--dir=FWD_D", "--dt=f16", "--tag=axb", "--target=sm_90", SMALL)
+    words = ("--dir=FWD_D", "--dt=f16", "--tag=axb", "--target=sm_90", "--data=exact", SMALL)
     proposed = list(Case(ConvProblem.parse(f"{SMALL} dt=f16 tag=axb"), Prop.FWD).choices(5))
     assert len({texts[0] for texts in proposed}) == 5
     seen: list[str] = []

@@ -36,7 +36,7 @@ options of problems (defaults after =):
   --batch=FILE  --reset  --match=REGEX  --mode=C (List Init Run Correctness Bitwise)
   --engine=auto (gpu, cpu: Triton's interpreter, numpy: that of the IR)  --start=0
 and ours:
-  --data=exact      exact, float, or exact+float
+  --data=exact+float  either, or both
   --misalign=0      elements that tensors are off a multiple of 16 bytes
   --strided=        rows (cut out of larger tensors), steps (every second element), expanded
   --epilogue=       such as bias+res+silu, also for BWD_D

@@ -65,7 +65,8 @@ FUNCS = {
 
 
 def dot(precision: str) -> Func:
-    """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands."""
+    """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands. As
+    tf32 it sees 10 bits behind the point: what is not rounded before is cut off."""
     return Func("dot", (("precision", precision),))
 
 

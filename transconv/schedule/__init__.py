@@ -6,6 +6,7 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
+    chain,
     k_steps,
     lanes,
     needed,
@@ -42,7 +43,7 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
-    "Word", "box_of", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
+    "Word", "box_of", "chain", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
     "needed", "pile", "priced", "programs", "proposing", "register_word",
     "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
     "tiles_along", "turned_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",

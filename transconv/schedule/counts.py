@@ -38,6 +38,18 @@ def k_steps(c: Schedule, compute: Compute) -> int:
     return steps * prod(x.size for x in compute.axes_of("K") if c.block_of(x.name) is None)
 
 
+def chain(c: Schedule, compute: Compute) -> int:
+    """How many products of the matrix unit one accumulator takes, each of 32 bytes of a row; 0 for other
+    units, and where f32 is not multiplied by parts: then additions are rounded to the nearest."""
+    dtype = compute.a.tensor.dtype
+    if c.unit != "mma" or dtype.bits > 32 or (dtype.bits == 32 and compute.math == "ieee"):
+        return 0
+    steps = -(-k_steps(c, compute) // c.split_k)
+    if c.reduce == "stream":  # each program takes as many steps of all tiles as the others
+        steps = min(steps, -(-steps * programs(c, compute) // max(1, c.programs)))
+    return steps * max(1, tile(c, compute, "K") * dtype.bytes // 32)
+
+
 def programs(schedule: Schedule, compute: Compute) -> int:
     """How many programs the kernel has, each with a tile; persistent ones deal them out."""
     return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))

@@ -20,6 +20,7 @@ from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule, Scheduled, k_steps, needed, tile, why_not, why_not_copied
 from transconv.selection import heuristics, nearest, store
+from transconv.selection.chains import too_long
 from transconv.selection.rows import Row, machine
 from transconv.target import Target
 
@@ -154,7 +155,8 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
            choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """Of some schedules the one with the best estimate, if that is within a factor of the best."""
     made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
-    made = [c for c in made if c.us <= factor * choices[0].us]
+    made = [c for c in made if c.us <= factor * choices[0].us
+            and not too_long(c.schedule, compute, target)]
     return sorted(made, key=lambda c: c.us)[:1]
 
 

@@ -25,6 +25,7 @@ from transconv.schedule import (
     tiles_along,
     turned_bytes,
 )
+from transconv.selection.chains import fewest_parts
 from transconv.selection.tiling import Run, extents, rows_of_positions, run_of, summed_rows, tilings
 from transconv.target import Target
 
@@ -109,8 +110,8 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     yield from _persistent(schedule, m, n, k, compute, target) if waves > 1 else [schedule]
     if waves < 1:  # every tile is then shared, none is written twice
         yield replace(schedule, reduce="stream", programs=target.sms, group_m=1)
-    for wanted in (0.5, 1, 2, 3, 5):
-        split = int(wanted * target.sms / tiles)
+    parts = [int(waves * target.sms / tiles) for waves in (0.5, 1, 2, 3, 5)]
+    for split in (*parts, fewest_parts(schedule, compute, target)):
         if 1 < split <= steps // 2 and c == "gather":
             made = replace(schedule, split_k=split)
             fits = tiles * split <= target.sms

@@ -31,6 +31,7 @@ from transconv.schedule import (
     why_not,
     why_not_copied,
 )
+from transconv.selection.chains import too_long
 from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
 from transconv.selection.explicit import explicit
 from transconv.selection.maps import even, maps
@@ -86,7 +87,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
     interpreted = target.backend == "interpreter"
     us = {c: estimate(c, compute, target) for c in proposed}
-    ranked = sorted(us, key=lambda c: (us[c], str(c) if interpreted else ""))
+    ranked = sorted(us, key=lambda c: (too_long(c, compute, target), us[c], str(c) if interpreted else ""))
     if compute.streams and not interpreted:
         ranked = even(ranked, us, target)
     return (c for c in ranked if why_not(c, compute, target) is None)

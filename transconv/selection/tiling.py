@@ -9,6 +9,7 @@ from math import prod
 from transconv.compute import Axis, Compute, axis_strides
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, k_steps, programs, row_of, rows_of_features
+from transconv.selection.chains import fewest_parts
 from transconv.target import Target
 
 
@@ -95,7 +96,8 @@ def extents(run: Run, most: int = 256) -> tuple[int, ...]:
 
 def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
     """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
-    fill whole waves. Boxes need a split that divides the steps, others are better off with one."""
+    fill whole waves; and where an accumulator would take too many products (chains.py). Boxes need a
+    split that divides the steps, others are better off with one."""
     if target.backend == "interpreter" or compute.b is None:
         return [1]
     tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
@@ -108,4 +110,6 @@ def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
         divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
         found |= {divisor} if "box" in (schedule.a, schedule.b) else {even}
         found |= {divisor} if divisor * 4 >= split * 3 else set()
+    if (least := fewest_parts(schedule, compute, target)) > 1:
+        found.add(next((s for s in range(least, 2 * least) if steps % s == 0), least))
     return sorted(found)

@@ -27,7 +27,7 @@ OPTIONS = {
     "attr-scales": "", "attr-zero-points": "", "attr-post-ops": "", "attr-fpmath": "strict",
     "attr-acc-mode": "strict", "attr-rounding-mode": "", "attr-deterministic": "false",
     "attr-dropout": "",
-    "epilogue": "", "data": "exact", "misalign": "0", "strided": "", "seed": "0", "target": "",
+    "epilogue": "", "data": "exact+float", "misalign": "0", "strided": "", "seed": "0", "target": "",
     "schedule": "",
 }
 FORMER = {"config": "schedule"}  # options under the names that older files have

@@ -42,7 +42,7 @@ class Job:
     epilogue: str = ""
     bia: str = ""
     mode: str = "C"
-    data: str = "exact"
+    data: str = "exact+float"
     shift: int = 0
     schedules: str = "best"
     deterministic: bool = False

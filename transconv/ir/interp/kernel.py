@@ -61,6 +61,14 @@ def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
         or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
 
 
+def _cut(x: Array) -> Array:
+    """f32 as the matrix unit sees it where it multiplies tf32: what lies behind 10 bits is cut off."""
+    if x.dtype != np.float32:
+        return x
+    bits = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)
+    return np.asarray(bits.view(np.float32))
+
+
 class _Run(Execution):
     """The same with the functions that kernels call, and with roles that share memory."""
 
@@ -84,7 +92,7 @@ class _Run(Execution):
                     cells = [c for p in (a, b) for c in self._cells(p)]
                     if unfenced := next((c for c in cells if c.state == "put"), None):
                         raise Fault(f"{unfenced.name} is multiplied before it is fenced")
-                    self._dot(acc, a, b)
+                    self._dot(acc, a, b, "tf32")
                     self._hold(self.running, cells)
                     self.eval.busy.add(acc)
                 case "dot_wait", (Expr() as pending,):
@@ -103,14 +111,16 @@ class _Run(Execution):
                     holds = self.eval.compute(condition)
                     self.eval.forbid(~holds.astype(np.bool_), "the assumption does not hold")
                 case "dot", (Var() as acc, Expr() as a, Expr() as b):
-                    self._dot(acc, a, b)
+                    self._dot(acc, a, b, s.func.attr("precision"))
                 case _:
                     raise Fault(f"no meaning is known for {name} with {len(args)} such arguments")
 
-    def _dot(self, acc: Var, a: Expr, b: Expr) -> None:
+    def _dot(self, acc: Var, a: Expr, b: Expr, precision: str) -> None:
         if acc not in self.allocated:
             raise Fault(f"{acc.name} is updated but not allocated")
         x, y = self.eval.compute_all(a, b)
+        if precision == "tf32":
+            x, y = _cut(x), _cut(y)
         old = self.eval.env[acc]  # products in flight are added in order
         loops = {f.axis for f in self.frames if f.axis is not None}
         summed = [i for i in range(self.eval.rank) if old.shape[i] == 1 and i not in loops]

@@ -1,0 +1,243 @@
+"""What asks for another kernel, or another choice, has another key; `make mutants` leaves parts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from transconv import runtime
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.disk_cache import Drawer, records
+from transconv.ir import f16, f32
+from transconv.runtime import compiler as planning
+from transconv.runtime import steps, verdicts
+from transconv.schedule import Schedule
+from transconv.selection import listing
+from transconv.target import TARGETS
+from transconv.torch_ops import execute, fused_route, routes
+from transconv.torch_ops.requests import request
+
+Tensor = torch.Tensor
+SM90 = TARGETS["sm_90"]
+FWD = ConvWorkload(ConvProblem.parse("mb2ic8ih5oc8oh5kh3ph1 dt=f16"), Prop.FWD, Epilogue.parse("bias"))
+NUMBERS = ("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+
+
+# -- calls of torch ---------------------------------------------------------------------------------
+
+
+def _larger(t: Tensor) -> Tensor:
+    """Of the same strides."""
+    return torch.empty(4096, dtype=t.dtype).as_strided((t.shape[0] + 1, *t.shape[1:]), t.stride())
+
+
+def _strided(t: Tensor) -> Tensor:
+    return torch.empty(4096, dtype=t.dtype).as_strided(t.shape, [2 * s for s in t.stride()])
+
+
+def _shifted(t: Tensor) -> Tensor:
+    return torch.empty(4096, dtype=t.dtype)[1:].as_strided(t.shape, t.stride())
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "size": _larger, "strides": _strided, "type": lambda t: t.half(), "place": _shifted,
+    "device": lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")}
+
+
+class Asked(dict[Hashable, Any]):
+    """Routes that are all known: what is asked for is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_asked: list[Hashable] = []
+
+    def get(self, key: Hashable, default: Any = None) -> Any:
+        self.keys_asked.append(key)
+        return object()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
+    known = Asked()
+    monkeypatch.setattr(routes, "_routes", known)
+    return known.keys_asked
+
+
+def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
+    key, _flags, _aligned = routes.forward_key(REQUEST, x, w, b)
+    routes.find(key)
+
+
+def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
+    _found, _flags, _aligned = routes.backward_routes(PARAMS, grad, x, w, (True, True, False))
+
+
+def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
+    fused_route.find(REQUEST, (x, w, b, res), "relu")
+
+
+REQUEST: Any = request(*NUMBERS)
+PARAMS: Any = (1, 2)
+CALLS = {"forward": (_forward, 2), "biased": (_forward, 3), "backward": (_backward, 3),
+         "fused": (_fused, 4)}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors(name: str, what: str, asked: list[Hashable]) -> None:
+    call, count = CALLS[name]
+    # Of f64 and of f16 torch's switches say the same.
+    given, like = ([torch.empty(2, 3, 4, 4, dtype=torch.float64) for _ in range(count)] for _ in "ab")
+    call(*given)
+    call(*like)
+    for n, t in enumerate(given):
+        call(*given[:n], CHANGES[what](t), *given[n + 1:])
+    same, again, *others = asked
+    assert same == again and same not in others and len(others) == count
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_switches(name: str, asked: list[Hashable], monkeypatch: pytest.MonkeyPatch) -> None:
+    call, count = CALLS[name]
+    given = [torch.empty(2, 3, 4, 4) for _ in range(count)]
+    for math, deterministic in (("ieee", False), ("tf32", False), ("ieee", True)):
+        flags = execute.Flags(math, deterministic)
+        with monkeypatch.context() as patch:
+            patch.setattr(execute, "flags", lambda dtype, flags=flags: flags)
+            call(*given)
+    assert len(set(asked)) == 3
+
+
+def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
+    x, w = torch.empty(2, 3, 4, 4), torch.empty(2, 3, 4, 4)
+    other: Any = request(*NUMBERS[:-1], 2)
+    for req in (REQUEST, other):
+        routes.find(routes.forward_key(req, x, w, None)[0])
+        routes.find(routes.forward_key(req, x, w, w)[0])
+        for activation in ("", "relu"):
+            fused_route.find(req, (x, w, None, None), activation)
+        fused_route.find(req, (x, w, x, None), "")
+        fused_route.find(req, (x, w, None, x), "")
+    for mask in ((True, True, False), (True, False, False), (False, True, False), (True, True, True)):
+        routes.backward_routes(PARAMS, x, x, w, mask)
+    other = (2, 2)
+    routes.backward_routes(other, x, x, w, (True, True, False))
+    assert len(set(asked)) == len(asked) == 17
+
+
+@pytest.mark.parametrize("at", range(len(NUMBERS)))
+def test_requests(at: int) -> None:
+    other = ("conv3d", 3, (2, 1), (1, 0), (1, 2), True, (0, 1), 2)[at]
+    changed: Any = (*NUMBERS[:at], other, *NUMBERS[at + 1:])
+    assert request(*NUMBERS) is request(*NUMBERS) is not request(*changed)
+
+
+# -- plans, kernels, verdicts -----------------------------------------------------------------------
+
+
+@dataclass
+class Kind:
+    """A plan that is never run; its sums differ from run to run."""
+
+    deterministic: bool = False
+    steps = (SimpleNamespace(schedule=SimpleNamespace(varies=True)),)
+
+
+class Other(Kind):
+    pass
+
+
+def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(planning, "_plans", {})
+    monkeypatch.setattr(planning, "build", lambda *given: made.append(given) or Kind())
+    base = {"workload": FWD, "target": SM90, "schedule": None, "deterministic": False, "kind": Kind}
+    changes = [{}, {"workload": replace(FWD, prop=Prop.BWD_D)}, {"target": TARGETS["sm_80"]},
+               {"workload": replace(FWD, epilogue=Epilogue.parse("bias+relu"))},
+               {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f32))},
+               {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f16))},
+               {"workload": replace(FWD, problem=replace(FWD.problem, math="ieee"))},
+               {"target": replace(SM90, features=SM90.features - {"box"})},
+               {"schedule": Schedule.parse("mb:4 | fma")}, {"kind": Other}, {"deterministic": True}]
+    for _ in range(2):
+        for change in changes:
+            runtime.plan(**{**base, **change})  # type: ignore[arg-type]
+    assert len(made) == len(changes)
+
+
+def test_the_same_kernels_do_for_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan whose sums never vary is not made again where the same bits are asked for."""
+    made = Kind()
+    made.steps = ()
+    monkeypatch.setattr(planning, "_plans", {})
+    monkeypatch.setattr(planning, "build", lambda *given: made)
+    assert runtime.plan(FWD, SM90, None, False, Kind) is made  # type: ignore[type-var]
+    monkeypatch.setattr(planning, "build", None)
+    monkeypatch.setattr(Kind, "steps", ())
+    assert runtime.plan(FWD, SM90, None, True, Kind).deterministic  # type: ignore[type-var]
+
+
+def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, schedule = FWD.computations[0], Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma")
+    behind = replace(FWD, epilogue=Epilogue.parse("bias+relu")).computations[0]
+    larger = replace(FWD, problem=FWD.problem.with_layout("nhwc"))
+    given = [(FWD, compute, schedule, SM90), (larger, compute, schedule, SM90),
+             (FWD, behind, schedule, SM90), (FWD, compute, replace(schedule, group_m=2), SM90),
+             (FWD, compute, schedule, TARGETS["sm_80"]),
+             (FWD, replace(compute, name="fwd_1"), schedule, SM90)]
+    assert len({steps.kernel_name(*words) for words in given}) == len(given)
+    digests = {verdicts.digest(source, machine) for source in "ab" for machine in "cd"}
+    monkeypatch.setattr(verdicts, "triton_version", lambda: "another")
+    digests.add(verdicts.digest("a", "c"))
+    monkeypatch.setattr(verdicts, "SCHEMA", verdicts.SCHEMA + 1)
+    digests |= {verdicts.digest("a", "c"), *(verdicts.variant(key, False) for key in "ab")}
+    assert len(digests) == 8
+
+
+# -- what is kept on disk ---------------------------------------------------------------------------
+
+
+def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = FWD.computations[0]
+    given = [(8, compute, SM90, FWD), (7, compute, SM90, FWD),
+             (8, replace(compute, math="ieee"), SM90, FWD),
+             (8, compute, SM90, replace(FWD, prop=Prop.BWD_D)),
+             (8, compute, SM90, replace(FWD, problem=FWD.problem.with_layout("nhwc"))),
+             *((8, compute, other, FWD) for other in (
+                 replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"})))]
+    keys = [listing._key(*words) for words in given]
+    twin = FWD.innermost()
+    assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
+    for name, value in (("__version__", "another"), ("_files", lambda: [("cost.py", 1, 1)])):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing, name, value)
+            keys.append(listing._key(*given[0]))
+    rows_of = listing.store.rows_of
+    for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing.store, "rows_of", lambda name, group=group: (
+                [Kind()] if name == group else rows_of(name)))
+            keys.append(listing._key(*given[0]))
+    assert len(set(keys)) == len(keys) == 11
+    features = frozenset(f"feature{n}" for n in range(40))
+    backwards = frozenset(sorted(features, reverse=True))
+    told = [listing._told(replace(SM90, features=f)) for f in (features, backwards)]
+    assert told[0] == told[1]
+
+
+def test_records(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    drawers = [Drawer("one", 1), Drawer("one", 2), Drawer("two", 1)]
+    assert len({d.path(key) for d in drawers for key in "ab"}) == 6
+    with pytest.raises(ValueError, match="'a b' cannot name a record of one-1"):
+        drawers[0].path("a b")
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "folder", lambda *inside: None)
+        assert drawers[0].path("a") is None
+    sums = {records._checksum(c) for c in ({"a": 1}, {"a": 2}, {"b": 1}, {"a": 1, "b": 2})}
+    assert len(sums) == 4 and records._checksum({"a": 1, "b": 2}) == records._checksum({"b": 2, "a": 1})

@@ -1,0 +1,44 @@
+"""The tool of `make mutants` leaves parts out, one at a time, and runs what should mind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.verify.mutants import SUBJECTS, Subject, killed, mutants
+from transconv.runtime import verdicts
+
+
+def key(a: int, b: int, flag: bool) -> tuple[object, ...]:
+    """What is spoiled here."""
+    return f"<{a}>", b, (flag and a > b)
+
+
+def test_what_is_left_out() -> None:
+    made, honest, found = mutants(key), key.__code__, []
+    try:
+        for _, code in made:
+            key.__code__ = code
+            found.append(key(1, 2, True))
+    finally:
+        key.__code__ = honest
+    assert key(1, 2, True) == ("<1>", 2, False)
+    assert found == [(2, False), ("<1>", False), ("<1>", 2), ("<>", 2, False), ("<1>", 2, False),
+                     ("<1>", 2, True)]
+    assert made[1][0] == f"key:{honest.co_firstlineno + 2} without b"
+
+
+def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text("from transconv.runtime.verdicts import digest\n"
+                    "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n")
+    left = {name.split(" without ")[1]: code for name, code in mutants(verdicts.digest)}
+    assert killed(verdicts.digest, left["{machine}"], [str(test)])
+    assert not killed(verdicts.digest, left["{source}"], [str(test)])
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.function)
+def test_every_subject_is_there(subject: Subject) -> None:
+    assert mutants(subject.found)
+    assert all(Path(name.partition("::")[0]).is_file() for name in subject.tests)
