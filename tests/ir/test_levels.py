@@ -62,7 +62,9 @@ START = ir.FuncCall(ir.DOT_ASYNC, (ACC, replace(PIECE, within=(M * 8 + KK,)),
 DEALT = ir.For(S, 8, ir.seq(WAIT, FETCH), "dealt", start=P, programs=4)
 
 SOUND = {
-    "nest": [kernel(axis(H, *SUM)), kernel(ir.Let(A, load()), ir.store(T, 0, A)),
+    "nest": [kernel(axis(H, *SUM)),
+             kernel(axis(H, *SUM[:2], ir.For(C, 8, ir.Let(B, load(C))), SUM[2])),
+             kernel(ir.Let(A, load()), ir.store(T, 0, A)),
              kernel(axis(H, axis(S, ir.Let(A, load(S)), ir.store(T, S, A))))],
     "tiles": [grid(tile(H, *SUM)), grid(tile(H, ir.Let(A, BOX)), tile(H, ir.Let(A, load(H)))),
               grid(ir.FuncCall(ir.ASSUME, (P < 4,)),
@@ -83,7 +85,7 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
         "values-are-scalars": [kernel(ir.Let(A, load(M))), kernel(ir.Alloc(ACC, (M,), ZERO)),
                                kernel(ir.Let(A, ZERO), ir.Let(B, ir.Spread(A, ())))],
         "loops-are-axes": [
-            kernel(ir.For(C, 4, ir.Comment("x")), ir.For(C, 4, ir.Comment("x"))),
+            kernel(axis(H, ir.For(C, 4, ir.Comment("x")), ir.For(C, 5, ir.Comment("x")))),
             kernel(ir.For(H, 4, ir.Comment("x"), "grid")), kernel(ir.For(H, 4, ir.Comment("x"), stages=2)),
             kernel(ir.For(H, 4, ir.Comment("x"), start=ir.ONE)),
         ],
@@ -91,7 +93,9 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
             kernel(ir.For(C, 4, axis(H, ir.Comment("x")))),
             kernel(axis(H, ir.Let(A, ZERO), axis(C, ir.Comment("x")))),
         ],
-        "one-accumulator": [kernel(ir.Alloc(ACC, (), ZERO), ir.Alloc(SUMS, (), ZERO))],
+        "sums-begin-before-loops": [
+            kernel(ir.For(C, 4, ir.Alloc(ACC, (), ZERO))),
+            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC + 1.0), ir.Update(ACC, ACC + 1.0))],
         "sums-only-grow": [kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC - 1.0)),
                            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ir.Add(ZERO, ACC)))],
         "nothing-is-called": [

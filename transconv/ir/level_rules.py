@@ -1,6 +1,6 @@
 """Well-formedness of levels: what a kernel is on its way from a loop nest to roles.
 
-    nest       one loop for each axis, scalars, one accumulator
+    nest       one loop for each axis, or one in each sweep over what is reduced; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps
     lanes      tiles are lanes of values, products are calls
     explicit   the same, or shared memory, barriers and roles written down
@@ -57,10 +57,16 @@ def nothing_is_called(site: Site) -> Iterator[str]:
 
 
 def loops_are_axes(site: Site) -> Iterator[str]:
-    """A loop runs over a whole axis, and each axis is one loop."""
+    """A loop runs over a whole axis: a parallel one is one loop, a reduced one is one in each sweep."""
     if isinstance(site.stmt, st.Kernel):
-        counts = Counter(s.var.name for s in _all(site.stmt) if isinstance(s, st.For))
-        yield from (f"{name} is the counter of {n} loops" for name, n in counts.items() if n > 1)
+        loops = [s for s in _all(site.stmt) if isinstance(s, st.For)]
+        parallel = {s.var for s in loops if s.kind == "parallel"}
+        counts = Counter(s.var for s in loops)
+        yield from (f"{v.name} is the counter of {n} loops" for v, n in counts.items()
+                    if n > 1 and v in parallel)
+        for v in counts.keys() - parallel:
+            if len({s.stop for s in loops if s.var is v}) > 1:
+                yield f"the sweeps over {v.name} are of different lengths"
     if isinstance(loop := site.stmt, st.For):
         if loop.kind not in ("parallel", "serial"):
             yield f"{loop.var.name} is a {loop.kind} loop; expected parallel or serial"
@@ -78,12 +84,14 @@ def parallel_loops_are_outside(site: Site) -> Iterator[str]:
             yield f"something stands beside the parallel loop inside of {site.stmt.var.name}"
 
 
-def one_accumulator(site: Site) -> Iterator[str]:
-    """A nest computes one reduction."""
+def sums_begin_before_loops(site: Site) -> Iterator[str]:
+    """An accumulator is made in front of the loops that it is for, and one statement changes it."""
     if isinstance(site.stmt, st.Kernel):
-        made = [s.var.name for s in _all(site.stmt) if isinstance(s, st.Alloc)]
-        if len(made) > 1:
-            yield f"{', '.join(made)} are {len(made)} accumulators"
+        counts = Counter(s.var.name for s in _all(site.stmt) if isinstance(s, st.Update))
+        yield from (f"{name} is changed by {n} statements" for name, n in counts.items() if n > 1)
+    if isinstance(site.stmt, st.Alloc) and any(
+            isinstance(s, st.For) and s.kind == "serial" for s in site.around):
+        yield f"{site.stmt.var.name} is made anew in a loop over what is reduced"
 
 
 def elements_are_read_one_by_one(site: Site) -> Iterator[str]:

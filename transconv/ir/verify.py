@@ -43,8 +43,8 @@ LANES: tuple[Rule, ...] = (
 LEVELS: dict[str, tuple[Rule, ...]] = {
     "compute": (),  # there is no kernel yet: compute.why_not_lowered says what no loop nest computes
     "nest": (form.load_only_in_let, level_of.values_are_scalars, level_of.loops_are_axes,
-             level_of.parallel_loops_are_outside, level_of.one_accumulator, level_of.sums_only_grow,
-             level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
+             level_of.parallel_loops_are_outside, level_of.sums_begin_before_loops,
+             level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
              level_of.nothing_is_explicit),
     "tiles": (*TILED, level_of.values_are_scalars, level_of.tiles_become_lanes, level_of.sums_only_grow,
               level_of.nothing_is_explicit),
