@@ -136,7 +136,7 @@ BREACHES = {
         kernel(ir.Let(X, ir.select(ir.TRUE, load(ir.ZERO), load(ir.ZERO) + 1.0))),
     ],
     "workspace-is-of-a-tensor": [
-        kernel(params=(replace(T, rounded=True),)),
+        kernel(params=(replace(T, layout=replace(T.layout, dtype=ir.tf32)),)),
         kernel(params=(replace(T, copy_of="a", parts_of="b"),)),
     ],
     "ring-is-reserved": [

@@ -196,6 +196,11 @@ class ExprSpeller:
         return self.function(spelling, e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
+        if e.x.dtype.within is e.type:  # it is of that type there
+            return self.spell(e.x)
+        if e.type.rounding is not None:
+            memory = e.x if e.x.dtype is e.type.memory else Cast(e.x, e.type.memory)
+            return f"{e.type.rounding.name}({self.fit(memory, self.lanes(e))})", POSTFIX
         if not any(find(e.x, kind) for kind in (Var, Lane, Load)):  # a number of Python's has no .to
             return f"{self.space}.full((), {self.text(e.x)}, {self.type(e.type)})", ATOM
         return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX

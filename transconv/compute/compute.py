@@ -18,7 +18,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from transconv.ir import Cast, DType, Expr, Mul, Tensor, Var, View, ViewDim, f32, free_vars
+from transconv.ir import (
+    Cast,
+    DType,
+    Expr,
+    Mul,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    f32,
+    free_vars,
+    substitute,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +265,14 @@ class Compute:
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
+        retyped: dict[Expr, Expr] = {}  # values that another tensor has in another type
         for step in self.steps:
+            if not isinstance(step, Read) and retyped:
+                step = replace(step, value=substitute(step.value, retyped))
             if isinstance(step, Read) and step.name in seen:
-                step = replace(step, view=seen[step.name])
+                old, step = step.var, replace(step, view=seen[step.name])
+                if step.var is not old:
+                    retyped[old] = step.var
             elif c is not None and isinstance(step, Write) and step.view is self.c:
                 step = Write(c, step.value)
             elif c is not None and isinstance(step, Read) and step in behind and (

@@ -19,7 +19,9 @@ from transconv.ir.dtype import (
     i64,
     index,
     multiplied,
+    multiplied_as,
     promote,
+    tf32,
     type_named,
 )
 from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
@@ -81,13 +83,14 @@ from transconv.ir.func import (
     Func,
     dot,
 )
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
+from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
 from transconv.ir.stmt import (
     Alloc,
@@ -128,7 +131,7 @@ __all__ = [
     "convert", "helpers", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXPECT", "FALSE", "FENCE",
     "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role",
-    "Roles", "Rows", "Send", "Shared",
+    "Roles", "Rounding", "Rows", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
@@ -139,6 +142,6 @@ __all__ = [
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",
-    "maximum", "minimum", "multiplied", "ne", "node", "promote", "rewrite", "run", "select", "seq",
-    "statements", "store", "substitute", "sum_of", "type_named", "verify", "walk",
+    "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote", "rewrite", "run",
+    "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named", "verify", "walk",
 ]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transconv.ir.rounding import NEAREST_TF32, Rounding
 from transconv.ir.rows import Rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """A scalar type. ``numpy`` is the type that the interpreter computes in (bf16 has none of its
     own there: it is held in float32, which has as large exponents, and rounded when it is stored).
@@ -18,7 +19,10 @@ class DType:
     ``torch``, ``triton`` and ``signature`` (in the types of a kernel's arguments) are its names there.
     ``digits``: bits of the significand, with the leading one: integers up to 2**digits are exact.
     ``operand``: kernels multiply it; ``result``: they may store their results in it. ``aliases``: other
-    names under which problems are written."""
+    names under which problems are written.
+
+    ``within``: the type whose memory these numbers lie in, some of its own; empty for a type that has
+    memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them."""
 
     name: str
     kind: str  # "int", "float" or "bool"
@@ -31,6 +35,8 @@ class DType:
     operand: bool = False
     result: bool = False
     aliases: tuple[str, ...] = ()
+    within: DType | None = None
+    rounding: Rounding | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -38,6 +44,11 @@ class DType:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         # By name, so that a copy read back in another process is still compared with ``is``.
         return type_named, (self.name,)
+
+    @property
+    def memory(self) -> DType:
+        """The type that memory and registers have: of tf32, f32."""
+        return self.within or self
 
     @property
     def bytes(self) -> int:
@@ -76,8 +87,11 @@ f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, ope
 bf16 = DType("bf16", "float", 16, "float32", "bfloat16", "bfloat16", "bf16", 8, operand=True, result=True)
 f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, operand=True, result=True)
 f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
+# What a matrix unit makes of f32: as large exponents, and the digits of f16.
+tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
+             rounding=NEAREST_TF32)
 
-DTYPES = Rows(index, i8, i32, i64, boolean, f16, bf16, f32, f64)
+DTYPES = Rows(index, i8, i32, i64, boolean, f16, bf16, f32, f64, tf32)
 
 
 def type_named(name: str) -> DType:
@@ -92,9 +106,16 @@ def multiplied(kind: str = "") -> tuple[DType, ...]:
     return tuple(sorted(found, key=lambda t: t.kind))
 
 
+def multiplied_as(dtype: DType, precision: str) -> DType:
+    """What a matrix unit takes numbers of a type for that it multiplies with a precision."""
+    return tf32 if dtype.memory is f32 and precision == tf32.name else dtype
+
+
 def promote(a: DType, b: DType) -> DType:
     """The type of an arithmetic result: float over int over bool, then the wider one. Literals are of
-    type index, so that an index and an i32 make an i32, which is no address until it is cast."""
+    type index, so that an index and an i32 make an i32, which is no address until it is cast. What is
+    computed has all digits that memory has."""
+    a, b = a.memory, b.memory
     rank = {"bool": 0, "int": 1, "float": 2}
     if rank[a.kind] != rank[b.kind]:
         return a if rank[a.kind] > rank[b.kind] else b

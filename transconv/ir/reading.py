@@ -106,7 +106,7 @@ class ReadingStatements(Reading, Printer):
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         """A product says how it is rounded only where that is a question, of f32."""
-        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype is not f32
+        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype.memory is not f32
                                         for a in s.args[1:]):
             return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
         return super().lines_FuncCall(s)

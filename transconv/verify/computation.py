@@ -14,14 +14,26 @@ import numpy as np
 import torch
 
 from transconv.compute import Answer, Compute, Read, execute
-from transconv.ir import Array, Call, Const, Div, Kernel, Memory, Tensor, find, run, verify
+from transconv.ir import (
+    Array,
+    Call,
+    Const,
+    Div,
+    Kernel,
+    Memory,
+    Tensor,
+    find,
+    multiplied_as,
+    run,
+    tf32,
+    verify,
+)
 from transconv.passes import lower
 from transconv.runtime import Plan
 from transconv.verify.data import torch_dtype
 
 ROUNDINGS = 4  # of a result: its own, and those of what an operation is computed by
-SUMMED = 2.0**-18  # of the sum of absolute terms: f32 sums, and operands rounded to tf32
-TF32 = 2.0**-10
+SUMMED = 2.0**-18  # of the sum of absolute terms, in f32
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
 EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
@@ -92,8 +104,8 @@ class Case:
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
         place = 2.0 ** -tensor.dtype.digits
-        f32 = any(t.dtype.name == "f32" for t in self.compute.tensors) and self.compute.math == "tf32"
-        share = TF32 if f32 and self.compute.factors else SUMMED
+        cut = any(multiplied_as(t.dtype, self.compute.math).within for t in self.compute.tensors)
+        share = tf32.spacing if cut and self.compute.factors else SUMMED
         largest = np.maximum(1.0, np.abs(want))
         return want, ROUNDINGS * (place + 2.0**-20) * largest + share * answer.weight
 

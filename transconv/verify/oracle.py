@@ -16,7 +16,7 @@ import torch
 
 from transconv.compute import is_exact, table
 from transconv.conv import ConvProblem, Prop
-from transconv.ir import DType, bf16, f32
+from transconv.ir import DType, bf16, f32, multiplied_as, tf32
 from transconv.verify.data import terms
 
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
@@ -180,8 +180,6 @@ def reached(p: ConvProblem, prop: Prop) -> float:
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = table(
     lambda op: op.function() if op.activation else None)
-# Both operands of a product are rounded to tf32, which may take 2^-11 of each.
-TF32 = 2.0**-10
 
 
 def after(want: torch.Tensor, at: slice, epilogue: str,
@@ -210,7 +208,7 @@ def approximates(epilogue: str) -> bool:
 def _rms_limit(p: ConvProblem, prop: Prop, result: DType, is_tf32: bool, on_gpu: bool) -> float:
     """Rounding of the result, and of a sum in f32: a random walk of as many steps as terms."""
     # Triton's interpreter cuts bf16 off where hardware rounds.
-    own = TF32 if is_tf32 else max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14)
+    own = tf32.spacing if is_tf32 else max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14)
     rounding = own * (1 if on_gpu else 2)
     return rounding + (terms(p, prop) ** 0.5 * 2.0**-23 if p.acc.bits == 32 else 0.0)
 
@@ -228,8 +226,9 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     """
     found = Judgement()
     result = getattr(p, prop.result).dtype
-    is_tf32 = result is f32 and p.math == "tf32" and p.src.dtype is f32
-    acc = TF32 if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
+    is_tf32 = result is f32 and multiplied_as(p.src.dtype, p.math) is tf32
+    # Both operands of a product are rounded to tf32, which may take half a place of each.
+    acc = tf32.spacing if is_tf32 else (terms(p, prop) + 4) * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     out = result.spacing
     approximate = approximates(epilogue) * 32 * 2.0 ** (-23 if p.acc.bits == 32 else -52)
     cuts = result is bf16 and (not got.is_cuda if cut is None else cut)

@@ -16,10 +16,11 @@ from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.access import BoxLoad, Load, box_address
 from transconv.ir.expr import Expr, Var
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.execution import Execution
 from transconv.ir.interp.memory import Array, InterpError, Memory
 from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
+from transconv.ir.rounding import convert
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import find
