@@ -30,7 +30,7 @@ from transconv.verify.computation import after_every_pass
 class _Shifts(ExprMutator):
     def mutate_Mul(self, at: Mul) -> Expr:
         match at := self.generic(at):
-            case Mul(x, Const(c)) if at.dtype.kind == "int" and c > 1 and c & (c - 1) == 0:
+            case Mul(x, Const(c)) if at.dtype.kind == "index" and c > 1 and c & (c - 1) == 0:
                 return Shl(x, Const(c.bit_length() - 1, at.dtype))
         return at
 

@@ -73,6 +73,7 @@ class TlEmitter(ExprSpeller):
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
+        self.numbers.add(s.var)
         stages = f", num_stages={s.stages}" if s.stages else ""
         return [f"for {s.var.name} in tl.range(0, {s.stop}{stages}):", *self.block(s.body)]
 

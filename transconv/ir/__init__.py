@@ -18,6 +18,7 @@ from transconv.ir.dtype import (
     i32,
     i64,
     index,
+    index64,
     multiplied,
     multiplied_as,
     promote,
@@ -141,7 +142,8 @@ __all__ = [
     "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
-    "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",
+    "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "index64",
+    "lanes_of",
     "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote", "rewrite", "run",
     "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named", "verify", "walk",
 ]

@@ -25,7 +25,7 @@ class DType:
     memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them."""
 
     name: str
-    kind: str  # "int", "float" or "bool"
+    kind: str  # "index", "int", "float" or "bool"
     bits: int
     numpy: str
     triton: str
@@ -71,14 +71,16 @@ class DType:
         return float(2.0**halves) if self.kind == "float" else 0.0
 
     @property
-    def is_address(self) -> bool:
-        """Whether these are positions and counts, of 32 or 64 bits, not numbers that a tensor holds."""
-        return self is index or self is i64
+    def is_integer(self) -> bool:
+        """Whether these are whole numbers: addresses, or what a tensor holds."""
+        return self.kind in ("index", "int")
 
 
-# A position or a count before the `narrow` pass has chosen between i32 and i64 for it. No tensor has
-# elements of this type: integers in memory are i32 or i64, and are cast to be an address.
-index = DType("index", "int", 32, "int64", "int32", digits=31)
+# Positions and counts: loop counters, lanes, addresses. No tensor has elements of this kind: integers in
+# memory wrap around at their width and are cast to be an address, while these are never too large, for
+# the `narrow` pass makes those wide that could be.
+index = DType("index", "index", 32, "int64", "int32", digits=31)
+index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
 i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
 i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
@@ -91,7 +93,7 @@ f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, ope
 tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
              rounding=NEAREST_TF32)
 
-DTYPES = Rows(index, i8, i32, i64, boolean, f16, bf16, f32, f64, tf32)
+DTYPES = Rows(index, index64, i8, i32, i64, boolean, f16, bf16, f32, f64, tf32)
 
 
 def type_named(name: str) -> DType:
@@ -112,15 +114,12 @@ def multiplied_as(dtype: DType, precision: str) -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an arithmetic result: float over int over bool, then the wider one. Literals are of
-    type index, so that an index and an i32 make an i32, which is no address until it is cast. What is
-    computed has all digits that memory has."""
+    """The type of an arithmetic result: float over int over index over bool, then the wider one. What is
+    computed has all digits that memory has. (The verifier refuses an index beside an int.)"""
     a, b = a.memory, b.memory
-    rank = {"bool": 0, "int": 1, "float": 2}
+    rank = {"bool": 0, "index": 1, "int": 2, "float": 3}
     if rank[a.kind] != rank[b.kind]:
         return a if rank[a.kind] > rank[b.kind] else b
     if a.bits == b.bits and a is not b:
-        if index in (a, b):
-            return b if a is index else a
         return f32 if a.kind == "float" else a
     return a if a.bits >= b.bits else b

@@ -8,6 +8,7 @@ from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir.dtype import index
 from transconv.ir.node import Node
 from transconv.ir.tile_expr import Reduce, Spread
 
@@ -106,7 +107,9 @@ class Printer(ExprPrinter):
         return [line for part in s.stmts for line in self.lines(part)]
 
     def lines_Let(self, s: st.Let) -> list[str]:
-        return [f"let {s.var.name} = {_bare(self.text(s.value))}"]
+        other = s.var.type.is_integer and s.var.type is not index  # what is said of whole numbers alone
+        kind = f": {s.var.type}" if other else ""
+        return [f"let {s.var.name}{kind} = {_bare(self.text(s.value))}"]
 
     def lines_For(self, s: st.For) -> list[str]:
         stages = f" stages={s.stages}" if s.stages else ""

@@ -65,7 +65,7 @@ def _without_neutral(e: ex.Expr) -> ex.Expr:
     were filled in."""
     while True:
         match e:
-            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
+            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.is_integer:
                 e = ex.Add(x, ex.Const(a + b, t))
             case ex.Add(x, b) | ex.Sub(x, b) if _is_zero(b):
                 e = x
@@ -82,7 +82,7 @@ def _is_zero(e: ex.Expr) -> bool:
         case ex.Const(value):
             return value == 0 and not isinstance(value, bool)
         case ex.Mul(a, b):
-            return e.dtype.kind == "int" and (_is_zero(a) or _is_zero(b))
+            return e.dtype.is_integer and (_is_zero(a) or _is_zero(b))
     return False
 
 

@@ -43,7 +43,7 @@ class _Strength(Mutator):
         if not isinstance(made, For) or made.kind != "serial":
             return made
         products = [e for e in find(made.body, Mul)
-                    if e.a is made.var and isinstance(e.b, Const) and e.dtype.kind == "int"]
+                    if e.a is made.var and isinstance(e.b, Const) and e.dtype.kind == "index"]
         running: dict[Mul, Expr] = {}
         for e in products:
             name = f"{made.var.name}_{e.b}".replace("-", "neg")

@@ -187,7 +187,7 @@ class Evaluator:
     def _arithmetic(self, e: Any) -> Array:
         dtype = self.type_of(e)
         a, b = _held(self.value(e.a), dtype), _held(self.value(e.b), dtype)
-        if dtype.kind == "int" and isinstance(e, (ex.FloorDiv, ex.Mod)):
+        if dtype.is_integer and isinstance(e, (ex.FloorDiv, ex.Mod)):
             zero = b == 0
             if zero.any():
                 self.forbid(zero, f"`{e}` divides by zero")
