@@ -114,6 +114,7 @@ class TlEmitter(ExprSpeller):
         acc, a, b = s.args
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
         precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
+        precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
         return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
     def call_atomic_add(self, s: FuncCall) -> list[str]:

@@ -11,6 +11,8 @@ from transconv.ir.dtype import (
     DType,
     bf16,
     boolean,
+    f8e4m3,
+    f8e5m2,
     f16,
     f32,
     f64,
@@ -24,6 +26,7 @@ from transconv.ir.dtype import (
     promote,
     tf32,
     type_named,
+    u8,
 )
 from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
 from transconv.ir.expr import (
@@ -142,8 +145,8 @@ __all__ = [
     "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
-    "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "index64",
-    "lanes_of",
-    "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote", "rewrite", "run",
-    "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named", "verify", "walk",
+    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
+    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
+    "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named",
+    "u8", "verify", "walk",
 ]

@@ -6,6 +6,7 @@ A new type is a row here and, where a chip's matrix unit multiplies it, a word i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from transconv.ir.rounding import NEAREST_TF32, Rounding
 from transconv.ir.rows import Rows
@@ -18,11 +19,12 @@ class DType:
 
     ``torch``, ``triton`` and ``signature`` (in the types of a kernel's arguments) are its names there.
     ``digits``: bits of the significand, with the leading one: integers up to 2**digits are exact.
-    ``operand``: kernels multiply it; ``result``: they may store their results in it. ``aliases``: other
-    names under which problems are written.
+    ``operand``: convolutions multiply it; ``result``: they may store their results in it. ``aliases``:
+    other names under which problems are written.
 
     ``within``: the type whose memory these numbers lie in, some of its own; empty for a type that has
-    memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them."""
+    memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them.
+    ``largest``: what greater numbers become, if not infinity."""
 
     name: str
     kind: str  # "index", "int", "float" or "bool"
@@ -37,6 +39,7 @@ class DType:
     aliases: tuple[str, ...] = ()
     within: DType | None = None
     rounding: Rounding | None = None
+    largest: float = inf
 
     def __repr__(self) -> str:
         return self.name
@@ -82,9 +85,13 @@ class DType:
 index = DType("index", "index", 32, "int64", "int32", digits=31)
 index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
+u8 = DType("u8", "int", 8, "uint8", "uint8", "uint8", "u8", 8)
 i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
 i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
+# Of eight bits: 4 or 5 for the exponent. Numbers beyond the largest become it, as on the chips.
+f8e4m3 = DType("f8e4m3", "float", 8, "float16", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, largest=448.0)
+f8e5m2 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, largest=57344.0)
 f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
 bf16 = DType("bf16", "float", 16, "float32", "bfloat16", "bfloat16", "bf16", 8, operand=True, result=True)
 f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, operand=True, result=True)
@@ -93,7 +100,7 @@ f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, ope
 tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
              rounding=NEAREST_TF32)
 
-DTYPES = Rows(index, index64, i8, i32, i64, boolean, f16, bf16, f32, f64, tf32)
+DTYPES = Rows(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
 
 
 def type_named(name: str) -> DType:

@@ -66,4 +66,10 @@ def convert(x: Array, to: DType) -> Array:
     made = x.astype(to.numpy, copy=False)
     if to.rounding is not None:
         return to.rounding.numpy(made)
-    return rounded(made, to) if to.kind == "float" and to.digits < HELD[to.numpy][1] else made
+    if to.kind != "float" or to.digits == HELD[to.numpy][1]:
+        return made
+    near, place = rounded(made, to), 2 * to.tiny
+    small = np.abs(made) < place * 2.0**(to.digits - 1)  # the smallest numbers are evenly spaced
+    if place > float(np.finfo(to.numpy).smallest_subnormal):
+        near = np.where(small, np.rint(made / np.float64(place)) * place, near).astype(to.numpy)
+    return near if to.largest == np.inf else np.clip(near, -to.largest, to.largest)

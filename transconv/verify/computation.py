@@ -66,6 +66,9 @@ class Case:
         self.answers = execute(self.compute, self.given)
 
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
+        if tensor.dtype.kind == "int":
+            low, high = (max(-128, tensor.dtype.limits[0]), min(255, tensor.dtype.limits[1]))
+            return _as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
         if self.data == "exact":
             drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
             return _as_memory_has_it(tensor, drawn)
