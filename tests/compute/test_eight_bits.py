@@ -10,7 +10,7 @@ from transconv import ir
 from transconv.backend_triton.offline import Resources, compile_offline
 from transconv.compute import parse
 from transconv.runtime import build_compute
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
 from transconv.verify.data import torch_dtype
@@ -61,6 +61,13 @@ def test_which_chips_multiply_short_floats(chip: str, known: bool) -> None:
     assert (target.mma(ir.f8e4m3, ir.f8e4m3, ir.f32) is not None) is known
     assert target.mma(ir.i8, ir.i8, ir.i32) is not None
     assert target.mma(ir.u8, ir.u8, ir.i32) is None  # no language has a word for it
+
+
+def test_what_no_matrix_unit_takes_is_multiplied_element_by_element() -> None:
+    for a, b, chip in (("u8", "s8", "sm_90"), ("f8e4m3", "f8e4m3", "sm_80")):
+        compute = parse(PRODUCT.format(a=a, b=b, c="f32"))
+        assert build_compute(compute, TARGETS[chip]).schedule.unit == "fma"
+        assert "element by element" in str(why_not(Schedule.parse(MMA), compute, TARGETS[chip]))
 
 
 @pytest.mark.parametrize("dtype", [ir.f8e4m3, ir.f8e5m2], ids=str)

@@ -142,7 +142,9 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield from turned_tiles(compute, target)
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
-              and rows and columns and summed and _worth_the_matrix_unit(compute) and _both_sum(compute))
+              and rows and columns and summed
+              and not target.lacks(compute.a.tensor.dtype, compute.b.tensor.dtype, compute.acc)
+              and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
         yield from _matrix(compute, target)
         yield from _rounded(compute, target)

@@ -75,6 +75,10 @@ class Target:
         found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
         return next((m for m in found if m is not None), None)
 
+    def lacks(self, a: DType, b: DType, acc: DType) -> bool:
+        """Whether no dot of operands of 8 bits is compiled for these types; wider ones are cast."""
+        return 8 in (a.bits, b.bits) and self.mma(a, b, acc) is None
+
     @staticmethod
     def parse(name: str) -> Target:
         """The target of this name; a sibling of a known chip (``sm_103``, ``gfx1101``) is that chip
