@@ -31,7 +31,7 @@ class Bounded(torch.nn.Module):
         return x.clamp(self.min, self.max)
 
 
-F8 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, operand=True,
+F8 = DType("f8e5m2z", "float", 8, "float16", "float8e5b16", "float8_e5m2fnuz", "fp8e5b16", 3, operand=True,
            result=True)
 
 

@@ -212,7 +212,6 @@ MEANT = (
     (r"\b(parts|c)\.name not in (spaces|around)\b", "the workspaces and copies of one plan, each once"),
     (r"\b(p|t)\.name in boxed\b", "a kernel's parameters are told apart by their names"),
     (r"\b(step\.name in names|p\.name (==|!=) \w+)", "passes are registered by their names"),
-    (r'\b[ce]\.name == "tf32"', "a call has no function but its name"),
     (r"\bplace\.name\b", "the name of a file"),
     (r"\b(w|word)\.name (==|!=|in|not in) ", "the words of a schedule are read by their names"),
 )

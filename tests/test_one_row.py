@@ -30,7 +30,7 @@ from transconv.verify.computation import after_every_pass
 class _Shifts(ExprMutator):
     def mutate_Mul(self, at: Mul) -> Expr:
         match at := self.generic(at):
-            case Mul(x, Const(c)) if at.dtype.kind == "int" and c > 1 and c & (c - 1) == 0:
+            case Mul(x, Const(c)) if at.dtype.kind == "index" and c > 1 and c & (c - 1) == 0:
                 return Shl(x, Const(c.bit_length() - 1, at.dtype))
         return at
 
@@ -106,12 +106,12 @@ def test_a_word_and_its_pass(rows: None) -> None:
 
 def test_a_type(rows: None) -> None:
     """In the text of a computation, in the matrix unit of the chip that has it, and rounded."""
-    made = compute.parse(PRODUCT.format(dtype="f8e5m2", after="relu"))
+    made = compute.parse(PRODUCT.format(dtype=F8.name, after="relu"))
     assert made.a.tensor.dtype is F8 and made.factors is not None
     plan = build_compute(made, CHIP_OF_8_BITS, Schedule.parse(WORDS))
     assert "tl.dot" in plan.source
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
-    assert "f8e5m2" in str(made) and compute.parse(str(made)) == made
+    assert F8.name in str(made) and compute.parse(str(made)) == made
 
 
 @pytest.mark.parametrize("name", [CHIP.name, "sm_312"])

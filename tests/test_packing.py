@@ -20,7 +20,7 @@ from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
 from transconv.errors import ScheduleError
-from transconv.ir import CALLS, Layout, Tensor, f16, f32
+from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
@@ -229,7 +229,7 @@ def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None
         memory.new_launch()
         run(compiler.lower(copy, schedule, SM90, "copy", "tf32")[-1][1], memory)
         made = unpack(memory.buffers[c.name], c.layout, src.shape)
-        assert np.array_equal(made, CALLS["tf32"].numpy(src)) and not np.array_equal(made, src)
+        assert np.array_equal(made, convert(src, tf32)) and not np.array_equal(made, src)
 
 
 def test_gaps_and_other_orders_are_no_run() -> None:
@@ -370,7 +370,7 @@ def test_each_unit_reads_its_own_copy() -> None:
     given = {"dst": rng.standard_normal((4, 16, 4, 4)), "wei": rng.standard_normal((16, 16, 3, 3))}
     near = {n: v.astype(np.float32) for n, v in given.items()}
     exact = {f"{n}_packed_exact": v for n, v in near.items()}
-    rounded = {f"{n}_packed": CALLS["tf32"].numpy(v) for n, v in near.items()}
+    rounded = {f"{n}_packed": convert(v, tf32) for n, v in near.items()}
     buffers = {n: pack(v, getattr(p, n).layout) for n, v in near.items()}
     buffers |= {n: np.full(t.layout.span, np.nan, np.float32) for n, t in plan.workspaces.items()}
     memory = Memory(buffers | {"src": np.zeros(p.src.layout.span, np.float32)})

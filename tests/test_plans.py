@@ -17,7 +17,7 @@ from transconv.conv import Compiled, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import TensorError
-from transconv.ir import CALLS, bf16, f32
+from transconv.ir import bf16, convert, f32, tf32
 from transconv.runtime import allocator, steps, trust, verdicts
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
@@ -121,7 +121,7 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
     made = torch.full((2, 8, 8, 32), -1.0)
     named["pack_src"].launcher([src, made])
-    wanted = CALLS["tf32"].numpy(src.permute(0, 2, 3, 1).numpy())
+    wanted = convert(src.permute(0, 2, 3, 1).numpy(), tf32)
     assert np.array_equal(made.numpy(), wanted, equal_nan=True)
     assert made[0, 0, 0, 0].isnan() and (made != src.permute(0, 2, 3, 1)).sum() > 4000
     y = torch.randn(2, 8, 8, 64)

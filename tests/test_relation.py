@@ -11,7 +11,7 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
-from transconv.ir import Load, find, i64
+from transconv.ir import Load, find, index64
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import blockwise
@@ -147,7 +147,7 @@ def test_every_part_of_a_wide_address_is_wide() -> None:
     """A 32-bit part that is multiplied by 2^31 next to a part that is wide already."""
     p = ConvProblem.parse("mb1ic2ih1024iw1048576oc2oh1024ow1048576kh1kw1 dt=f16")
     plan = compiler.plan(p, Prop.BWD_W, SM90, "ic:16 oc:16 mb.oh.ow:64 | split_k=396")
-    assert all(x.offset.dtype is i64 for x in find(plan.steps[0].kernel, Load))
+    assert all(x.offset.dtype is index64 for x in find(plan.steps[0].kernel, Load))
     assert "mb.to(tl.int64) * 2147483648" in plan.source
 
 

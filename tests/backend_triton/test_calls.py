@@ -26,9 +26,9 @@ def tensor(name: str, dtype: ir.DType = ir.f32) -> ir.Tensor:
     return ir.Tensor(name, ("x",), (N,), ir.Layout.dense(dtype, (N,)))
 
 
-def kernel(value: object, dtype: ir.DType = ir.f32) -> ir.Kernel:
+def kernel(value: object, dtype: ir.DType = ir.f32, stored: ir.DType | None = None) -> ir.Kernel:
     """y[i] = value(x[i]) for all i at once."""
-    x, y = tensor("x", dtype), tensor("y", dtype)
+    x, y = tensor("x", dtype), tensor("y", stored or dtype)
     program, lane, held = ir.Var("pid"), ir.Lane("i", N, 1), ir.Var("v", dtype)
     body = ir.seq(ir.Let(held, ir.Load(x, program * N + lane, ir.TRUE)),
                   ir.Store(y, program * N + lane, value(held), ir.TRUE))  # type: ignore[operator]
@@ -114,10 +114,29 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
     layout = "gl.BlockedLayout([1], [32], [4], [0])"
     source = "\n".join([
         "from triton.experimental import gluon", "from triton.experimental.gluon import language as gl",
-        *ir.helpers({name}, set(), "gluon.jit", "gl"), "", "", "@gluon.jit", "def each(x, y):",
+        *ir.helpers({name}, set(), set(), "gluon.jit", "gl"), "", "", "@gluon.jit", "def each(x, y):",
         f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
         f"    gl.store(y + i, {text})", ""])
     t = TARGETS["sm_90"]
     (found,) = compile_offline([Job(source, "each", (("f32", ()), ("f32", ())), "sm_90", t.backend, t.arch,
                                     t.warp_size, explicit=True)])
     assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+
+
+# -- casts to a type that brings its own rounding ---------------------------------------------------
+
+@pytest.mark.parametrize("given", [ir.f16, ir.f32, ir.f64], ids=str)
+def test_rounding_to_tf32_is_a_cast(given: ir.DType) -> None:
+    """Text, interpreter and the row agree; nothing is left of a cast back."""
+    made = kernel(lambda v: ir.Cast(ir.Cast(v, ir.tf32), ir.f32), given, ir.f32)
+    ir.verify(made)
+    wide = "v" if given is ir.f32 else "v.to(tl.float32)"
+    assert f", nearest_tf32({wide}))" in emit_tl.emit(made)
+    x = np.resize(np.array([1 + 3 * 2.0**-12, -1 - 2.0**-11, 3.0, np.inf, np.nan, 0.0, 1e-3]), N)
+    x = x.astype(given.numpy)
+    out = torch.full((N,), float("nan"))
+    load(emit_tl.emit(made), "each")[(1,)](torch.from_numpy(x), out)
+    assert np.array_equal(out.numpy(), ir.convert(x, ir.tf32), equal_nan=True)
+    buffers = {"x": x, "y": np.zeros(N, np.float32)}
+    ir.run(made, ir.Memory(buffers))
+    assert np.array_equal(buffers["y"], out.numpy(), equal_nan=True)

@@ -97,6 +97,19 @@ def test_chosen_schedules_in_tritons_interpreter(text: str) -> None:
         assert Case(compute, data).launched(plan, "cpu").problem == ""
 
 
+COUNTED = "compute counted\n axes m=9 k=6\n read x = X[m, k]\n store Y[m] = sum(x*k + m*(k - 2); k)"
+
+
+@pytest.mark.parametrize("schedule", ["m:8 | fma", "m:1 | fma", "m:8 k:2 | fma", "m:8 | fma | unroll=1",
+                                      "m:8 | fma | programs=2"])
+def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
+    """There, the counter of a loop is a number of Python's."""
+    compute = parse(COUNTED)
+    plan = build_compute(compute, TARGETS["interpreter"], Schedule.parse(schedule))
+    assert Case(compute).launched(plan, "cpu").problem == ""
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
+
+
 def test_meaning_against_torch() -> None:
     draw = np.random.default_rng(3)
     x = draw.standard_normal((2, 5, 9, 8))

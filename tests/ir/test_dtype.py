@@ -12,13 +12,15 @@ import torch
 from tests.outside import F8
 from transconv import ir
 from transconv.backend_triton import emit_tl
+from transconv.backend_triton.offline import Job, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.element_types import results
 from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify import data
+from transconv.torch_ops import execute
+from transconv.verify import data, driver_job
 
 FLOATS = multiplied("float")
 
@@ -73,7 +75,7 @@ def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
 
     held = ir.Var("held", ir.i32)
     made = gathered(ir.Cast(held * 2, ir.index) * 8)  # nothing is known of it: 64 bits
-    assert "i64(held * 2) * 8" in str(narrow(made))
+    assert "index64(held * 2) * 8" in str(narrow(made))
     assert "(held * 2).to(tl.int64) * 8" in emit_tl.emit(narrow(made))
 
 
@@ -82,13 +84,13 @@ def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
 @pytest.fixture
 def short() -> Iterator[DType]:
     yield DTYPES.add(F8)
-    DTYPES.remove("f8e5m2")
+    DTYPES.remove(F8.name)
 
 
 def test_a_type_from_outside(short: DType) -> None:
     """Problems are read, kernels emitted, verified and interpreted with it."""
     assert short in results() and pickle.loads(pickle.dumps(short)) is short
-    p = ConvProblem.parse("mb1ic2ih4oc2oh4kh3ph1 dt=f8e5m2:f8e5m2:f32 math=ieee")
+    p = ConvProblem.parse("mb1ic2ih4oc2oh4kh3ph1 dt=f8e5m2z:f8e5m2z:f32 math=ieee")
     plan = compiler.build(p, Prop.FWD, TARGETS["sm_90"], Schedule.parse("mb.oh.ow:16 oc:4 ic:2 | fma"))
     assert "tl.float32" in plan.source and "tl.dot" not in plan.source
     (step,) = plan.steps
@@ -102,6 +104,25 @@ def test_a_type_from_outside(short: DType) -> None:
     assert np.array_equal(buffers["dst"], want.numpy().ravel())
     bits, pattern = data.poison(data.torch_dtype(short))
     assert torch.tensor([pattern], dtype=bits).view(data.torch_dtype(short)).float().isnan().all()
+
+
+def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -> None:
+    """By the calls of torch, by benchdnn's words, and by the compiler's process, which has no such row."""
+    element = data.torch_dtype(short)
+    assert execute.DTYPES[element] is short and short.name in driver_job.DTYPES
+    assert not execute.reasons(*[torch.zeros(1, 1, device="meta").to(element)] * 2)[1:]
+    source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
+                        "def moved(x, y):",
+                        "    at = tl.arange(0, 128)", "    tl.store(y + at, tl.load(x + at))", ""])
+    chip = TARGETS["gfx942"]
+    (found,) = compile_offline([Job(source, "moved", ((short.name, ()), (short.name, ())), chip.name,
+                                    chip.backend, chip.arch, chip.warp_size)])
+    assert isinstance(found, Resources), found
+
+
+def test_what_is_gone_is_seen_by_nobody() -> None:
+    assert torch.float8_e5m2fnuz not in execute.DTYPES and F8.name not in driver_job.DTYPES
+    assert [t.name for t in execute.DTYPES.values()] == list(driver_job.DTYPES)
 
 
 def test_rounding_to_a_type_from_outside(short: DType) -> None:

@@ -73,7 +73,7 @@ def test_what_is_no_number_is_named(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(("a", "b", "both"), [
-    (i32, i64, i64), (index, i32, i32), (i32, index, i32), (index, i64, i64), (i8, index, index),
+    (i32, i64, i64), (index, i32, i32), (i32, index, i32), (index, i64, i64), (i8, index, i8),
     (boolean, i8, i8), (i64, f16, f16), (f16, f32, f32), (bf16, f32, f32), (f16, bf16, f32),
     (bf16, bf16, bf16), (f32, f64, f64), (boolean, boolean, boolean),
 ])

@@ -12,6 +12,7 @@ from transconv.ir.verify import RULES
 
 I, J, K = (ir.Var(n) for n in ("i", "j", "k"))  # noqa: E741
 ACC, X = ir.Var("acc", f32), ir.Var("x", f32)
+HELD = ir.Const(3, ir.i32)  # as a tensor could hold it
 ZERO = ir.Const(0.0, f32)
 M, KK, N = ir.Lane("m", 16, 1), ir.Lane("kk", 8, 2), ir.Lane("n", 4, 3)
 COLUMN = ir.Lane("column", 8, 2, "N")
@@ -46,7 +47,7 @@ BREACHES = {
         kernel(ir.store(T, I, ZERO)),
         kernel(ir.For(I, 4, ir.Let(J, I)), ir.store(T, J, ZERO)),
         kernel(ir.If(ir.TRUE, ir.Let(J, ir.ONE)), ir.store(T, J, ZERO)),
-        kernel(ir.For(I, 4, ir.store(T, ir.Var("i", ir.i64), ZERO))),
+        kernel(ir.For(I, 4, ir.store(T, ir.Var("i", ir.index64), ZERO))),
         kernel(ir.Let(I, I + 1)),
     ],
     "var-bound-once": [
@@ -67,7 +68,14 @@ BREACHES = {
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, ir.ZERO, ZERO, ir.ONE))),
         kernel(ir.FuncCall(ir.ASSUME, (ir.ONE,))),
     ],
-    "offset-is-integer": [
+    "index-is-apart": [
+        kernel(ir.Let(ir.Var("x", ir.i32), ir.Add(HELD, ir.ONE))),
+        kernel(ir.Let(ir.Var("x", ir.boolean), ir.Lt(ir.ONE, HELD))),
+        kernel(ir.Let(ir.Var("x", ir.i32), ir.Select(ir.TRUE, ir.ONE, HELD))),
+        kernel(ir.store(T, ir.Cast(ir.Mul(HELD, ir.ONE), ir.index), ZERO)),
+    ],
+    "offset-is-index": [
+        kernel(ir.store(T, HELD, ZERO)),
         kernel(ir.Store(T, ZERO, ZERO)), kernel(ir.Let(X, load(ir.TRUE))),
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, ZERO, ZERO, ir.TRUE))),
     ],
@@ -128,7 +136,7 @@ BREACHES = {
         kernel(ir.Let(ir.Var("größe"), ir.ONE)),
     ],
     "workspace-is-of-a-tensor": [
-        kernel(params=(replace(T, rounded=True),)),
+        kernel(params=(replace(T, layout=replace(T.layout, dtype=ir.tf32)),)),
         kernel(params=(replace(T, copy_of="a", parts_of="b"),)),
     ],
     "ring-is-reserved": [

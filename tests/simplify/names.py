@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from transconv.ir import Lane, Layout, Tensor, Var, boolean, f32, i64
+from transconv.ir import Lane, Layout, Tensor, Var, boolean, f32, index64
 from transconv.simplify import Facts, Range
 
 a, b, x, y, z, ih = map(Var, ("a", "b", "x", "y", "z", "ih"))
 i, kh, oh, q, t, s8, m_blk = map(Var, ("i", "kh", "oh", "q", "t", "s8", "m_blk"))
-flag, big = Var("flag", boolean), Var("big", i64)
+flag, big = Var("flag", boolean), Var("big", index64)
 fx, fy = Var("fx", f32), Var("fy", f32)
 lane8, lane_m = Lane("lane8", 8, 0), Lane("m", 128, 1)
 m = m_blk * 128 + lane_m

@@ -42,8 +42,8 @@ from transconv.ir import (
     eq,
     f32,
     i8,
-    i64,
     index,
+    index64,
     maximum,
     minimum,
     ne,
@@ -172,11 +172,11 @@ CASES: list[tuple[Expr, str]] = [
     (select(kh < 3, x + 0, y), "x"),
     # cast
     (Cast(x, index), "x"),
-    (Cast(Const(3), i64), "3"),
+    (Cast(Const(3), index64), "3"),
     (Cast(Const(3), f32), "3.0"),
-    (Cast(Cast(x, i64), index), "x"),
-    (Cast(x + x, i64), "i64(x * 2)"),
-    (Cast(kh // 3, i64) + big, "big"),
+    (Cast(Cast(x, index64), index), "x"),
+    (Cast(x + x, index64), "index64(x * 2)"),
+    (Cast(kh // 3, index64) + big, "big"),
     # compare
     (x < x, "False"),
     (x <= x, "True"),
@@ -325,8 +325,8 @@ def test_seed_example() -> None:
 
 def test_type_is_kept_when_the_wide_operand_vanishes() -> None:
     e = big * 0 + x
-    assert str(simplify(e)) == "i64(x)"
-    assert simplify(e).dtype is i64
+    assert str(simplify(e)) == "index64(x)"
+    assert simplify(e).dtype is index64
 
 
 def test_constants_of_wide_sums_are_wide() -> None:
@@ -334,7 +334,7 @@ def test_constants_of_wide_sums_are_wide() -> None:
     made = simplify((big + x) * 100)
     assert str(made) == "((big * 100) + (x * 100))"
     assert isinstance(made, Add)
-    assert all(term.dtype is i64 for term in (made.a, made.b))
+    assert all(term.dtype is index64 for term in (made.a, made.b))
 
 
 def test_eight_bit_arithmetic_is_left_alone() -> None:

@@ -104,7 +104,7 @@ def made_by_the_pass(before: Kernel, after: Kernel, kind: type[Any]) -> Any:
 def off_by_one(before: Kernel, after: Kernel) -> Kernel:
     """A number that the pass gave a name is one too large."""
     old = set(find(before, Let))
-    let = next((s for s in find(after, Let) if s not in old and s.value.dtype.kind == "int"
+    let = next((s for s in find(after, Let) if s not in old and s.value.dtype.kind == "index"
                 and not isinstance(s.value, Load)), None)
     return changed(after, let, let and Let(let.var, Add(let.value, Const(1))))
 
@@ -145,7 +145,7 @@ def condition_is_lost(before: Kernel, after: Kernel) -> Kernel:
 
 
 def let_is_lost(before: Kernel, after: Kernel) -> Kernel:
-    let = next((s for s in find(after, Let) if s.value.dtype.kind == "int"), None)
+    let = next((s for s in find(after, Let) if s.value.dtype.kind == "index"), None)
     return changed(after, let, None)
 
 

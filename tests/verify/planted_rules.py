@@ -169,7 +169,7 @@ def spoil(line: int, value: Any) -> Any:
             return FALSE if truth else TRUE
         case Expr() if value.dtype.kind == "bool":
             return Not(value)
-        case Expr() if value.dtype.kind == "int":
+        case Expr() if value.dtype.is_integer:
             return Add(value, Const(1, value.dtype))
         case Poly():
             return value.shifted(1)

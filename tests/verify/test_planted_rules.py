@@ -38,8 +38,8 @@ from transconv.ir import (
     Var,
     eq,
     i8,
-    i64,
     index,
+    index64,
     maximum,
     minimum,
     select,
@@ -51,8 +51,9 @@ p8, q8 = Var("p8", i8), Var("q8", i8)
 # What the golden rules do not reach, or not where it matters.
 MORE: list[Expr] = [
     Cast(Cast(x, i8), index), Cast(flag, index) // 2, Cast(p8, index) + Cast(q8, index),
-    Cast(i * 100, i8) + x, Cast(s8, i64) % 8, Mod(p8, Const(-3, i8)), FloorDiv(p8, Const(-3, i8)),
-    Mul(p8, Const(1, i8)), p8 + q8 - q8, Mod(big, Const(1)), Const(0) // big, big * 0 + x,
+    Cast(Cast(i * 100, i8), index) + x, Cast(s8, index64) % 8, Mod(p8, Const(-3, i8)),
+    FloorDiv(p8, Const(-3, i8)), Mul(p8, Const(1, i8)), p8 + q8 - q8, Mod(big, Const(1)),
+    Const(0) // big, big * 0 + x,
     fx < fy, ~(fx < fy), ~(fx <= fy), eq(fx, fy), Not(Le(Const(5), x)), Not(Le(x, y)),
     Const(5) ^ Const(3), x & x, x & 0, x | 0, (i & oh) // 8, (i | q) // 16, (x & y) // 4,
     i // q, i // (q + 1), i % (q + 1), i % (q + 8), (i + q) % (kh - 5), (i - 5) // (kh + 1),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transconv.ir import Tensor
+from transconv.ir import Tensor, tf32
 
-ELEMENTS = {"tf32": 11}  # CUtensorMapDataType's number
+ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 
 
 def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:

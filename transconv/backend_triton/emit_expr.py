@@ -45,8 +45,8 @@ from transconv.ir import (
     Tensor,
     Var,
     Xor,
-    find,
     lanes_of,
+    walk,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -66,18 +66,25 @@ class ExprSpeller:
     def __init__(self) -> None:
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.counting: dict[Var, str] = {}  # names whose lanes count up, see ``counts``
+        self.numbers: set[Var] = set()  # counters of loops, and names for what is made of them alone
 
     def name(self, s: Let) -> None:
         """Take in what a name stands for."""
         self.scope[s.var] = self.lanes(s.value)
         self.counting[s.var] = self.counts(s.value)
+        if self.is_number(s.value):
+            self.numbers.add(s.var)
+
+    def is_number(self, e: Expr) -> bool:
+        """Whether Triton's interpreter has a number of Python's for it, which has no ``.to``."""
+        return all(isinstance(x, (Const, Neg)) or type(x) in LEVEL or x in self.numbers for x in walk(e))
 
     def spell(self, e: Expr) -> tuple[str, int]:
         method = getattr(self, f"spell_{type(e).__name__}", None)
         if method is not None:
             return method(e)  # type: ignore[no-any-return]
         assert isinstance(e, Binary) and type(e) in LEVEL, f"no spelling for {type(e).__name__}"
-        if isinstance(e, Add) and isinstance(e.a, Neg) and e.dtype.kind == "int":
+        if isinstance(e, Add) and isinstance(e.a, Neg) and e.dtype.is_integer:
             return self.binary(Sub(e.b, e.a.x))  # -th + oh_m reads oh_m - th
         return self.binary(e)
 
@@ -127,7 +134,7 @@ class ExprSpeller:
         lane's comparison stand for its neighbour's (bench/results/h200_subtracted_lanes.csv). A
         product with -1 it takes for what it is."""
         scaled = isinstance(e, Mul) and isinstance(e.b, Const)
-        return e.dtype.kind == "int" and bool(self.lanes(e)) and not scaled
+        return e.dtype.is_integer and bool(self.lanes(e)) and not scaled
 
     def turned(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
         return f"{self.fit(e, lanes, LEVEL[Mul])} * -1"
@@ -196,7 +203,12 @@ class ExprSpeller:
         return self.function(spelling, e.args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
-        if not any(find(e.x, kind) for kind in (Var, Lane, Load)):  # a number of Python's has no .to
+        if e.x.dtype.within is e.type:  # it is of that type there
+            return self.spell(e.x)
+        if e.type.rounding is not None:
+            memory = e.x if e.x.dtype is e.type.memory else Cast(e.x, e.type.memory)
+            return f"{e.type.rounding.name}({self.fit(memory, self.lanes(e))})", POSTFIX
+        if self.is_number(e.x):
             return f"{self.space}.full((), {self.text(e.x)}, {self.type(e.type)})", ATOM
         return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
 

@@ -25,6 +25,7 @@ from transconv.ir import (
     Alloc,
     Barrier,
     Call,
+    Cast,
     Const,
     Expr,
     Fetch,
@@ -186,7 +187,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     params = [f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params]
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
-    functions = [*helpers({c.name for c in find(kernel, Call)}, set(), "gluon.jit", "gl")[1:]]
+    functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
+                          set(), "gluon.jit", "gl")[1:]]
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:

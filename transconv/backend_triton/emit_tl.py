@@ -17,6 +17,7 @@ from transconv.ir import (
     BoxLoad,
     BoxStore,
     Call,
+    Cast,
     Comment,
     Expr,
     Fetch,
@@ -73,6 +74,7 @@ class TlEmitter(ExprSpeller):
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
+        self.numbers.add(s.var)
         stages = f", num_stages={s.stages}" if s.stages else ""
         bounds = f"{self.text(s.start)}, {self.end(s)}"
         return [f"for {s.var.name} in tl.range({bounds}{stages}):", *self.block(s.body)]
@@ -116,7 +118,8 @@ class TlEmitter(ExprSpeller):
     def call_dot(self, s: FuncCall) -> list[str]:
         acc, a, b = s.args
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
-        precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype is f32 else ""
+        precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
+        precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
         return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
     def call_atomic_add(self, s: FuncCall) -> list[str]:
@@ -143,8 +146,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
-    own = helpers({c.name for c in find(kernel, Call)}, {r.op for r in find(kernel, Reduce)},
-                  "triton.jit", "tl")
+    own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
+                  {r.op for r in find(kernel, Reduce)}, "triton.jit", "tl")
     lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
              *own, "", "@triton.jit",
              f"def {kernel.name}({params}):", *tensors, "", *begun(first), *folded(body)]

@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from transconv import knobs
+from transconv.ir import DTYPES
 
 BACKENDS = ("cuda", "hip")
 
@@ -164,7 +165,7 @@ class _Child:
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+            process.stdin.write(json.dumps(_encoded(job)).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died at once; reading tells
@@ -221,6 +222,12 @@ def _line(stream: IO[bytes], timeout_s: float) -> bytes | None:
 
 def _cause(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _encoded(job: Job) -> dict[str, Any]:
+    """What a child is told: of element types the compiler's words, for it knows no rows from outside."""
+    types = [(DTYPES[name], box) for name, box in job.params]
+    return asdict(job) | {"params": [(t.signature, t.triton, box) for t, box in types]}
 
 
 def _decoded(answer: dict[str, Any]) -> Answer:

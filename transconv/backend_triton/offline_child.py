@@ -15,7 +15,6 @@ from typing import IO, Any
 from transconv.backend_triton import resources
 from transconv.backend_triton.flaws import flaw
 from transconv.backend_triton.module import load
-from transconv.ir import DTYPES
 
 
 def main() -> None:
@@ -82,8 +81,8 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 def _source(job: dict[str, Any]) -> Any:
     """What Triton compiles: the kernel with the types of its arguments and what is known of them."""
     function = load(job["source"], job["function"])
-    types = [_descriptor(dtype, box, job["explicit"]) if box else f"*{DTYPES[dtype].signature}"
-             for dtype, box in job["params"]]
+    types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
+             for word, element, box in job["params"]]
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
@@ -96,14 +95,15 @@ def _source(job: dict[str, Any]) -> Any:
     return ASTSource(function, signature, {}, aligned)
 
 
-def _descriptor(dtype: str, box: Sequence[int], explicit: bool) -> str:
-    """The type of a box's descriptor; an explicit kernel's says how it lies in shared memory."""
+def _descriptor(word: str, element: str, box: Sequence[int], explicit: bool) -> str:
+    """The type of a box's descriptor, whose elements signatures and the language call ``word`` and
+    ``element``; an explicit kernel's says how it lies in shared memory."""
     if not explicit:
-        return f"tensordesc<{DTYPES[dtype].signature}{list(box)}>"
+        return f"tensordesc<{word}{list(box)}>"
     from triton.experimental.gluon import language as gl
 
-    layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, DTYPES[dtype].triton))
-    return f"tensordesc<{DTYPES[dtype].signature}{list(box)},{layout!r}>"
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, element))
+    return f"tensordesc<{word}{list(box)},{layout!r}>"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,19 @@ from functools import cached_property, lru_cache
 
 from transconv.compute.steps import Axis, Read, Reduction, Step, Write
 from transconv.compute.sweeps import Sweeps, sweeps
-from transconv.ir import Cast, DType, Mul, Tensor, Var, View, ViewDim, f32, free_vars
+from transconv.ir import (
+    Cast,
+    DType,
+    Expr,
+    Mul,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    f32,
+    free_vars,
+    substitute,
+)
 from transconv.simplify import Facts, simplify
 
 
@@ -212,9 +224,14 @@ class Compute:
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
+        retyped: dict[Expr, Expr] = {}  # values that another tensor has in another type
         for step in self.steps:
+            if not isinstance(step, Read) and retyped:
+                step = replace(step, value=substitute(step.value, retyped))
             if isinstance(step, Read) and step.name in seen:
-                step = replace(step, view=seen[step.name])
+                old, step = step.var, replace(step, view=seen[step.name])
+                if step.var is not old:
+                    retyped[old] = step.var
             elif c is not None and isinstance(step, Write) and step.view is self.c:
                 step = Write(c, step.value)
             elif c is not None and isinstance(step, Read) and step in behind and (

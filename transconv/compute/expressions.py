@@ -20,9 +20,11 @@ from transconv.ir import (
     Select,
     Var,
     eq,
+    i32,
     maximum,
     minimum,
     ne,
+    promote,
 )
 
 BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
@@ -105,6 +107,8 @@ def _name(name: str, scope: Scope) -> Expr:
         known = " ".join([*scope.axes, *scope.values])
         raise ComputeError(f"'{name}' is not known; expected one of {known}")
     var = scope.values[name]
+    if var.dtype.kind == "int":  # whole numbers are added up exactly, in 32 bits or their own
+        return Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
     return var if as_it_is else Cast(var, scope.type)
 
@@ -113,7 +117,14 @@ def _alike(a: Expr, b: Expr, scope: Scope) -> tuple[Expr, Expr]:
     """Two operands of one type: a whole number beside a float is one."""
     if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
         return _float(a, scope), _float(b, scope)
+    if "int" in (a.dtype.kind, b.dtype.kind):
+        wide = promote(a.dtype, b.dtype)
+        return _whole(a, wide), _whole(b, wide)
     return a, b
+
+
+def _whole(e: Expr, dtype: DType) -> Expr:
+    return e if e.dtype is dtype else Const(e.value, dtype) if isinstance(e, Const) else Cast(e, dtype)
 
 
 def _float(e: Expr, scope: Scope) -> Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.ir import Call, Cast, DType, Var, View, f32, free_vars
+from transconv.ir import Cast, DType, View, free_vars
 
 ACC = "acc"
 
@@ -30,12 +30,12 @@ def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) ->
                    part=like.part, does="add")
 
 
-def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, near: bool, math: str) -> Compute:
-    """``c = a``, rounded to tf32 on the way if that is what ``near`` asks for."""
+def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, math: str) -> Compute:
+    """``c = a``, rounded on the way to what c holds."""
     given = Read("a", a)
     steps: tuple[Step, ...] = (given, Write(c, given.var))
-    if near:
-        rounded = Value("near", Call("tf32", (Var("a", f32),)))
+    if c.tensor.dtype is not a.tensor.dtype:
+        rounded = Value("near", Cast(given.var, c.tensor.dtype))
         steps = (given, rounded, Write(c, rounded.var))
     return Compute(name, axes, steps, math)
 

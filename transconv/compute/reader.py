@@ -13,7 +13,19 @@ from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError, LayoutError
-from transconv.ir import DTYPES, REDUCERS, Cast, DType, Expr, Layout, Tensor, Var, f32, f64
+from transconv.ir import (
+    DTYPES,
+    REDUCERS,
+    Cast,
+    DType,
+    Expr,
+    Layout,
+    Tensor,
+    Var,
+    f32,
+    f64,
+    type_named,
+)
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 STORED = re.compile(r"(?<![=<>!])=(?!=)")  # no comparison: a condition stands before it
@@ -51,7 +63,7 @@ class Reader:
 
     def line_tensor(self, rest: str) -> None:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
-        if found is None or found[2] not in DTYPES:
+        if found is None or found[2] not in _types():
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
         sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
@@ -59,7 +71,7 @@ class Reader:
             raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
         shape = tuple(int(size) for _, _, size in sizes)
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
-        dtype = DTYPES[found[2]]
+        dtype = type_named(found[2])
         try:
             layout = Layout.parse(found[4], dtype, shape) if found[4] else Layout.dense(dtype, shape)
         except LayoutError as error:
@@ -156,7 +168,7 @@ def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reducti
             raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; the axes are "
                                f"{' '.join(scope.axes)}")
     term = expression(value, scope)
-    if term.dtype.kind != "float":
+    if term.dtype.kind not in ("float", "int"):
         term = Cast(term, scope.type)
     made = Reduction(name, op, term, names)
     scope.values[name] = made.var
@@ -210,4 +222,5 @@ def _number(text: str) -> float:
 
 
 def _types() -> list[str]:
-    return [t.name for t in DTYPES.values() if t.kind == "float"]
+    known = [t for t in DTYPES.values() if t.torch and t.kind != "bool" and not t.within]
+    return [*(t.name for t in known), *(name for t in known for name in t.aliases)]

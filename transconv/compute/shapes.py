@@ -19,7 +19,7 @@ def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
         raise ComputeError(f"'{text.strip()}'; expected tensor[coordinates]")
     coords = [expression(part, scope) for part in _parts(found[2])]
     for coord in coords:
-        if coord.dtype.kind != "int":
+        if coord.dtype.kind != "index":
             raise ComputeError(f"coordinate {coord} is {coord.dtype}; expected whole numbers")
     return found[1], coords, expression(found[3], scope) if found[3] else TRUE
 

@@ -22,6 +22,7 @@ from transconv.compute import OPS, Found
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.sampling import Axes, Points, choose
+from transconv.ir import f32, multiplied_as, tf32
 
 if TYPE_CHECKING:
     import torch
@@ -138,8 +139,8 @@ def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) ->
     eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
     walk = min(1.0, 16 * n**-0.5)
     allowed = eps * torch.minimum((n + 4) * size, 16 * n**0.5 * size + n / 8 * y.abs())
-    if p.src.dtype.name == "f32" and p.acc.bits == 32 and p.math != "ieee":
-        lost = 2.0**-10 if p.math == "tf32" else 2.0**-19
+    if p.src.dtype is f32 and p.acc.bits == 32 and p.math != "ieee":
+        lost = tf32.spacing if multiplied_as(f32, p.math) is tf32 else 2.0**-19
         allowed = allowed + lost * (walk * size + y.abs())
     return allowed
 

@@ -101,7 +101,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
     can see to that. Asynchronous units do so with operands of more than 16 bits."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype is f32
+    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
             and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 

@@ -11,6 +11,8 @@ from transconv.ir.dtype import (
     DType,
     bf16,
     boolean,
+    f8e4m3,
+    f8e5m2,
     f16,
     f32,
     f64,
@@ -18,9 +20,13 @@ from transconv.ir.dtype import (
     i32,
     i64,
     index,
+    index64,
     multiplied,
+    multiplied_as,
     promote,
+    tf32,
     type_named,
+    u8,
 )
 from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
 from transconv.ir.expr import (
@@ -76,13 +82,14 @@ from transconv.ir.func import (
     Func,
     dot,
 )
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
+from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
 from transconv.ir.stmt import (
     Alloc,
@@ -133,7 +140,7 @@ __all__ = [
     "convert", "helpers", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXPECT", "FALSE", "FENCE",
     "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role",
-    "Roles", "Rows", "Send", "Shared",
+    "Roles", "Rounding", "Rows", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
@@ -143,7 +150,8 @@ __all__ = [
     "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
-    "eq", "f16", "f32", "f64", "find", "free_vars", "i32", "i64", "i8", "index", "lanes_of",
-    "maximum", "minimum", "multiplied", "ne", "node", "promote", "rewrite", "run", "select", "seq",
-    "statements", "store", "substitute", "sum_of", "type_named", "verify", "walk",
+    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
+    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
+    "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named",
+    "u8", "verify", "walk",
 ]

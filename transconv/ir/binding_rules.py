@@ -56,14 +56,14 @@ def tensor_is_parameter(site: Site) -> Iterator[str]:
 
 
 def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
-    """A workspace is a copy, or holds parts of sums. What was rounded was so while it was copied: of all
-    else the passes round what they multiply."""
+    """A workspace is a copy, or holds parts of sums. Memory holds what was rounded in copies alone: of
+    all else the passes round what they multiply."""
     if isinstance(site.stmt, st.Kernel):
         for p in site.stmt.params:
             if p.copy_of and p.parts_of:
                 yield f"{p.name} is a copy of {p.copy_of} and holds parts of {p.parts_of}"
-            if p.rounded and not p.copy_of:
-                yield f"{p.name} was rounded, and is no copy of a tensor"
+            if p.dtype.within and not p.copy_of:
+                yield f"{p.name} holds {p.dtype}, and is no copy of a tensor"
 
 
 def ring_is_reserved(site: Site) -> Iterator[str]:

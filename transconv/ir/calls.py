@@ -39,30 +39,11 @@ class Callee:
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
-        if dtype.kind == "float" and dtype.bits in self.floats or dtype.kind == "int" and self.ints:
+        if dtype.kind == "float" and dtype.bits in self.floats or dtype.is_integer and self.ints:
             return ""
         taken = " or ".join([*(f"{n}-bit floats" for n in self.floats), *["integers"] * self.ints])
         return f"takes {taken}, not {dtype}"
 
-
-def nearest_tf32(x: Array) -> Array:
-    """The nearest of the numbers with 10 bits behind the point, halves away from zero: half of the last
-    place is added, and the rest cut off. NaN stays; of numbers below 2^-126 the rest is cut off alone."""
-    wide = np.ascontiguousarray(x, np.float32)
-    place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
-    with np.errstate(over="ignore"):
-        near = np.ascontiguousarray(wide + place * np.float32(2.0**-11))
-    return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-NEAREST_TF32 = '''
-@{jit}
-def nearest_tf32(x):
-    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
-    place = (x.to({tl}.int32, bitcast=True) & -8388608).to({tl}.float32, bitcast=True)  # 1.0 * 2**exponent
-    near = x + place * 2**-11
-    return (near.to({tl}.int32, bitcast=True) & -8192).to({tl}.float32, bitcast=True)
-'''
 
 # The rational approximation of the Cephes library's tanh.c (S. Moshier), right to a few last places in
 # f64, too; far from zero the exponential goes to zero and nothing overflows.
@@ -100,14 +81,15 @@ CALLS: dict[str, Callee] = {
     "floor": _same("floor", np.floor),
     "ceil": _same("ceil", np.ceil),
     "fma": _same("fma", lambda x, y, z: x * y + z, 3),
-    "tf32": Callee(1, nearest_tf32, "nearest_tf32", "nearest_tf32", helper=NEAREST_TF32, floats=(32,)),
 }
 
 
-def helpers(names: set[str], reductions: set[str], jit: str, language: str) -> list[str]:
-    """The lines that a module begins with so that these functions and reductions can be called: each
-    with an empty line before and behind it."""
+def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,
+            language: str) -> list[str]:
+    """The lines that a module begins with so that these functions can be called, casts to these types
+    made, and these reductions done: each with an empty line before and behind it."""
     texts = [CALLS[n].helper for n in sorted(names) if n in CALLS]
+    texts += [t.rounding.helper for t in sorted(types, key=str) if t.rounding is not None]
     texts += [REDUCERS[n].helper for n in sorted(reductions)]
     return [line for text in texts if text
             for line in (*text.format(jit=jit, tl=language).splitlines(), "")]

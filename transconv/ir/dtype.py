@@ -6,22 +6,28 @@ A new type is a row here and, where a chip's matrix unit multiplies it, a word i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
+from transconv.ir.rounding import NEAREST_TF32, Rounding
 from transconv.ir.rows import Rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """A scalar type. ``numpy`` is the type that the interpreter computes in (bf16 has none of its
     own there: it is held in float32, which has as large exponents, and rounded when it is stored).
 
     ``torch``, ``triton`` and ``signature`` (in the types of a kernel's arguments) are its names there.
     ``digits``: bits of the significand, with the leading one: integers up to 2**digits are exact.
-    ``operand``: kernels multiply it; ``result``: they may store their results in it. ``aliases``: other
-    names under which problems are written."""
+    ``operand``: convolutions multiply it; ``result``: they may store their results in it. ``aliases``:
+    other names under which problems are written.
+
+    ``within``: the type whose memory these numbers lie in, some of its own; empty for a type that has
+    memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them.
+    ``largest``: what greater numbers become, if not infinity."""
 
     name: str
-    kind: str  # "int", "float" or "bool"
+    kind: str  # "index", "int", "float" or "bool"
     bits: int
     numpy: str
     triton: str
@@ -31,6 +37,9 @@ class DType:
     operand: bool = False
     result: bool = False
     aliases: tuple[str, ...] = ()
+    within: DType | None = None
+    rounding: Rounding | None = None
+    largest: float = inf
 
     def __repr__(self) -> str:
         return self.name
@@ -38,6 +47,11 @@ class DType:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         # By name, so that a copy read back in another process is still compared with ``is``.
         return type_named, (self.name,)
+
+    @property
+    def memory(self) -> DType:
+        """The type that memory and registers have: of tf32, f32."""
+        return self.within or self
 
     @property
     def bytes(self) -> int:
@@ -60,24 +74,33 @@ class DType:
         return float(2.0**halves) if self.kind == "float" else 0.0
 
     @property
-    def is_address(self) -> bool:
-        """Whether these are positions and counts, of 32 or 64 bits, not numbers that a tensor holds."""
-        return self is index or self is i64
+    def is_integer(self) -> bool:
+        """Whether these are whole numbers: addresses, or what a tensor holds."""
+        return self.kind in ("index", "int")
 
 
-# A position or a count before the `narrow` pass has chosen between i32 and i64 for it. No tensor has
-# elements of this type: integers in memory are i32 or i64, and are cast to be an address.
-index = DType("index", "int", 32, "int64", "int32", digits=31)
+# Positions and counts: loop counters, lanes, addresses. No tensor has elements of this kind: integers in
+# memory wrap around at their width and are cast to be an address, while these are never too large, for
+# the `narrow` pass makes those wide that could be.
+index = DType("index", "index", 32, "int64", "int32", digits=31)
+index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
+u8 = DType("u8", "int", 8, "uint8", "uint8", "uint8", "u8", 8)
 i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
 i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
+# Of eight bits: 4 or 5 for the exponent. Numbers beyond the largest become it, as on the chips.
+f8e4m3 = DType("f8e4m3", "float", 8, "float16", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, largest=448.0)
+f8e5m2 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, largest=57344.0)
 f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
 bf16 = DType("bf16", "float", 16, "float32", "bfloat16", "bfloat16", "bf16", 8, operand=True, result=True)
 f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, operand=True, result=True)
 f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
+# What a matrix unit makes of f32: as large exponents, and the digits of f16.
+tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
+             rounding=NEAREST_TF32)
 
-DTYPES = Rows(index, i8, i32, i64, boolean, f16, bf16, f32, f64)
+DTYPES = Rows(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
 
 
 def type_named(name: str) -> DType:
@@ -92,14 +115,18 @@ def multiplied(kind: str = "") -> tuple[DType, ...]:
     return tuple(sorted(found, key=lambda t: t.kind))
 
 
+def multiplied_as(dtype: DType, precision: str) -> DType:
+    """What a matrix unit takes numbers of a type for that it multiplies with a precision."""
+    return tf32 if dtype.memory is f32 and precision == tf32.name else dtype
+
+
 def promote(a: DType, b: DType) -> DType:
-    """The type of an arithmetic result: float over int over bool, then the wider one. Literals are of
-    type index, so that an index and an i32 make an i32, which is no address until it is cast."""
-    rank = {"bool": 0, "int": 1, "float": 2}
+    """The type of an arithmetic result: float over int over index over bool, then the wider one. What is
+    computed has all digits that memory has. (The verifier refuses an index beside an int.)"""
+    a, b = a.memory, b.memory
+    rank = {"bool": 0, "index": 1, "int": 2, "float": 3}
     if rank[a.kind] != rank[b.kind]:
         return a if rank[a.kind] > rank[b.kind] else b
     if a.bits == b.bits and a is not b:
-        if index in (a, b):
-            return b if a is index else a
         return f32 if a.kind == "float" else a
     return a if a.bits >= b.bits else b

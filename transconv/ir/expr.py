@@ -32,82 +32,88 @@ class Expr(Node):
         return text(self)
 
     def __add__(self, other: Like) -> Expr:
-        return Add(self, as_expr(other))
+        return Add(self, self._like(other))
 
     def __radd__(self, other: Like) -> Expr:
-        return Add(as_expr(other), self)
+        return Add(self._like(other), self)
 
     def __sub__(self, other: Like) -> Expr:
-        return Sub(self, as_expr(other))
+        return Sub(self, self._like(other))
 
     def __rsub__(self, other: Like) -> Expr:
-        return Sub(as_expr(other), self)
+        return Sub(self._like(other), self)
 
     def __mul__(self, other: Like) -> Expr:
-        return Mul(self, as_expr(other))
+        return Mul(self, self._like(other))
 
     def __rmul__(self, other: Like) -> Expr:
-        return Mul(as_expr(other), self)
+        return Mul(self._like(other), self)
 
     def __truediv__(self, other: Like) -> Expr:
-        return Div(self, as_expr(other))
+        return Div(self, self._like(other))
 
     def __rtruediv__(self, other: Like) -> Expr:
         return Div(as_expr(other), self)
 
     def __floordiv__(self, other: Like) -> Expr:
-        return FloorDiv(self, as_expr(other))
+        return FloorDiv(self, self._like(other))
 
     def __rfloordiv__(self, other: Like) -> Expr:
-        return FloorDiv(as_expr(other), self)
+        return FloorDiv(self._like(other), self)
 
     def __mod__(self, other: Like) -> Expr:
-        return Mod(self, as_expr(other))
+        return Mod(self, self._like(other))
 
     def __rmod__(self, other: Like) -> Expr:
-        return Mod(as_expr(other), self)
+        return Mod(self._like(other), self)
 
     def __neg__(self) -> Expr:
         return Neg(self)
 
     def __lt__(self, other: Like) -> Expr:
-        return Lt(self, as_expr(other))
+        return Lt(self, self._like(other))
 
     def __le__(self, other: Like) -> Expr:
-        return Le(self, as_expr(other))
+        return Le(self, self._like(other))
 
     def __gt__(self, other: Like) -> Expr:
-        return Lt(as_expr(other), self)
+        return Lt(self._like(other), self)
 
     def __ge__(self, other: Like) -> Expr:
-        return Le(as_expr(other), self)
+        return Le(self._like(other), self)
 
     def __and__(self, other: Like) -> Expr:
-        return And(self, as_expr(other))
+        return And(self, self._like(other))
 
     def __rand__(self, other: Like) -> Expr:
         return And(as_expr(other), self)
 
     def __or__(self, other: Like) -> Expr:
-        return Or(self, as_expr(other))
+        return Or(self, self._like(other))
 
     def __ror__(self, other: Like) -> Expr:
         return Or(as_expr(other), self)
 
     def __xor__(self, other: Like) -> Expr:
-        return Xor(self, as_expr(other))
+        return Xor(self, self._like(other))
 
     def __rxor__(self, other: Like) -> Expr:
         return Xor(as_expr(other), self)
 
     def __lshift__(self, other: Like) -> Expr:
-        return Shl(self, as_expr(other))
+        return Shl(self, self._like(other))
 
     def __rlshift__(self, other: Like) -> Expr:
         return Shl(as_expr(other), self)
 
     def __rshift__(self, other: Like) -> Expr:
-        return Shr(self, as_expr(other))
+        return Shr(self, self._like(other))
+
+    def _like(self, other: Like) -> Expr:
+        """The other operand. A whole number beside what a tensor holds is of its type, else an index."""
+        if type(other) is int and (own := self.dtype).kind == "int":
+            return Const(other, own)
+        return as_expr(other)
 
     def __rrshift__(self, other: Like) -> Expr:
         return Shr(as_expr(other), self)

@@ -69,10 +69,20 @@ def mask_is_boolean(site: Site) -> Iterator[str]:
             yield f"the condition `{cond}` is {cond.dtype}"
 
 
-def offset_is_integer(site: Site) -> Iterator[str]:
+def offset_is_index(site: Site) -> Iterator[str]:
+    """What a tensor holds is an address when it is cast to one."""
     for who, _, offset, _ in site.accesses():
-        if not offset.dtype.is_address:
+        if offset.dtype.kind != "index":
             yield f"{who} has the offset `{offset}` of type {offset.dtype}, which is no address (index)"
+
+
+def index_is_apart(site: Site) -> Iterator[str]:
+    """Positions and whole numbers of a tensor meet in no operation, unless one of them is cast."""
+    for e in site.nodes():
+        if isinstance(e, (ex.Binary, ex.Select)):
+            a, b = (e.a, e.b) if isinstance(e, ex.Binary) else (e.yes, e.no)
+            if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
+                yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
 
 
 def known_function(site: Site) -> Iterator[str]:
@@ -192,8 +202,8 @@ def loop_is_simple(site: Site) -> Iterator[str]:
         yield f"a jam loop starts at a number, not at `{loop.start}`"
     if loop.kind not in KINDS:
         yield f"the kind {loop.kind!r} is none of {', '.join(KINDS)}"
-    if loop.var.type.kind != "int":
-        yield f"{loop.var.name} is {loop.var.type}, a loop counts in integers"
+    if loop.var.type.kind != "index":
+        yield f"{loop.var.name} is {loop.var.type}, a loop counts in positions (index)"
     if type(loop.stages) is not int or loop.stages < 0:
         yield f"stages={loop.stages!r} is not a count"
 

@@ -58,8 +58,8 @@ def told_apart(lane: Lane) -> str:
 
 def tensor_line(t: Tensor) -> str:
     """All of a tensor but its type."""
-    words = ((t.copy_of, f"copy of {t.copy_of}"), (t.rounded, "rounded"),
-             (t.parts_of, f"parts of {t.parts_of}"), (t.planes, "planes"))
+    words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
+             (t.planes, "planes"))
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 

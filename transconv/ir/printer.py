@@ -153,6 +153,8 @@ class Printer(ExprPrinter):
     def lines_Let(self, s: st.Let) -> list[str]:
         value = _bare(self.text(s.value))  # first: what has no text has no type either
         typed = "" if s.var.type is s.value.dtype else self.detail(f": {s.var.type}")
+        if s.var.type.is_integer and s.var.type is not index:  # what is said of whole numbers alone
+            typed = f": {s.var.type}"
         origin = self.detail(f" from {s.origin}") if s.origin else ""
         return [f"let {s.var.name}{typed}{origin} = {value}"]
 

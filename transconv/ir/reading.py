@@ -72,7 +72,7 @@ def _without_neutral(e: ex.Expr) -> ex.Expr:
     were filled in."""
     while True:
         match e:
-            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.kind == "int":
+            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.is_integer:
                 e = ex.Add(x, ex.Const(a + b, t))
             case ex.Add(x, b) | ex.Sub(x, b) if _is_zero(b):
                 e = x
@@ -89,7 +89,7 @@ def _is_zero(e: ex.Expr) -> bool:
         case ex.Const(value):
             return value == 0 and not isinstance(value, bool)
         case ex.Mul(a, b):
-            return e.dtype.kind == "int" and (_is_zero(a) or _is_zero(b))
+            return e.dtype.is_integer and (_is_zero(a) or _is_zero(b))
     return False
 
 
@@ -130,7 +130,7 @@ class ReadingStatements(Reading, Printer):
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         """A product says how it is rounded only where that is a question, of f32."""
-        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype is not f32
+        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype.memory is not f32
                                         for a in s.args[1:]):
             return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
         return super().lines_FuncCall(s)

@@ -34,8 +34,8 @@ class Reducer:
         """The neutral element as a constant of a type."""
         if dtype.kind == "float":
             return Const(self.neutral, dtype)
-        most = (1 << dtype.bits - 1) - 1
-        return Const(int(min(max(self.neutral, -most - 1), most)), dtype)
+        least, most = dtype.limits
+        return Const(int(min(max(self.neutral, least), most)), dtype)
 
 
 def _helper(name: str, says: str, body: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 
@@ -22,30 +23,33 @@ class Rows(dict[str, Row]):
 
     def __init__(self, *rows: Row) -> None:
         super().__init__({row.name: row for row in rows})
-        self._made: list[tuple[Callable[[Row], Any], dict[Any, Any]]] = []
+        self._made: list[tuple[Callable[[Row], Any], Callable[[Row], Any], dict[Any, Any]]] = []
 
     def add(self, row: Row) -> Row:
         """Add a row. ValueError for a name that is taken."""
         if row.name in self:
             raise ValueError(f"'{row.name}' is taken")
         self[row.name] = row
-        for entry, made in self._made:
+        for entry, key, made in self._made:
             if (found := entry(row)) is not None:
-                made[row.name] = found
+                made[key(row)] = found
         return row
 
     def remove(self, name: str) -> None:
         """Take a row out. KeyError for a name that is in none."""
-        del self[name]
-        for _, made in self._made:
-            made.pop(name, None)
+        row = self.pop(name)
+        for entry, key, made in self._made:
+            if entry(row) is not None:
+                made.pop(key(row), None)
 
-    def table(self, entry: Callable[[Row], T | None], first: dict[Any, T] | None = None) -> dict[Any, T]:
-        """{name: entry(row)} for the rows whose entry is not None, behind ``first``: a plain dict, in
-        which rows that come or go later come and go."""
+    def table(self, entry: Callable[[Row], T | None], first: dict[Any, T] | None = None,
+              key: Callable[[Row], Any] = attrgetter("name")) -> dict[Any, T]:
+        """{key(row): entry(row)} for the rows whose entry is not None, behind ``first``: a plain dict, in
+        which rows that come or go later come and go. The key is the row's name unless said otherwise; it
+        is asked of rows with an entry alone."""
         made: dict[Any, T] = dict(first or {})
         for row in self.values():
             if (found := entry(row)) is not None:
-                made[row.name] = found
-        self._made.append((entry, made))
+                made[key(row)] = found
+        self._made.append((entry, key, made))
         return made

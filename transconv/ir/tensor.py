@@ -16,20 +16,19 @@ from transconv.ir.terms import all_of
 @node
 class Tensor(Node):
     """A named array. ``dims`` names the dimensions, ``shape`` their logical sizes; the layout may be
-    padded beyond them (blocks of 16 hold 17 elements in 32 places). ``near``: a function of
-    numbers, ``tf32``, that the copy engine applies to what it fetches of it.
+    padded beyond them (blocks of 16 hold 17 elements in 32 places). ``near``: the type that the
+    copy engine rounds to what it fetches of it.
 
-    A workspace says whose it is: ``copy_of`` names the tensor that it is a copy of, ``rounded`` tells
-    whether its values were rounded to tf32 on the way, ``parts_of`` names the tensor whose partial sums
-    it holds. ``planes``: some dimension counts the interleaved planes of another one."""
+    A workspace says whose it is: ``copy_of`` names the tensor that it is a copy of (of another type, if it
+    was rounded on the way), ``parts_of`` the tensor whose partial sums it holds. ``planes``: some
+    dimension counts the interleaved planes of another one."""
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     layout: Layout
-    near: str = ""
+    near: DType | None = None
     copy_of: str = ""
-    rounded: bool = False
     parts_of: str = ""
     planes: bool = False
 

@@ -48,10 +48,10 @@ from transconv.ir import (
     View,
     ViewDim,
     all_of,
-    f32,
     find,
     free_vars,
     minimum,
+    multiplied_as,
     seq,
     substitute,
 )
@@ -132,9 +132,8 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 def _rounded(box: Box, compute: Compute) -> Box:
     """The box of an operand. What is multiplied as tf32 is rounded to it by the copy engine, for nothing;
     the matrix unit would cut it off, twice as far from the number."""
-    if compute.math != "tf32" or box.tensor.dtype is not f32:
-        return box
-    return replace(box, tensor=replace(box.tensor, near="tf32"))
+    taken = multiplied_as(box.tensor.dtype, compute.math)
+    return replace(box, tensor=replace(box.tensor, near=taken)) if taken.within else box
 
 
 def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:

@@ -134,7 +134,7 @@ class _Loop:
                 self.outside.append(s)
                 self.changing.discard(var)
                 return None
-            case Let(var, value, origin) if value.dtype.kind == "int":
+            case Let(var, value, origin) if value.dtype.kind == "index":
                 made = self.sums(value, var.name)
                 self.owner.scope[var] = lanes_of(made, self.owner.scope)
                 return Let(var, made, origin)

@@ -31,7 +31,6 @@ from dataclasses import replace
 from transconv.ir import (
     Add,
     Alloc,
-    Call,
     Cast,
     Expr,
     For,
@@ -52,9 +51,9 @@ from transconv.ir import (
     Update,
     Var,
     dot,
-    f32,
     find,
     lanes_of,
+    multiplied_as,
     reducer_of,
     seq,
     substitute,
@@ -82,7 +81,7 @@ class _Vectorise(Mutator):
         self.lanes, self.schedule, self.precision = lanes, schedule, precision
         self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
         self.scope: dict[Var, tuple[Lane, ...]] = {}
-        self.whole: set[Var] = set()  # f32 that nothing has rounded
+        self.near: dict[Var, Var] = {}  # what has to be rounded, and its name when it is
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
         self.of_lanes: dict[Var, Var] = {}  # the accumulator that keeps the lanes of a sum
 
@@ -102,8 +101,9 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
-        if isinstance(value, Load) and value.dtype is f32 and not value.tensor.rounded:
-            self.whole.add(let.var)
+        taken = multiplied_as(value.dtype, self.precision)
+        if isinstance(value, Load) and taken is not value.dtype:
+            self.near[let.var] = Var(f"{let.var.name}_near", taken)
         return Let(let.var, value, let.origin)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
@@ -138,11 +138,10 @@ class _Vectorise(Mutator):
                 # What an operand does not vary along (an expanded tensor) may vanish from its address.
                 # An axis that only the result has belongs to the operand that lacks a side.
                 alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
-                near = {v: Var(f"{v.name}_near", f32) for v in (a, b)
-                        if self.precision == "tf32" and v in self.whole}
+                near = {v: self.near[v] for v in (a, b) if v in self.near}
                 left, right = sorted((Spread(near.get(v, v), self.side(v, own, alone)) for v in (a, b)),
                                      key=lambda s: s.lanes[0].axis)
-                return seq(*(Let(n, Call("tf32", (v,))) for v, n in near.items()),
+                return seq(*(Let(n, Cast(v, n.type)) for v, n in near.items()),
                            FuncCall(dot(self.precision), (at.var, left, right)))
             case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
                 op = type(value)

@@ -3,7 +3,7 @@
 An index expression stays 32-bit when every value in it, intermediate ones included, is proved to fit;
 otherwise the largest parts that fit are computed in 32 bits and cast where the wide part begins:
 
-    n*4294967296 + h*8192 + w    ->    i64(n)*4294967296 + i64(h*8192 + w)
+    n*4294967296 + h*8192 + w    ->    index64(n)*4294967296 + index64(h*8192 + w)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from transconv.ir import (
     Store,
     Update,
     Var,
-    i64,
     index,
+    index64,
     substitute,
 )
 from transconv.passes.simplification import Scope
@@ -40,7 +40,7 @@ LIMIT = 2**31 - 1
 
 
 def narrow(kernel: Kernel) -> Kernel:
-    """Insert casts to i64 where a 32-bit index could overflow."""
+    """Insert casts to index64 where a 32-bit index could overflow."""
     body = _Narrow().mutate(kernel.body)
     return Kernel(kernel.name, kernel.params, body, kernel.notes)
 
@@ -67,11 +67,11 @@ class _Narrow(Scope):
     def widen(self, e: Expr) -> Expr:
         """The same value in 64 bits."""
         if isinstance(e, Const):
-            return Const(e.value, i64)
+            return Const(e.value, index64)
         if isinstance(e, (Var, Lane)) or self.fits(e):
-            return e if e.dtype is i64 else Cast(e, i64)
+            return e if e.dtype is index64 else Cast(e, index64)
         if isinstance(e, Cast) and e.type is index:  # what a tensor holds, used as an address
-            return Cast(e.x, i64)
+            return Cast(e.x, index64)
         if isinstance(e, (Arithmetic, Compare)):
             return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
         if isinstance(e, Select):
@@ -87,8 +87,8 @@ class _Narrow(Scope):
             narrow = replace(load, offset=self.index(load.offset), mask=self.index(load.mask))
             return Let(let.var, narrow, let.origin)
         value = self.index(let.value)
-        if value.dtype is i64 and let.var.type is index:
-            var = Var(let.var.name, i64)
+        if value.dtype is index64 and let.var.type is index:
+            var = Var(let.var.name, index64)
             self.wide[let.var] = var
             return Let(var, value, let.origin)
         return let if value is let.value else Let(let.var, value, let.origin)

@@ -73,7 +73,7 @@ class _Reuse(Scope):
         """What two lets have in common that mean the same; None for what is not worth asking."""
         if isinstance(value, Load):
             return None if value.tensor in self.stored else value
-        if value.dtype.kind != "int" or find(value, Load):
+        if value.dtype.kind != "index" or find(value, Load):
             return None
         key = simplify(self.affine(value), self.facts)
         return None if isinstance(key, Var) else key

@@ -28,13 +28,12 @@ from transconv.ir import (
     Tensor,
     Var,
     free_vars,
-    i32,
     lanes_of,
     substitute,
 )
 from transconv.simplify import simplify
 
-SLOT = Var("slot", i32)
+SLOT = Var("slot")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,6 @@ from transconv.ir import (
     Var,
     eq,
     find,
-    i32,
     select,
     seq,
     statements,
@@ -97,7 +96,7 @@ TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in regi
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 TEAM_REGISTERS = 240  # of each of two teams: what is then left, in steps of 8
 TEAMS = ("evens", "odds")
-PROGRAM, PHASE, FETCHED = Var("program"), Var("phase", i32), Var("fetched")
+PROGRAM, PHASE, FETCHED = Var("program"), Var("phase"), Var("fetched")
 BATON = Barrier("baton", 1)  # its phase completes at the end of a tile's sum
 
 
@@ -199,7 +198,7 @@ class _Act:
 
 
 def _counters(phase: int) -> tuple[Stmt, ...]:
-    return Alloc(SLOT, (), Const(0, i32)), Alloc(PHASE, (), Const(phase, i32))
+    return Alloc(SLOT, (), Const(0)), Alloc(PHASE, (), Const(phase))
 
 
 def _fetches(tile: _Tile, rings: Rings, number: Var) -> _Act:
@@ -263,7 +262,7 @@ def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> S
     fetched = grid.var // grid.programs * tile.loop.stop
     return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
                Alloc(PHASE, (), FETCHED // rings.slots % 2),
-               FuncCall(WAIT, (BATON, ZERO, Const(1 - team.number, i32))), loop,
+               FuncCall(WAIT, (BATON, ZERO, Const(1 - team.number))), loop,
                FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 

@@ -96,7 +96,7 @@ class Scope(Mutator):
         if isinstance(s, Seq):
             for part in s.stmts:
                 self.learn(part)
-        elif isinstance(s, Let) and s.value.dtype.kind == "int" and not find(s.value, Read):
+        elif isinstance(s, Let) and s.value.dtype.kind == "index" and not find(s.value, Read):
             found = range_of(self.whole(s.value), self.facts)
             self.facts = self.facts.with_range(s.var, found.lo, found.hi)
             if s.var in self.defs:

@@ -119,7 +119,7 @@ def _subject(workload: Workload, compute: Compute) -> str:
     """What a kernel is about. Workloads share the copies of tensors that they share."""
     if not is_copy(compute):
         return f"{workload}"
-    return f"{compute.a.tensor}" + " rounded to tf32" * rounds(compute)
+    return f"{compute.a.tensor}" + f" rounded to {compute.c.tensor.dtype}" * rounds(compute)
 
 
 def header(workload: Workload, compute: Compute, schedule: Schedule,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
-from transconv.ir import View, f32
+from transconv.ir import View, f32, multiplied_as
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import k_steps, programs, tile, tiles_along, turned_bytes
@@ -98,9 +98,9 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
     dtype = compute.a.tensor.dtype
-    if dtype.bits != 16 and dtype is not f32:
+    if dtype.bits != 16 and dtype.memory is not f32:
         return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
-    if dtype is f32 and compute.math != "tf32":
+    if dtype is f32 and multiplied_as(dtype, compute.math) is dtype:
         return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {compute.math}"
     if c.unroll:
         return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"

@@ -98,6 +98,9 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return f"{target.name} has no matrix unit"
     if compute.b is None:
         return "a reduction has no second operand, the matrix unit multiplies two"
+    left, right = compute.a.tensor.dtype, compute.b.tensor.dtype
+    if target.lacks(left, right, compute.acc):
+        return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
     if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
     for kind in "MNK":

@@ -33,7 +33,18 @@ from functools import lru_cache
 from math import prod
 
 from transconv.compute import Axis, Compute, moved
-from transconv.ir import Layout, LayoutBlock, Tensor, Var, View, ViewDim, eq, f32, free_vars
+from transconv.ir import (
+    Layout,
+    LayoutBlock,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    eq,
+    f32,
+    free_vars,
+    multiplied_as,
+)
 from transconv.schedule.merging import inner_feature
 
 ROW_ALIGN = 16  # bytes
@@ -60,7 +71,7 @@ def innermost(compute: Compute, letter: str) -> int:
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
     if (letter == "c" or depthwise or compute.math == "ieee"
-            or view.tensor.dtype is not f32):
+            or view.tensor.dtype.memory is not f32):
         return row
     summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
@@ -111,8 +122,9 @@ def _workspace(compute: Compute, letter: str, unit: str) -> Tensor:
     made = copy_of(view.tensor, innermost(compute, letter), diagonal(view, compute))
     if letter == "c" or made.dtype is not f32:
         return made
-    rounded = unit == "mma" and wants_rounding(view, compute)
-    return replace(made, rounded=True) if rounded else replace(made, name=f"{made.name}_exact")
+    if unit == "mma" and wants_rounding(view, compute):
+        return replace(made, layout=replace(made.layout, dtype=multiplied_as(f32, compute.math)))
+    return replace(made, name=f"{made.name}_exact")
 
 
 def view_of(compute: Compute, letter: str) -> View | None:
@@ -153,7 +165,7 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
         if letter == "c":
             yield _copy("unpack", tensor.name, copied, tensor, inner, compute)
             continue
-        exact = copied.dtype is f32 and not copied.rounded
+        exact = copied.dtype is f32
         name = f"exact_{tensor.name}" if exact else tensor.name
         if diagonal(view, compute) > 1:
             name, feature = f"blocks{compute.merge}_{name}", _in_blocks(view, compute)
@@ -186,8 +198,7 @@ def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compu
     axes = tuple(Axis(c.dims[d], c.shape[d], "feature" if d == fastest else "position") for d in order)
     dims = tuple(ViewDim(Var(name)) for name in c.dims)
     seen = tuple(feature or x if d == features else x for d, x in enumerate(dims))
-    made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims),
-                 does == "pack" and c.rounded, compute.math)
+    made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims), compute.math)
     return replace(made, does=does)
 
 
@@ -242,13 +253,13 @@ def is_copy(compute: Compute) -> bool:
 
 
 def rounds(copy: Compute) -> bool:
-    """Whether a copy rounds its elements to tf32."""
-    return copy.does == "pack" and copy.c.tensor.rounded
+    """Whether a copy rounds its elements."""
+    return is_copy(copy) and copy.c.tensor.dtype is not copy.a.tensor.dtype
 
 
 def wants_rounding(view: View, compute: Compute) -> bool:
     """Whether an operand for the matrix unit has to be rounded to tf32, and no copy has done it."""
-    return compute.math == "tf32" and view.tensor.dtype is f32 and not view.tensor.rounded
+    return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
 def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str | None:

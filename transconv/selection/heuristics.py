@@ -16,7 +16,7 @@ from math import prod
 from transconv.compute import Compute
 from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small
 from transconv.errors import ScheduleError
-from transconv.ir import f32, f64, free_vars
+from transconv.ir import f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
     ROW,
     Block,
@@ -28,6 +28,7 @@ from transconv.schedule import (
     programs,
     proposing,
     registered_words,
+    wants_rounding,
     why_not,
     why_not_copied,
 )
@@ -147,13 +148,15 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield from turned_tiles(compute, target)
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
-              and rows and columns and summed and _worth_the_matrix_unit(compute) and _both_sum(compute))
+              and rows and columns and summed
+              and not target.lacks(compute.a.tensor.dtype, compute.b.tensor.dtype, compute.acc)
+              and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
         yield from _matrix(compute, target)
         yield from _rounded(compute, target)
         if "box" in target.features and (
                 compute.a.tensor.dtype.bits == 16
-                or compute.a.tensor.dtype is f32 and compute.math == "tf32"):
+                or multiplied_as(compute.a.tensor.dtype, compute.math).within):
             yield from _boxes(compute, target)
             yield from explicit(compute, target)
             yield from _packed(compute, target)
@@ -187,8 +190,8 @@ def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
 def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
     """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
     registers, which they would go through to be rounded one by one. (Sums over positions do so anyway.)"""
-    if (ASYNCHRONOUS & target.features and compute.math == "tf32" and not compute.sums_positions
-            and compute.a.tensor.dtype is f32
+    if (ASYNCHRONOUS & target.features and wants_rounding(compute.a, compute)
+            and not compute.sums_positions
             and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
         over = Scheduled(compute, Schedule(pack="a.b"), target).main
         yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
@@ -213,7 +216,7 @@ def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
     ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
     if results < 128 * 128:
         ways = {(4, 4): True, (4, 3): results >= 64 * 64}
-    if compute.a.tensor.dtype is f32 and compute.math != "ieee" and "wgmma" in target.features:
+    if compute.a.tensor.dtype.memory is f32 and compute.math != "ieee" and "wgmma" in target.features:
         ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
     if "async_copy" not in target.features:  # a stage more is registers more
         ways = {(warps, 2): True for warps, _ in ways}

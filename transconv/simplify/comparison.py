@@ -16,9 +16,8 @@ from transconv.ir import (
     Lt,
     Ne,
     Not,
-    i64,
     index,
-    promote,
+    index64,
 )
 from transconv.simplify.division import Again, common_factor
 from transconv.simplify.facts import Facts
@@ -45,7 +44,7 @@ def negate(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def _integers(a: Expr, b: Expr) -> bool:
-    return a.dtype.kind == "int" and b.dtype.kind == "int"
+    return a.dtype.is_integer and b.dtype.is_integer
 
 
 def compare(e: Expr, facts: Facts, again: Again) -> Expr:
@@ -85,7 +84,7 @@ def both_bounds(low: Expr, high: Expr, facts: Facts) -> Expr | None:
 
 
 def _width(a: Expr, b: Expr) -> DType:
-    return i64 if promote(a.dtype, b.dtype) is i64 else index
+    return index64 if index64 in (a.dtype, b.dtype) else index
 
 
 def _bound(limit: Poly, dtype: DType) -> Expr:

@@ -16,7 +16,7 @@ Again = Callable[[Expr], Expr]
 
 def divide(e: Expr, facts: Facts, again: Again) -> Expr:
     match e:
-        case _ if not _wide(e):
+        case _ if not _of_positions(e):
             return e
         case FloorDiv(x, Const(1)):
             return x
@@ -35,9 +35,9 @@ def divide(e: Expr, facts: Facts, again: Again) -> Expr:
     return e
 
 
-def _wide(e: Expr) -> bool:
-    """Whether the node is integer arithmetic that does not wrap around at 8 bits."""
-    return e.dtype.kind == "int" and e.dtype.bits >= 32
+def _of_positions(e: Expr) -> bool:
+    """Whether the node is arithmetic of positions, which never wraps around."""
+    return e.dtype.kind == "index"
 
 
 def _divide_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
@@ -65,7 +65,7 @@ def _divide_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
 
 def remainder(e: Expr, facts: Facts, again: Again) -> Expr:
     match e:
-        case _ if not _wide(e):
+        case _ if not _of_positions(e):
             return e
         case Mod(_, Const(1 | -1)) | Mod(Const(0), _):
             return ZERO

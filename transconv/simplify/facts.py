@@ -216,12 +216,12 @@ class Facts:
 
 
 def _integers(a: Expr, b: Expr) -> bool:
-    return a.dtype.kind == "int" and b.dtype.kind == "int"
+    return a.dtype.is_integer and b.dtype.is_integer
 
 
 def _unwidened(e: Expr) -> Expr:
     """The narrow node under the cast that ``atom`` put around it, for it has the same value."""
-    return e.x if isinstance(e, Cast) and e.x.dtype.kind != "float" and e.x.dtype.bits < 32 else e
+    return e.x if isinstance(e, Cast) and e.x.dtype.kind in ("int", "bool") else e
 
 
 NO_FACTS = Facts()

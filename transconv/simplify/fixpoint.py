@@ -130,7 +130,7 @@ def _settled(made: Expr, e: Expr, facts: Facts) -> Expr:
     if made.dtype.kind == "bool":
         known = facts.truth(made)
         return made if known is None else (TRUE if known else FALSE)
-    if made.dtype.kind == "int":
+    if made.dtype.is_integer:
         value = range_of(made, facts).value
         return made if value is None else Const(value, made.dtype)
     return made

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transconv.ir import Add, Cast, Const, DType, Expr, Mul, Neg, Sub, i64, index
+from transconv.ir import Add, Cast, Const, DType, Expr, Mul, Neg, Sub, index, index64
 
 # The factors of a product of atoms, in a fixed order; a power repeats its atom.
 Mono = tuple[Expr, ...]
@@ -73,13 +73,13 @@ def _nonzero(total: dict[Mono, int]) -> tuple[tuple[Mono, int], ...]:
 
 
 def is_polynomial(e: Expr) -> bool:
-    """Whether the node is integer ``+ - *``; 8-bit arithmetic wraps around and is left alone."""
-    return isinstance(e, (Add, Sub, Mul, Neg)) and e.dtype.kind == "int" and e.dtype.bits >= 32
+    """Whether the node is ``+ - *`` of positions; what a tensor holds wraps around and is left alone."""
+    return isinstance(e, (Add, Sub, Mul, Neg)) and e.dtype.kind == "index"
 
 
 def atom(e: Expr) -> Poly:
-    """A node taken as it is. A narrow one is widened, or a sum of two could wrap around."""
-    return Poly.of(e if e.dtype.bits >= 32 else Cast(e, index))
+    """A node taken as it is. What is no position is cast to one, or a sum of two could wrap around."""
+    return Poly.of(e if e.dtype.kind == "index" else Cast(e, index))
 
 
 def expand(e: Expr, leaf: Callable[[Expr], Poly] = atom) -> Poly:
@@ -115,7 +115,7 @@ def expand(e: Expr, leaf: Callable[[Expr], Poly] = atom) -> Poly:
 def rebuild(p: Poly, dtype: DType = index) -> Expr:
     """The expression of a polynomial: a positive term first, coefficients on the right, the
     constant last; ``a + b*2 - 1``, ``5 - a``, ``-a - b``."""
-    kind = i64 if dtype is i64 else index
+    kind = index64 if dtype is index64 else index
     if not p.terms:
         return Const(p.const, dtype)
     rest, const = list(p.terms), p.const

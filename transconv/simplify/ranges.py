@@ -43,7 +43,7 @@ def range_of(e: Expr, facts: Facts) -> Range:
         found = _of_tree(e, facts) & facts.stated_range(e)
         if is_polynomial(e):
             found &= range_of_poly(facts.poly(e), facts)
-        elif facts.limits and e.dtype.kind == "int":
+        elif facts.limits and e.dtype.is_integer:
             found &= _limited(Poly.of(e), facts)
         facts.known_ranges[e] = found
     return found
@@ -108,7 +108,7 @@ def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
 
 
 def _of_tree(e: Expr, facts: Facts) -> Range:
-    narrow = Range(*e.dtype.limits) if e.dtype.bits == 8 else ANY
+    narrow = Range(*e.dtype.limits) if e.dtype.kind == "int" else ANY
     if e.dtype.kind == "float":
         return ANY
     match e:
@@ -148,7 +148,7 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
             found = _of_bits(e, range_of(a, facts), range_of(b, facts))
         case _:
             return narrow
-    # A value that does not fit into 8 bits has wrapped around to any of them.
+    # A value that does not fit into its width has wrapped around to any that does.
     return found & narrow if found | narrow == narrow else narrow
 
 
@@ -186,7 +186,7 @@ def multiple_of(e: Expr, facts: Facts) -> int:
 
 
 def _multiple(e: Expr, facts: Facts) -> int:
-    if e.dtype.kind == "float" or e.dtype.bits < 32 and not isinstance(e, Const):
+    if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, Const):
         return 1
     stated = facts.stated_multiple(e)
     if (value := range_of(e, facts).value) is not None:

@@ -41,7 +41,7 @@ Rule = Callable[[Expr, Facts, Again], Expr]
 
 def extreme(e: Expr, facts: Facts, again: Again) -> Expr:
     """Min and Max."""
-    if not isinstance(e, (Min, Max)) or e.dtype.kind != "int":
+    if not isinstance(e, (Min, Max)) or not e.dtype.is_integer:
         return e
     kind, fold = (Min, min) if isinstance(e, Min) else (Max, max)
     difference = range_of_poly(facts.poly(e.a).plus(facts.poly(e.b), -1), facts)
@@ -78,29 +78,34 @@ def convert(e: Expr, facts: Facts, again: Again) -> Expr:
     match e:
         case Cast(x, to) if to is x.dtype:
             return x
-        case Cast(Const(int(value)), to) if e.x.dtype.kind != "float" and to.kind == "int":
-            return Const(value, to) if to.bits >= 32 or -128 <= value <= 127 else e
-        case Cast(Const(int(value)), to) if e.x.dtype.kind == "int" and to.kind == "float":
-            # Integers up to 256 are exact in every float type.
-            return Const(float(value), to) if abs(value) <= 256 else e
-        case Cast(Cast(x, through), to) if _keeps(x.dtype, through) and to.kind == "int":
+        case Cast(Const(int(value)), to) if e.x.dtype.kind != "float" and to.is_integer:
+            return Const(value, to) if to.kind == "index" or _holds(to, value, value) else e
+        case Cast(Const(int(value)), to) if e.x.dtype.is_integer and to.kind == "float":
+            # What is exact in the usual float types; others have fewer digits.
+            return Const(float(value), to) if abs(value) <= min(256, 2**to.digits) else e
+        case Cast(Cast(x, through), to) if _keeps(x.dtype, through) and to.is_integer:
             return Cast(x, to)
     return e
 
 
 def _keeps(inner: DType, outer: DType) -> bool:
     """Whether every value of one integer type is a value of the other."""
-    both = inner.kind in ("int", "bool") and outer.kind == "int"
-    return both and inner.bits <= outer.bits
+    both = inner.kind != "float" and outer.is_integer
+    return both and _holds(outer, *inner.limits)
+
+
+def _holds(dtype: DType, low: int, high: int) -> bool:
+    least, most = dtype.limits
+    return least <= low and high <= most
 
 
 def shift(e: Expr, facts: Facts, again: Again) -> Expr:
     match e:
         case Shl(x, Const(0)) | Shr(x, Const(0)):
             return x
-        case Shl(Const(int(a)), Const(int(n))) if 0 <= n < 64 and e.dtype.bits >= 32:
+        case Shl(Const(int(a)), Const(int(n))) if 0 <= n < 64 and e.dtype.kind == "index":
             return Const(a << n, e.dtype)
-        case Shr(Const(int(a)), Const(int(n))) if n >= 0 and e.dtype.bits >= 32:
+        case Shr(Const(int(a)), Const(int(n))) if n >= 0 and e.dtype.kind == "index":
             return Const(a >> n, e.dtype)
     return e
 
@@ -135,9 +140,9 @@ def bits(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def multiply(e: Expr, facts: Facts, again: Again) -> Expr:
-    """Products that are no polynomial: 8-bit integers, and floats, which are left as they are."""
+    """Products that are no polynomial: what a tensor holds wraps around, floats are left as they are."""
     match e:
-        case Mul(x, Const(1)) | Mul(Const(1), x) if e.dtype.kind == "int":
+        case Mul(x, Const(1)) | Mul(Const(1), x) if e.dtype.kind == "int" and x.dtype is e.dtype:
             return x
     return e
 

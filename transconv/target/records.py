@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
 from transconv.errors import ScheduleError, Unsupported
-from transconv.ir import DType, bf16, f16, f32, f64, i8
+from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
 from transconv.target.mma import Mma, families, sums
 from transconv.target.rates import SM90, Rates
 
@@ -25,6 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 FEATURES = ("mma", "async_copy", "box", "wgmma", "tcgen05", "early")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
+F8 = (f8e4m3, f8e5m2)  # gfx942 multiplies others of 8 bits, whose zero and infinities differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class Target:
         found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
         return next((m for m in found if m is not None), None)
 
+    def lacks(self, a: DType, b: DType, acc: DType) -> bool:
+        """Whether no dot of operands of 8 bits is compiled for these types; wider ones are cast."""
+        return 8 in (a.bits, b.bits) and self.mma(a, b, acc) is None
+
     @staticmethod
     def parse(name: str) -> Target:
         """The target of this name; a sibling of a known chip (``sm_103``, ``gfx1101``) is that chip
@@ -89,13 +94,15 @@ def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: f
           *features: str, dtypes: tuple[DType, ...] = ()) -> Target:
     return Target(f"sm_{arch}", "cuda", arch, 32, sms, shared, 65536, l2 * MIB, bandwidth, tflops,
                   frozenset({"mma", "async_copy", *features}),
-                  frozenset({f16, bf16, f32, i8, *dtypes}), ANY_F32, (1, 1, 16))
+                  frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}), ANY_F32,
+                  (1, 1, 16))
 
 
 def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, bandwidth: float,
          tflops: float, *features: str, precisions: tuple[str, ...] = IEEE) -> Target:
     # The matrix units of wave-64 chips multiply f32 as it is; those of wave-32 chips refuse it.
     dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
+    dtypes |= {*F8} if arch in ("gfx950", "gfx1201") else set()
     return Target(arch, "hip", arch, warp_size, sms, shared, regs, l2 * MIB, bandwidth, tflops,
                   frozenset({"mma", *features}), frozenset(dtypes), precisions, (1, 1, 1))
 
@@ -117,7 +124,7 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
            frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32, (1, 16, 16)),
     # Triton's interpreter: no limit on what fits. Its bf16 arithmetic reads raw bits as integers.
     Target("interpreter", "interpreter", "numpy", 32, 1, 1 << 30, 1 << 30, MIB, 10, 0.01,
-           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8}), ANY_F32, (1, 1, 1),
+           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32, (1, 1, 1),
            upcast16=True),
 )}
 

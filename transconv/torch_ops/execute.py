@@ -17,7 +17,8 @@ import torch
 
 from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, Unsupported
-from transconv.ir import DType, Layout, multiplied
+from transconv.ir import DTYPES as ROWS
+from transconv.ir import DType, Layout
 from transconv.torch_ops.arguments import Params, is_wide
 from transconv.torch_ops.settings import settings
 
@@ -29,7 +30,9 @@ Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 
 log = logging.getLogger("transconv.dispatch")
 
-DTYPES: dict[torch.dtype, DType] = {getattr(torch, t.torch): t for t in multiplied("float")}
+# The floats that kernels multiply, by torch's types.
+DTYPES: dict[torch.dtype, DType] = ROWS.table(
+    lambda t: t if t.operand and t.kind == "float" else None, key=lambda t: getattr(torch, t.torch))
 SLOW_CALL = 1.0  # seconds after which building a kernel is worth a line in the log
 
 _many_devices = False  # looked up with the first kernel: importing must not start CUDA

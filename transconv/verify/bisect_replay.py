@@ -183,7 +183,7 @@ def as_targets_divide(kernel: Kernel) -> Kernel:
     """The kernel with integer divisions that round towards zero, spelled with the IR's own, which
     round down. Divisors are positive."""
     def towards_zero(e: ex.Expr) -> ex.Expr:
-        if isinstance(e, (ex.FloorDiv, ex.Mod)) and e.dtype.kind == "int":
+        if isinstance(e, (ex.FloorDiv, ex.Mod)) and e.dtype.is_integer:
             return ex.Select(ex.Lt(e.a, ex.Const(0)), ex.Neg(type(e)(ex.Neg(e.a), e.b)), e)
         return e
 

@@ -79,7 +79,7 @@ class Audit:
 
     def _analyses(self, e: Expr, values: Array, points: Points, facts: Facts) -> None:
         """What the simplifier believes of a value."""
-        if e.dtype.kind != "int":
+        if not e.dtype.is_integer:
             return
         found, n = range_of(e, facts), multiple_of(e, facts)
         outside = (values < found.low) | (values > found.high)

@@ -53,9 +53,9 @@ class _Typed(Evaluator):
         found = self.at.get(e)
         if found is None:
             found = super().value(e)
-        if self.wraps and e.dtype.kind == "int" and e.dtype.bits == 32:
+        if self.wraps and e.dtype.is_integer and e.dtype.bits == 32:
             return found.astype(np.int64).astype(np.int32).astype(np.int64)
-        return found.astype(np.int64) if e.dtype.kind == "int" else found
+        return found.astype(np.int64) if e.dtype.is_integer else found
 
     def forbid(self, bad: Array, reason: str) -> None:
         pass
@@ -94,7 +94,7 @@ class _Walk:
                 return self.statements(s.body)
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
-            case Let(var, value) if not find(value, Read) and value.dtype.kind in ("int", "bool"):
+            case Let(var, value) if not find(value, Read) and value.dtype.kind in ("index", "int", "bool"):
                 self.bind(var, value)  # a name may overflow where nobody reads it
                 return ""
             case Alloc() | Update():

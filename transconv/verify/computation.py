@@ -34,7 +34,7 @@ from transconv.verify.data import torch_dtype
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS, TF32
 
 ROUNDINGS = 4  # of a result: its own, and those of what an operation is computed by
-SUMMED = 2.0**-18  # of the sum of absolute terms: f32 sums, and operands rounded to tf32
+SUMMED = 2.0**-18  # of the sum of absolute terms, in f32
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
 EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
@@ -67,6 +67,9 @@ class Case:
         self.answers = execute(self.compute, self.given)
 
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
+        if tensor.dtype.kind == "int":
+            low, high = (max(-128, tensor.dtype.limits[0]), min(255, tensor.dtype.limits[1]))
+            return _as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
         if self.data == "exact":
             drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
             return _as_memory_has_it(tensor, drawn)

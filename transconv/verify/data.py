@@ -39,6 +39,8 @@ def poison(elements: torch.dtype) -> tuple[torch.dtype, int]:
     as_integer = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
     if not elements.is_floating_point:
         return as_integer, PAYLOAD & (1 << bits) - 1
+    if bits == 8:  # NaN is one number, or few
+        return as_integer, int(torch.tensor(float("nan")).to(elements).view(as_integer))
     fraction = next(t.digits for t in DTYPES.values() if t.torch and torch_dtype(t) is elements) - 1
     exponent = (1 << bits - 1) - (1 << fraction)  # all ones
     quiet = 1 << fraction - 1

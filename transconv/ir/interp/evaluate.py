@@ -19,6 +19,7 @@ from transconv.ir.calls import CALLS
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.interp.memory import Array, Memory
 from transconv.ir.reductions import REDUCERS
+from transconv.ir.rounding import convert
 from transconv.ir.tile_expr import Reduce, Spread
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
@@ -46,26 +47,6 @@ def position(flat: int, shape: tuple[int, ...]) -> tuple[int | None, ...]:
     """The index per axis of an element counted in C order; None along axes of size 1."""
     at = np.unravel_index(flat, shape)
     return tuple(None if n == 1 else int(i) for i, n in zip(at, shape, strict=True))
-
-
-HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
-
-
-def rounded(x: Array, to: DType) -> Array:
-    """Floats rounded to the nearest of a type with as large exponents and fewer digits, ties to even;
-    still in the NumPy type that holds it (bf16: float32)."""
-    integer, digits = HELD[to.numpy]
-    bits, cut = np.ascontiguousarray(x, to.numpy).view(integer), integer(digits - to.digits)
-    below = integer((1 << (digits - to.digits - 1)) - 1)
-    near = bits + (below + ((bits >> cut) & integer(1)))
-    out = (near >> cut << cut).view(to.numpy)
-    return np.where(np.isnan(x), x, out)
-
-
-def convert(x: Array, to: DType) -> Array:
-    """The values as another type; floats become ints by dropping the fraction."""
-    made = x.astype(to.numpy, copy=False)
-    return rounded(made, to) if to.kind == "float" and to.digits < HELD[to.numpy][1] else made
 
 
 def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic]) -> Array:
@@ -195,7 +176,7 @@ class Evaluator:
 
     def _BoxLoad(self, e: ac.BoxLoad) -> Array:
         fetched = self.value(e.as_load())
-        return CALLS[e.tensor.near].numpy(fetched) if e.tensor.near else fetched
+        return fetched if e.tensor.near is None else convert(fetched, e.tensor.near)
 
     def _Neg(self, e: ex.Neg) -> Array:
         return np.asarray(np.negative(self.value(e.x)))
@@ -206,7 +187,7 @@ class Evaluator:
     def _arithmetic(self, e: Any) -> Array:
         dtype = self.type_of(e)
         a, b = _held(self.value(e.a), dtype), _held(self.value(e.b), dtype)
-        if dtype.kind == "int" and isinstance(e, (ex.FloorDiv, ex.Mod)):
+        if dtype.is_integer and isinstance(e, (ex.FloorDiv, ex.Mod)):
             zero = b == 0
             if zero.any():
                 self.forbid(zero, f"`{e}` divides by zero")

@@ -15,11 +15,13 @@ import numpy as np
 from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.access import BoxLoad, Load, box_address
+from transconv.ir.dtype import multiplied_as, tf32
 from transconv.ir.expr import Expr, Var
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract, convert
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.execution import Execution
 from transconv.ir.interp.memory import Array, InterpError, Memory
 from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
+from transconv.ir.rounding import convert
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import find
@@ -119,7 +121,7 @@ class _Run(Execution):
         if acc not in self.allocated:
             raise Fault(f"{acc.name} is updated but not allocated")
         x, y = self.eval.compute_all(a, b)
-        if precision == "tf32":
+        if multiplied_as(a.dtype, precision) is tf32:
             x, y = _cut(x), _cut(y)
         old = self.eval.env[acc]  # products in flight are added in order
         loops = {f.axis for f in self.frames if f.axis is not None}

@@ -6,7 +6,7 @@ import re
 from itertools import takewhile
 
 from transconv.errors import KernelError, LayoutError
-from transconv.ir.dtype import DType
+from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.expr import Expr, Lane
 from transconv.ir.layout import Layout
 from transconv.ir.layout_text import LETTERS
@@ -116,11 +116,13 @@ def _tensor(text: str, name: str, dtype: DType) -> Tensor:
     words = [word.rpartition(" ") for word in found[5].split(", ")[1:]]
     said = {before: word for before, _, word in words}
     flags = {word for before, _, word in words if not before}
-    if wrong := (said.keys() - {"", "copy of", "parts of"}) | (flags - {"rounded", "planes"}):
-        raise KernelError(f"found '{min(wrong)}', expected copy of, rounded, parts of or planes")
+    if wrong := (said.keys() - {"", "copy of", "parts of"}) | (flags - {"planes"}):
+        raise KernelError(f"found '{min(wrong)}', expected copy of, parts of or planes")
+    if found[4] and found[4] not in DTYPES:
+        raise KernelError(f"found 'fetched as {found[4]}', expected a type: {' '.join(DTYPES)}")
     layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
-                  layout, found[4] or "", said.get("copy of", ""), "rounded" in flags,
+                  layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
                   said.get("parts of", ""), "planes" in flags)
 
 

@@ -1,0 +1,78 @@
+"""Products of eight bits: whole numbers are summed exactly in s32, short floats in f32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from transconv import ir
+from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.compute import parse
+from transconv.runtime import build_compute
+from transconv.schedule import Schedule, why_not
+from transconv.target import TARGETS
+from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.data import torch_dtype
+from transconv.verify.matrix.jobs import job_of
+
+PRODUCT = """compute product
+    tensor A {a} [m=40, k=96]
+    tensor B {b} [k=96, n=24]
+    tensor C {c} [m=40, n=24]
+    axes   m=40 n=24 k=96
+    read   a = A[m, k]
+    read   b = B[k, n]
+    store  C[m, n] = sum(a*b; k)"""
+MMA, FMA = "m:64 n:32 k:32 | mma", "m:16 n:8 | fma"
+TYPES = [("s8", "s8", "s32", MMA), ("s8", "s8", "s32", FMA), ("u8", "s8", "s32", FMA),
+         ("u8", "u8", "f32", FMA), ("f8e4m3", "f8e4m3", "f32", MMA), ("f8e5m2", "f8e5m2", "f16", MMA),
+         ("f8e4m3", "f8e4m3", "f32", FMA)]
+
+
+@pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
+def test_products_after_every_pass(a: str, b: str, c: str, schedule: str) -> None:
+    """Whole numbers are any that the type has, and not one bit may be off."""
+    compute = parse(PRODUCT.format(a=a, b=b, c=c))
+    assert compute.factors is not None and compute.acc is (ir.f32 if a.startswith("f") else ir.i32)
+    assert parse(str(compute)) == compute
+    plan = build_compute(compute, TARGETS["sm_90"], Schedule.parse(schedule))
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
+
+
+@pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
+def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) -> None:
+    compute = parse(PRODUCT.format(a=a, b=b, c=c))
+    plan = build_compute(compute, TARGETS["interpreter"], Schedule.parse(schedule))
+    assert Case(compute).launched(plan, "cpu").problem == ""
+
+
+def test_products_compile() -> None:
+    jobs = [job_of(s, TARGETS["sm_90"]) for a, b, c, schedule in TYPES for s in build_compute(
+        parse(PRODUCT.format(a=a, b=b, c=c)), TARGETS["sm_90"], Schedule.parse(schedule)).steps]
+    for found in compile_offline(jobs):
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+
+
+@pytest.mark.parametrize(("chip", "known"), [("sm_80", False), ("sm_89", True), ("sm_90", True),
+                                             ("sm_100", True), ("gfx942", False), ("gfx950", True)])
+def test_which_chips_multiply_short_floats(chip: str, known: bool) -> None:
+    target = TARGETS[chip]
+    assert (target.mma(ir.f8e4m3, ir.f8e4m3, ir.f32) is not None) is known
+    assert target.mma(ir.i8, ir.i8, ir.i32) is not None
+    assert target.mma(ir.u8, ir.u8, ir.i32) is None  # no language has a word for it
+
+
+def test_what_no_matrix_unit_takes_is_multiplied_element_by_element() -> None:
+    for a, b, chip in (("u8", "s8", "sm_90"), ("f8e4m3", "f8e4m3", "sm_80")):
+        compute = parse(PRODUCT.format(a=a, b=b, c="f32"))
+        assert build_compute(compute, TARGETS[chip]).schedule.unit == "fma"
+        assert "element by element" in str(why_not(Schedule.parse(MMA), compute, TARGETS[chip]))
+
+
+@pytest.mark.parametrize("dtype", [ir.f8e4m3, ir.f8e5m2], ids=str)
+def test_short_floats_are_rounded_as_torch_rounds(dtype: ir.DType) -> None:
+    x = np.random.default_rng(0).standard_normal(4096) * 2.0 ** np.arange(-12, 4).repeat(256)
+    x = x.astype(np.float16)
+    assert np.array_equal(ir.convert(x, dtype), torch.from_numpy(x).to(torch_dtype(dtype)).half().numpy())
+    assert list(ir.convert(np.array([-1e4 * 6, np.nan]), dtype))[0] == -dtype.largest

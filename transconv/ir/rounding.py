@@ -1,0 +1,75 @@
+"""Numbers rounded to a type: in NumPy, and as the text of a function where the languages have no cast.
+
+A float type takes the nearest of its numbers, ties to even, unless its row brings a rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transconv.ir.dtype import DType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How numbers are rounded to a type. ``numpy`` takes and gives the NumPy type that holds it; ``name``
+    is that of a function whose text modules begin with: ``helper``, where ``{jit}`` is the decorator and
+    ``{tl}`` the language."""
+
+    name: str
+    numpy: Callable[[Array], Array]
+    helper: str
+
+
+def nearest_tf32(x: Array) -> Array:
+    """The nearest of the numbers with 10 bits behind the point, halves away from zero: half of the last
+    place is added, and the rest cut off. NaN stays; of numbers below 2^-126 the rest is cut off alone."""
+    wide = np.ascontiguousarray(x, np.float32)
+    place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    with np.errstate(over="ignore"):
+        near = np.ascontiguousarray(wide + place * np.float32(2.0**-11))
+    return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+NEAREST_TF32 = Rounding("nearest_tf32", nearest_tf32, '''
+@{jit}
+def nearest_tf32(x):
+    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
+    place = (x.to({tl}.int32, bitcast=True) & -8388608).to({tl}.float32, bitcast=True)  # 1.0 * 2**exponent
+    near = x + place * 2**-11
+    return (near.to({tl}.int32, bitcast=True) & -8192).to({tl}.float32, bitcast=True)
+''')
+
+HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
+
+
+def rounded(x: Array, to: DType) -> Array:
+    """Floats rounded to the nearest of a type with as large exponents and fewer digits, ties to even;
+    still in the NumPy type that holds it (bf16: float32)."""
+    integer, digits = HELD[to.numpy]
+    bits, cut = np.ascontiguousarray(x, to.numpy).view(integer), integer(digits - to.digits)
+    below = integer((1 << (digits - to.digits - 1)) - 1)
+    near = bits + (below + ((bits >> cut) & integer(1)))
+    out = (near >> cut << cut).view(to.numpy)
+    return np.where(np.isnan(x), x, out)
+
+
+def convert(x: Array, to: DType) -> Array:
+    """The values as another type; floats become ints by dropping the fraction."""
+    made = x.astype(to.numpy, copy=False)
+    if to.rounding is not None:
+        return to.rounding.numpy(made)
+    if to.kind != "float" or to.digits == HELD[to.numpy][1]:
+        return made
+    near, place = rounded(made, to), 2 * to.tiny
+    small = np.abs(made) < place * 2.0**(to.digits - 1)  # the smallest numbers are evenly spaced
+    if place > float(np.finfo(to.numpy).smallest_subnormal):
+        near = np.where(small, np.rint(made / np.float64(place)) * place, near).astype(to.numpy)
+    return near if to.largest == np.inf else np.clip(near, -to.largest, to.largest)
