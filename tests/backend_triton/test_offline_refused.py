@@ -24,7 +24,7 @@ NO_TAPS = [
     ("g8mb5ic16id6ih4iw2oc8od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2 math=tf32x3",
      "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),
 ]
-# Addresses that go on from step to step, from a place that nobody has simplified to a number.
+# Addresses with products that nobody has simplified to a number.
 UNSIMPLIFIED = [
     (Prop.BWD_W, "g3mb1ic48ih4oc48oh4kh1ph1dh2 dt=f16 tag=nhwc",
      "ic:16 oc:16 ow:64 | mma | order=mb.oh.ow group_m=3 programs=2 stages=4 warps=8"),
@@ -58,10 +58,10 @@ def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pyt
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
-def test_numbers_of_python_become_int64(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_that_nobody_has_simplified_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse")
     jobs = [job for prop, text, schedule in UNSIMPLIFIED for job in jobs_of(
         ConvProblem.parse(text), prop, TARGETS["sm_90"], Schedule.parse(schedule))]
-    assert any("full((), 0 * 3, tl.int64)" in job.source for job in jobs)
+    assert all("0 * 3" in job.source or "* 3 + " in job.source for job in jobs[:2])
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"

@@ -14,7 +14,6 @@ from transconv.passes.final import final
 from transconv.passes.hoist import hoist
 from transconv.passes.narrow import narrow
 from transconv.passes.simplification import simplify_kernel
-from transconv.passes.strength import strength
 from transconv.passes.unroll import unroll
 
 I, N = ir.Var("i"), ir.Var("n")  # noqa: E741
@@ -48,7 +47,7 @@ BOUNDS = {
     "dealt": (dict(start=N, kind="dealt", programs=3), [range(0, 8, 3), range(1, 8, 3), range(2, 8, 3)]),
 }
 PASSES: tuple[Callable[[ir.Kernel], ir.Kernel], ...] = (
-    unroll, simplify_kernel, hoist, strength, narrow, final)
+    unroll, simplify_kernel, hoist, narrow, final)
 
 
 @pytest.mark.parametrize("name", BOUNDS)

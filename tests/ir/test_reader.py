@@ -26,8 +26,8 @@ X, Y = ir.Var("x", ir.f16), ir.Var("y", ir.i32)
 M, N = ir.Lane("m", 16, 1, "M"), ir.Lane("n", 8, 2)
 TWIN = ir.Lane("m", 16, 0, "B")
 T = ir.Tensor("t", ("h", "w"), (5, 8), ir.Layout.parse("5a8b", ir.f16))
-ODD = ir.Tensor("odd", ("h", "w"), (5, 8), ir.Layout.from_strides(ir.i32, (5, 8), (1, 64), 3), "tf32",
-                "t", True, "", True)
+ODD = ir.Tensor("odd", ("h", "w"), (5, 8), ir.Layout.from_strides(ir.i32, (5, 8), (1, 64), 3),
+                ir.tf32, "t", "", True)
 PARTS = ir.Tensor("parts", (), (), ir.Layout.dense(ir.f64, ()), parts_of="t")
 RING = ir.Buffer("ring", ir.f16, 3, (16, 8), 2, True)
 LONE = ir.Buffer("lone", ir.f16, 1, (16, 8))
@@ -195,7 +195,7 @@ def test_a_text_by_hand() -> None:
     ("(t: f16):", "(t: f16)", "line 2: found the end of the line, expected ':'"),
     ("# t: 5a8b [h=5 w=8]", "# u: 5a8b [h=5 w=8]", "line 3: found '# u: 5a8b [h=5 w=8]', expected '# t"),
     ("[h=5 w=8]", "[h=5 w]", "line 3: found [h=5 w], expected sizes such as [n=8 c=64]"),
-    ("w=8]", "w=8], sorted", "line 3: found 'sorted', expected copy of, rounded, parts of or planes"),
+    ("w=8]", "w=8], sorted", "line 3: found 'sorted', expected copy of, parts of or planes"),
     ("5a8b", "5a8q", "line 3: layout '5a8q' has an unknown dim 'q'"),
     ("axis=1 M]", "axis=1 M] 3", "line 4: found '3', expected an expression"),
     ("barrier gate[3]", "barrier gate 3", "line 5: found '3', expected '['"),

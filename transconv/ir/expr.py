@@ -1,8 +1,7 @@
 """Expressions: pure values, with operators. ``a + b``, ``a // b`` (rounds down), ``a < b`` build nodes.
-
-``==`` stays identity (nodes live in sets and dicts); an equality *expression* is ``eq(a, b)``.
-An expression that mentions lanes is a tile: its shape is the extents of those lanes, in the order of
-their axes, and smaller operands are broadcast along the lanes that they do not mention.
+``==`` is identity (nodes live in sets and dicts); an equality *expression* is ``eq(a, b)``.
+An expression that mentions lanes is a tile, of the shape of their extents in the order of their axes;
+smaller operands are broadcast along the lanes that they do not mention.
 """
 
 from __future__ import annotations
@@ -111,9 +110,10 @@ class Expr(Node):
 
     def _like(self, other: Like) -> Expr:
         """The other operand. A whole number beside what a tensor holds is of its type, else an index."""
-        if type(other) is int and (own := self.dtype).kind == "int":
-            return Const(other, own)
-        return as_expr(other)
+        made = as_expr(other)
+        if made is other or not isinstance(made, Const) or made.type is not index:
+            return made
+        return Const(made.value, self.dtype) if self.dtype.kind == "int" else made
 
     def __rrshift__(self, other: Like) -> Expr:
         return Shr(as_expr(other), self)
@@ -395,7 +395,6 @@ def as_expr(value: Like) -> Expr:
     and any other ``f32``. An expression is returned as it is."""
     if isinstance(value, Expr):
         return value
-    number = number_of(value)
-    if isinstance(number, bool):
+    if isinstance(number := number_of(value), bool):
         return TRUE if number else FALSE
     return Const(number) if isinstance(number, int) else Const(number, f32)

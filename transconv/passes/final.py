@@ -116,7 +116,7 @@ class _Spelled(ExprMutator):
                  of_negated: Callable[[Expr], Expr]) -> Expr:
         """``positive(a, b)`` for a positive divisor. By a negative one it is ``of_negated`` of the same
         with both signs changed."""
-        if at.dtype.kind != "int":
+        if not at.dtype.is_integer:
             return self.generic(at)  # type: ignore[no-any-return]
         a, b, divisor = at.a, at.b, self.interval(at.b)
         if divisor.lo is not None and divisor.lo >= 0:
@@ -136,7 +136,8 @@ class _Spelled(ExprMutator):
         if low is not None and isinstance(by, Const):
             shift = -(low // int(by.value))
             return FloorDiv(x + shift * int(by.value), by) - shift
-        return Select(x < 0, Const(-1) - FloorDiv(Const(-1) - x, by), FloorDiv(x, by))
+        last = Const(-1, x.dtype)
+        return Select(x < 0, last - FloorDiv(last - x, by), FloorDiv(x, by))
 
     def remainder(self, a: Expr, b: Expr) -> Expr:
         """``a % b`` where ``b`` is positive."""

@@ -55,7 +55,7 @@ def naive(compute: Compute, name: str) -> Kernel:
     nest = _Nest(compute)
     whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
     for x in reversed(compute.axes):
-        if x.name not in compute.reduced:
+        if x not in compute.axes_of("K"):
             whole = For(x.var, x.size, whole, "parallel")
     return Kernel(name, compute.tensors, whole)
 

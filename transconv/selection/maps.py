@@ -31,8 +31,7 @@ BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a 
 
 def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules with lanes along memory."""
-    free = [x for x in compute.axes if x.name not in compute.reduced and x.size > 1]
-    reduced = [x for x in compute.axes if x.name in compute.reduced and x.size > 1]
+    free, reduced = ([x for x in compute.axes_of(kind) if x.size > 1] for kind in "MK")
     large = _largest(compute)
     if not reduced:
         yield from _mapped(free, large, compute)
