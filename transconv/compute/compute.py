@@ -17,73 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
-from transconv.ir import Cast, DType, Expr, Mul, Tensor, Var, View, ViewDim, f32, free_vars
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A loop of the computation: its name, its trip count, and its role. ``position``: a place
-    in an image, or an image; ``window``: an element of a sliding window; ``feature``: an element of the
-    vector at a position; ``batch``: one of several independent products; ``part``: of a split sum."""
-
-    name: str
-    size: int
-    role: str
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """``name = tensor[coordinates]``: an element seen through a view, ``fill`` where its mask is false."""
-
-    name: str
-    view: View
-    fill: float = 0.0
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.view.tensor.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """``name = value``, of the names before it."""
-
-    name: str
-    value: Expr
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.value.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """``name = op(value; axes)``: the axes that it names are gone behind it."""
-
-    name: str
-    op: str
-    value: Expr
-    axes: tuple[str, ...]
-
-    @property
-    def var(self) -> Var:
-        return Var(self.name, self.value.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """``tensor[coordinates] = value``, which has the tensor's type."""
-
-    view: View
-    value: Expr
-
-
-Step = Read | Value | Reduction | Write
+from transconv.compute.names import Names, used
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.compute.stores import why_not_stored
+from transconv.ir import TRUE, Cast, DType, Expr, Mul, Tensor, Var, View, f32
 
 
 @dataclass(frozen=True, eq=True)
@@ -135,25 +74,33 @@ class Compute:
         return tuple(s for s in self.steps if isinstance(s, Write))
 
     @cached_property
-    def factors(self) -> tuple[Read, Read] | None:
-        """The two reads whose product is summed, if that is what the reduction does."""
+    def factors(self) -> tuple[Read | Value, Read | Value] | None:
+        """The two factors whose product is summed, if that is what the reduction does: reads, or values
+        that are chosen from reads and not computed with."""
         if self.sum is None or self.sum.op != "sum":
             return None
         match self.sum.value:
             case Mul(Cast(Var() as a), Cast(Var() as b)) if a is not b:
-                found = [r for v in (a, b) for r in self.reads if r.var is v]
+                found = [s for v in (a, b) if v in self.names.chosen for s in self.steps
+                         if isinstance(s, (Read, Value)) and s.var is v]
                 return (found[0], found[1]) if len(found) == 2 else None
         return None
 
     @cached_property
+    def operands(self) -> tuple[Read, ...]:
+        """What is read first of each factor of a product, else what is read first."""
+        factors = self.factors
+        return tuple(self.names.chosen[f.var][0] for f in factors) if factors else self.reads[:1]
+
+    @cached_property
     def a(self) -> View:
         """The left factor of a product, else what is read first."""
-        return (self.factors or self.reads)[0].view
+        return self.operands[0].view
 
     @cached_property
     def b(self) -> View | None:
         """The right factor of a product."""
-        return self.factors[1].view if self.factors else None
+        return self.operands[1].view if self.factors else None
 
     @cached_property
     def c(self) -> View:
@@ -184,6 +131,14 @@ class Compute:
         return self.sum is not None and not (
             len(self.after) == 1 and self.writes[0].value is Cast(self.sum.var, self.c.tensor.dtype))
 
+    @property
+    def stores_all(self) -> bool:
+        """Whether all elements of the result are stored: by this computation, or by it and the other
+        phases, or groups, of the same result."""
+        points = prod(x.size for x in self.axes if self.kinds[x.name] != "K")
+        whole = self.c.mask() is TRUE and points >= prod(self.c.tensor.shape)
+        return whole or self.phase or self.merge > 1
+
     @cached_property
     def reads_results(self) -> bool:
         """Whether a tensor is read at the points of the result behind the sum, as a residual is."""
@@ -196,7 +151,7 @@ class Compute:
             return False
         value = self.sum.value
         factors = [value.a, value.b] if isinstance(value, Mul) else [value]
-        named = {r.var for r in self.reads if r.fill == 0}
+        named = {v for v, reads in self.names.chosen.items() if not any(r.fill for r in reads)}
         return any(isinstance(f, Cast) and f.x in named for f in factors)
 
     def fill_of(self, view: View) -> float:
@@ -220,7 +175,8 @@ class Compute:
         if self.factors is None:
             summed = self.sum.axes if self.sum else ()
             return {x.name: "K" if x.name in summed else "M" for x in self.axes}
-        in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))
+        in_a, in_b = (self.roots(f.var) for f in self.factors)
+        in_c = self.seen_by(self.c)
         return {x.name: "K" if x.name not in in_c else
                 "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
 
@@ -233,6 +189,34 @@ class Compute:
 
     def axes_of(self, kind: str) -> tuple[Axis, ...]:
         return tuple(x for x in self.axes if self.kinds[x.name] == kind)
+
+    # -- names that coordinates mention ----------------------------------------------------------
+
+    @cached_property
+    def names(self) -> Names:
+        """What the names of the steps depend on."""
+        return Names(self.axes, self.steps)
+
+    def roots(self, e: Expr) -> frozenset[str]:
+        """The axes that an expression depends on, seen through the values that it mentions."""
+        return self.names.roots(e)
+
+    def seen_by(self, view: View) -> frozenset[str]:
+        """The axes that decide which element of a view is meant, or whether any is: where a phase sums
+        only part of the window, both operands of a product depend on the phase."""
+        return frozenset(a for d in view.dims for e in (d.coord, d.mask) for a in self.roots(e))
+
+    def why_not_plain(self, view: View | None) -> str | None:
+        """None if a view alone says which elements an operand or a result is made of, else why not."""
+        if view is None:
+            return None
+        if told := self.names.told(view):
+            return (f"places in {view.tensor.name} are told by the values of "
+                    f"{' '.join(sorted(v.name for v in told))}")
+        for factor in self.factors or ():
+            if isinstance(factor, Value) and any(r.view is view for r in self.names.chosen[factor.var]):
+                return f"{factor.name} is chosen from several tensors"
+        return None
 
     @property
     def phase(self) -> bool:
@@ -249,7 +233,7 @@ class Compute:
     def through(self, a: View | None = None, b: View | None = None, c: View | None = None) -> Compute:
         """The same steps through other views of the operands or the result. What is read at the points
         of the result behind the sum (a residual) is read at its new points."""
-        operands = (self.factors or self.reads)[:2]
+        operands = self.operands if self.factors else self.reads[:2]
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
@@ -287,15 +271,15 @@ def why_not_lowered(compute: Compute) -> str | None:
         return (f"{sums[0].name} and {sums[1].name} are reduced one after the other; one kernel does one "
                 "reduction")
     for axis in sums[0].axes if sums else ():
-        if any(axis in _mentions(s.view) for s in compute.after if isinstance(s, (Read, Write))):
+        if any(axis in compute.seen_by(s.view) for s in compute.after if isinstance(s, (Read, Write))):
             return f"{axis} is reduced and stored again; one kernel passes over an axis once"
     reduced = sums[0].axes if sums else ()
     for x in compute.axes:
         for write in compute.writes if x.name not in reduced else ():
-            if x.var not in {v for d in write.view.dims for v in free_vars(d.coord)}:
+            if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 return (f"{write.view.tensor.name} has one place for all of {x.name}, which is not "
                         f"reduced; expected {x.name} in its coordinates")
-    return _why_not_behind(compute, sums[0]) if sums else None
+    return (_why_not_behind(compute, sums[0]) if sums else None) or why_not_stored(compute)
 
 
 def _why_not_behind(compute: Compute, total: Reduction) -> str | None:
@@ -303,15 +287,8 @@ def _why_not_behind(compute: Compute, total: Reduction) -> str | None:
     inside = {Var(a) for a in total.axes}
     inside |= {s.var for s in compute.steps[:compute.steps.index(total)] if not isinstance(s, Write)}
     for step in compute.after:
-        if isinstance(step, (Value, Write)) and (used := inside & set(free_vars(step.value))):
-            name = min(v.name for v in used)
+        if lost := inside & used(step):
+            name = min(v.name for v in lost)
             return (f"{name} is used behind the reduction {total.name} that it is in; expected it to be "
                     "read again there")
     return None
-
-
-def _mentions(view: View | None) -> frozenset[str]:
-    """The axes that decide which element of a view is meant, or whether any is: where a phase sums
-    only part of the window, both operands of a product depend on the phase."""
-    dims: tuple[ViewDim, ...] = view.dims if view is not None else ()
-    return frozenset(v.name for d in dims for e in (d.coord, d.mask) for v in free_vars(e))

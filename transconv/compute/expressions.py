@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from transconv.compute.coordinates import COORDINATES
 from transconv.compute.ops import OPS
 from transconv.errors import ComputeError
 from transconv.ir import (
@@ -20,6 +21,7 @@ from transconv.ir import (
     Select,
     Var,
     eq,
+    index,
     maximum,
     minimum,
     ne,
@@ -36,12 +38,17 @@ LARGEST_POWER = 8
 
 @dataclass
 class Scope:
-    """The names in sight: axes with their sizes, values, and the type that is computed in."""
+    """The names in sight: axes with their sizes, values, and the type that is computed in. ``reads``:
+    values as a tensor holds them, which are cast to that type where they are computed with. ``whole``: in
+    coordinates and conditions of views whole numbers that were read are positions instead. ``positions``:
+    what stands for a value of axes alone there."""
 
     axes: dict[str, int]
     type: DType
     values: dict[str, Var] = field(default_factory=dict)
     reads: set[Var] = field(default_factory=set)
+    whole: bool = False
+    positions: dict[str, Expr] = field(default_factory=dict)
 
     def new(self, name: str) -> str:
         """A name that nothing has yet. Raises ComputeError."""
@@ -105,6 +112,10 @@ def _name(name: str, scope: Scope) -> Expr:
         known = " ".join([*scope.axes, *scope.values])
         raise ComputeError(f"'{name}' is not known; expected one of {known}")
     var = scope.values[name]
+    if scope.whole and name in scope.positions:
+        return scope.positions[name]
+    if scope.whole and var.dtype.kind == "int":
+        return Cast(var, index)
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
     return var if as_it_is else Cast(var, scope.type)
 
@@ -124,12 +135,15 @@ def _float(e: Expr, scope: Scope) -> Expr:
 
 def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
     if name in DTYPES and len(args) == 1:
-        return Cast(args[0], DTYPES[name])
+        return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
     if name == "where" and len(args) == 3:
         return Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
         return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
+    if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
+            a.dtype.kind == "int" for a in args):
+        return COORDINATES[name](*args)
     if name in OPS and len(args) == OPS[name].arity:
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
-                       f"{' '.join(sorted(OPS))}, or a type")
+                       f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}")

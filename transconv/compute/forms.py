@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from transconv.compute.compute import Axis, Compute, Read, Reduction, Step, Value, Write
+from transconv.compute.compute import Compute
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.ir import Call, Cast, DType, Var, View, f32, free_vars
 
 ACC = "acc"

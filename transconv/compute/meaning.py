@@ -13,7 +13,8 @@ from math import prod
 
 import numpy as np
 
-from transconv.compute.compute import Compute, Read, Reduction, Value
+from transconv.compute.compute import Compute
+from transconv.compute.steps import Read, Reduction, Value
 from transconv.ir import (
     REDUCERS,
     Array,
@@ -99,7 +100,9 @@ class _Run:
 
     def read(self, step: Read) -> Array:
         coords, mask = self.place(step.view)
-        found = np.asarray(self.given[step.view.tensor.name], np.float64)[coords]
+        tensor = step.view.tensor
+        held = np.int64 if tensor.dtype.kind == "int" else np.float64
+        found = np.asarray(self.given[tensor.name], held)[coords]
         return np.where(mask, found, step.fill)
 
     def reduce(self, step: Reduction) -> Array:

@@ -7,20 +7,13 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from transconv.compute.compute import (
-    Axis,
-    Compute,
-    Read,
-    Reduction,
-    Step,
-    Value,
-    Write,
-)
+from transconv.compute.compute import Compute
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError, LayoutError
-from transconv.ir import DTYPES, REDUCERS, Cast, DType, Expr, Layout, Tensor, Var, f32, f64
+from transconv.ir import DTYPES, REDUCERS, Cast, DType, Expr, Layout, Select, Tensor, Var, f32, f64
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 STORED = re.compile(r"(?<![=<>!])=(?!=)")  # no comparison: a condition stands before it
@@ -151,9 +144,26 @@ class Reader:
                 return
             text = f"{text[:begin]}{own}{text[end:]}"
         rest = expression(text, scope)
+        if name and isinstance(rest, Select) and (choice := _choice(rest, scope)) is not None:
+            rest = choice
+            scope.reads.add(Var(name, rest.dtype))
+        if name and rest.dtype.kind == "int":
+            scope.positions[name] = rest
         if name:
             scope.values[name] = Var(name, rest.dtype)
         yield Value(name, rest)
+
+
+def _choice(value: Expr, scope: Scope) -> Expr | None:
+    """``where(condition, x, y)`` of elements of one type as they were read: nothing is computed, so that
+    they keep their type and bits. None for any other value."""
+    if isinstance(value, Cast) and value.x in scope.reads:
+        return value.x
+    if not isinstance(value, Select):
+        return None
+    yes, no = _choice(value.yes, scope), _choice(value.no, scope)
+    same = yes is not None and no is not None and yes.dtype is no.dtype
+    return Select(value.cond, yes, no) if same and yes is not None and no is not None else None
 
 
 def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reduction:

@@ -46,6 +46,7 @@ from transconv.ir import (
     Mutator,
     Node,
     Reduce,
+    Select,
     Seq,
     Spread,
     Stmt,
@@ -101,7 +102,8 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
-        if isinstance(value, Load) and value.dtype is f32 and not value.tensor.rounded:
+        if value.dtype is f32 and (isinstance(value, Load) and not value.tensor.rounded
+                                   or isinstance(value, Select)):
             self.whole.add(let.var)
         return Let(let.var, value, let.origin)
 

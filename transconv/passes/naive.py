@@ -80,7 +80,7 @@ def _apart(compute: Compute) -> Compute:
 
 def _map(compute: Compute, nest: _Nest) -> Stmt:
     """No accumulator, so that what is only moved keeps its bits."""
-    seen: Seen = {s: nest.named(s.view) for s in compute.steps if isinstance(s, (Read, Write))}
+    seen = nest.at_once(compute.steps)
     return seq(*nest.lets, *nest.steps(compute.steps, seen))
 
 
@@ -90,15 +90,14 @@ def _reduction(compute: Compute, total: Reduction, nest: _Nest) -> Stmt:
     acc, summed = total.var, compute.axes_of("K")
     k_vars = {x.var for x in summed}
     before = compute.steps[:compute.steps.index(total)]
-    results: Seen = {compute.writes[0]: nest.named(compute.c)}
+    results = nest.at_once(compute.writes[:1])
     named, nest.lets = nest.lets, []
     loops: list[Stmt] = []
     for step in before:
-        seen: Seen = {step: nest.named(step.view)} if isinstance(step, Read) else {}
+        seen = nest.at_once((step,))
         loops += [*(x for x in nest.lets if x not in named), *nest.steps((step,), seen)]
         nest.lets = []
-    outside = [x for x in loops if isinstance(x, Let) and not isinstance(x.value, Load)
-               and _is_coordinate(x) and not free_vars(x.value) & k_vars]
+    outside = _outside(loops, k_vars, compute.names.indices)
     inside = [x for x in loops if x not in outside]
     body: Stmt = seq(*inside, Update(acc, REDUCERS[total.op].node(acc, total.value)))
     for x in reversed(summed):
@@ -106,10 +105,23 @@ def _reduction(compute: Compute, total: Reduction, nest: _Nest) -> Stmt:
     if any(x.size == 0 for x in summed):
         body = Seq(())
     nest.names = {x.value: x.var for x in named}
-    behind: Seen = results | {s: nest.named(s.view) for s in compute.after
-                        if isinstance(s, (Read, Write)) and s not in results}
+    behind = results | nest.at_once([s for s in compute.after if s not in results])
     return seq(*named, *outside, Alloc(acc, (), REDUCERS[total.op].identity(acc.type)), body,
                *(x for x in nest.lets if x not in named), *nest.steps(compute.after, behind, "epilogue"))
+
+
+def _outside(loops: Sequence[Stmt], k_vars: set[Var], indices: frozenset[Var]) -> list[Stmt]:
+    """What no reduced axis is in: coordinates, and the reads of indices that they mention."""
+    found: list[Stmt] = []
+    changing = set(k_vars)
+    for x in loops:
+        assert isinstance(x, Let)
+        moved = _is_coordinate(x) and not isinstance(x.value, Load) or x.var in indices
+        if moved and not free_vars(x.value) & changing:
+            found.append(x)
+        else:
+            changing.add(x.var)
+    return found
 
 
 def _is_coordinate(let: Let) -> bool:
@@ -120,9 +132,9 @@ class _Nest:
     """Names for computed coordinates: ``let y = h*2 + kh - 1``, each given once."""
 
     def __init__(self, compute: Compute) -> None:
+        self.compute = compute
         self.taken = {x.name for x in compute.axes}
-        operands = (compute.factors or compute.reads)[:2 if compute.factors else 1]
-        self.origins = {read.name: letter for read, letter in zip(operands, "ab", strict=False)}
+        self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
         self.lets: list[Let] = []
         self.given: dict[str, Expr] = {}  # what every name stands for
         self.names: dict[Expr, Expr] = {}  # the names of the result, for what is read behind a sum
@@ -140,6 +152,11 @@ class _Nest:
             view = substitute(view, {dim.coord: Var(name)})
         return view
 
+    def at_once(self, steps: Sequence[Step]) -> Seen:
+        """The views of steps over names, but those that values are in: they come behind the values."""
+        return {s: self.named(s.view) for s in steps
+                if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
+
     def free(self, name: str, coord: Expr) -> str:
         """A name that stands for nothing else: that of the dimension, or one with a number."""
         tried, number = name, 1
@@ -152,6 +169,10 @@ class _Nest:
         """The statements of some steps. ``origin``: what their lets are for, if not operands."""
         made: list[Stmt] = []
         for step in steps:
+            if isinstance(step, (Read, Write)) and step not in seen:
+                known = len(self.lets)
+                seen = seen | {step: self.named(step.view)}
+                made += [replace(x, origin=origin) for x in self.lets[known:]]
             if isinstance(step, Read):
                 view = seen[step]
                 load = Load(view.tensor, view.offset(), view.mask(), step.fill)

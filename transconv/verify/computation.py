@@ -14,7 +14,19 @@ import numpy as np
 import torch
 
 from transconv.compute import Answer, Compute, Read, execute
-from transconv.ir import Array, Call, Const, Div, Kernel, Memory, Tensor, find, run, verify
+from transconv.ir import (
+    Array,
+    Call,
+    Const,
+    Div,
+    Kernel,
+    Memory,
+    Tensor,
+    find,
+    free_vars,
+    run,
+    verify,
+)
 from transconv.passes import lower
 from transconv.runtime import Plan
 from transconv.verify.data import torch_dtype
@@ -54,6 +66,11 @@ class Case:
         self.answers = execute(self.compute, self.given)
 
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
+        if sizes := indexed(self.compute, tensor):
+            near = draw.integers(-1, max(sizes) + 1, tensor.shape)  # a few are outside
+            return _as_memory_has_it(tensor, near)
+        if tensor.dtype.kind == "int":
+            return _as_memory_has_it(tensor, draw.integers(-3, 4, tensor.shape))
         if self.data == "exact":
             drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
             return _as_memory_has_it(tensor, drawn)
@@ -75,6 +92,7 @@ class Case:
         for name, answer in self.answers.items():
             tensor = next(t for t in self.compute.tensors if t.name == name)
             want, bound = self._bound(answer, tensor)
+            want = np.where(np.isnan(answer.value), unset(tensor), want)
             same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
             with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
                 apart = np.where(same, 0.0, np.abs(got[name] - want))
@@ -112,10 +130,10 @@ class Case:
     def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = ()) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
         plan run one after another. What is neither given nor ``zeroed`` holds NaN before."""
-        memory = {t.name: np.full(t.layout.span, np.nan, t.dtype.numpy)
+        memory = {t.name: np.full(t.layout.span, unset(t), t.dtype.numpy)
                   for k in kernels for t in k.params}
         for t in self.compute.tensors:
-            flat = np.full(t.layout.span, 0.0 if t.name in zeroed else np.nan, t.dtype.numpy)
+            flat = np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
             if t.name in self.given:
                 flat[_places(t)] = self.given[t.name]
             memory[t.name] = flat
@@ -145,6 +163,18 @@ def after_every_pass(compute: Compute, plan: Plan) -> list[tuple[str, Judged]]:
     return found
 
 
+def unset(tensor: Tensor) -> float | int:
+    """What stands for nothing: NaN, or the least whole number, which is no index of anything."""
+    return tensor.dtype.limits[0] if tensor.dtype.kind == "int" else float("nan")
+
+
+def indexed(compute: Compute, tensor: Tensor) -> list[int]:
+    """The sizes of the dimensions that elements of a tensor are coordinates along."""
+    read = compute.names.indices & {r.var for r in compute.reads if r.view.tensor is tensor}
+    return [n for view in compute.views() for d, n in zip(view.dims, view.tensor.shape, strict=True)
+            if read & free_vars(d.coord)]
+
+
 def _places(tensor: Tensor) -> Array:
     strides = tensor.layout.strides()
     assert strides is not None, f"{tensor.name} has a blocked layout"
@@ -155,7 +185,7 @@ def _places(tensor: Tensor) -> Array:
 
 def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
     """The same number wherever elements share a place."""
-    places, flat = _places(tensor), np.zeros(tensor.layout.span)
+    places, flat = _places(tensor), np.zeros(tensor.layout.span, values.dtype)
     flat[places] = values
     return np.asarray(flat[places])
 
@@ -163,7 +193,7 @@ def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
 def _laid_out(tensor: Tensor, values: Array | None, device: str) -> torch.Tensor:
     strides = tensor.layout.strides()
     assert strides is not None, f"{tensor.name} has a blocked layout"
-    flat = np.full(tensor.layout.span, np.nan)
+    flat = np.full(tensor.layout.span, unset(tensor))
     if values is not None:
         flat[_places(tensor)] = values
     memory = torch.from_numpy(flat).to(torch_dtype(tensor.dtype)).to(device)
