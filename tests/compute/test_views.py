@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transconv.compute import COORDINATES, Compute, execute, parse
-from transconv.errors import ComputeError, ScheduleError
+from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
@@ -131,8 +131,9 @@ def test_embeddings(dtype: str, i: str, fill: str) -> None:
     in_triton(made)
 
 
-def test_an_index_beyond_the_end_reads_the_fill() -> None:
+def test_an_index_beyond_the_end_reads_the_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that 32 bits do not hold, and none is taken for another."""
+    monkeypatch.delenv("TRANSCONV_VERIFY", raising=False)
     made = parse("compute p\n tensor I i64 [6]\n tensor X f32 [4]\n axes n=6\n read i = I[n]\n"
                  "read x = X[i] else 7\n read y = X[from_end(i, 4)]\n store Y[n] = x\n store Z[n] = y")
     given = {"I": np.array([0, 3, 4, -1, 1 << 32, -(1 << 62)]), "X": np.arange(1.0, 5.0)}
@@ -142,6 +143,20 @@ def test_an_index_beyond_the_end_reads_the_fill() -> None:
     y, z = torch.zeros(6), torch.zeros(6)
     plan.launch(I=torch.from_numpy(given["I"]), X=torch.arange(1.0, 5.0), Y=y, Z=z)
     assert y.tolist() == [1, 4, 7, 7, 7, 7] and z.tolist() == [1, 4, 0, 4, 0, 0]
+
+
+def test_an_index_beyond_the_end_is_told_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch's words; a condition says which indices are not meant."""
+    made = parse("compute p\n tensor I i64 [3]\n tensor X f32 [5, 4]\n axes n=3 m=5\n read i = I[n]\n"
+                 "read x = X[m, i] where i != 9\n store Y[n, m] = x")
+    plan, x, y = build_compute(made, TARGETS["interpreter"]), torch.ones(5, 4), torch.zeros(3, 5)
+    monkeypatch.setenv("TRANSCONV_VERIFY", "1")
+    plan.launch(I=torch.tensor([0, 9, 3]), X=x, Y=y)
+    assert y[:, 0].tolist() == [1, 0, 1]
+    for wrong in (4, -1):
+        with pytest.raises(TensorError) as ours:
+            plan.launch(I=torch.tensor([0, wrong, 3]), X=x, Y=y)
+        assert f"X: index {wrong} is out of bounds for dimension 1 with size 4" == str(ours.value)
 
 
 def test_gathered_rows_are_multiplied() -> None:

@@ -7,7 +7,7 @@ from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
 from transconv.compute.forms import ACC, moved, product, total
-from transconv.compute.meaning import Answer, execute
+from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -21,7 +21,7 @@ __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
     "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction",
     "Step", "Value", "Workload", "Write", "axis_facts", "axis_steps", "axis_strides",
-    "describe", "execute", "is_exact", "moved", "named",
+    "describe", "execute", "is_exact", "moved", "named", "outside",
     "parse", "places", "product", "register", "table", "total", "touched", "unregister",
     "why_not_lowered",
 ]

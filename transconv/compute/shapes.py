@@ -21,6 +21,7 @@ from transconv.ir import (
     View,
     ViewDim,
     all_of,
+    conjuncts,
     find,
     readable,
 )
@@ -84,6 +85,13 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
         shape.append(most + 1)
     dims = tuple(f"{name}_{i}" for i in range(len(shape)))
     return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape))
+
+
+def conditions(view: View) -> list[Expr]:
+    """The parts of a view's mask that say more than that its coordinates are inside."""
+    inside = {c for d, n in zip(view.dims, view.tensor.shape, strict=True)
+              for c in (d.coord >= 0, d.coord < n)}
+    return [c for d in view.dims for c in conjuncts(d.mask) if c not in inside]
 
 
 def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) -> View:

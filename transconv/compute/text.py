@@ -19,6 +19,7 @@ import re
 from transconv.compute.compute import Compute
 from transconv.compute.coordinates import as_written
 from transconv.compute.reader import Reader
+from transconv.compute.shapes import conditions
 from transconv.compute.steps import Read, Reduction, Step, Value
 from transconv.errors import ComputeError
 from transconv.ir import (
@@ -29,7 +30,6 @@ from transconv.ir import (
     Tensor,
     Var,
     View,
-    conjuncts,
     readable,
     rewrite,
 )
@@ -89,9 +89,7 @@ def _step(step: Step, compute: Compute) -> str:
 
 def _view(view: View) -> str:
     coords = ", ".join(_said(as_written(d.coord)) for d in view.dims)
-    inside = {c for d, n in zip(view.dims, view.tensor.shape, strict=True)
-              for c in (d.coord >= 0, d.coord < n)}
-    more = [_said(as_written(c)) for d in view.dims for c in conjuncts(d.mask) if c not in inside]
+    more = [_said(as_written(c)) for c in conditions(view)]
     return f"{view.tensor.name}[{coords}]" + (f" where {' and '.join(more)}" if more else "")
 
 
