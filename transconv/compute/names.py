@@ -58,6 +58,12 @@ class Names:
         return frozenset(v for s in self.steps if isinstance(s, (Read, Write)) for v in self.told(s.view))
 
     @cached_property
+    def chosen_from(self) -> tuple[Read, ...]:
+        """The reads that values are chosen from."""
+        values = [s.var for s in self.steps if isinstance(s, Value)]
+        return tuple(dict.fromkeys(r for v in values for r in self.chosen.get(v, ())))
+
+    @cached_property
     def _values(self) -> frozenset[Var]:
         return frozenset(s.var for s in self.steps if not isinstance(s, Write))
 
