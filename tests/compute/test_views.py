@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from transconv.compute import COORDINATES, Compute, execute, parse
 from transconv.errors import ComputeError, ScheduleError, TensorError
+from transconv.ir import all_of, conjuncts
+from transconv.passes import gridwise, naive
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.fuzz_compute import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
 PADS = {"clamp": "edge", "reflect": "reflect", "symmetric": "symmetric", "wrap": "wrap"}
@@ -321,3 +326,37 @@ def test_a_gather_is_no_box() -> None:
 def test_rows_of_coordinates_say_what_they_are() -> None:
     assert {*PADS, "from_end", "abs"} == set(COORDINATES)
     assert all(row.says for row in COORDINATES.values())
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+def found(text: str, schedule: str) -> str:
+    """What is wrong with the kernels of a text, in a line."""
+    return ComputeTrial(text, "sm_90", schedule).problem()
+
+
+def test_a_lost_mask_of_a_gather_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, schedule = EMBEDDING.format(type="i64", i="i", fill=""), "s:4 k:8 | fma"
+    assert found(text, schedule) == ""
+    kept = gridwise._Guard.guarded
+    monkeypatch.setattr(gridwise._Guard, "guarded", lambda self, offset, mask, inside=frozenset(): all_of(
+        [p for p in conjuncts(kept(self, offset, mask, inside)) if "11" not in str(p)]))
+    assert "of T is not in 0..220" in found(text, schedule)
+
+
+def test_an_index_that_is_read_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("compute bag\n tensor I i64 [9, 5]\n tensor T f32 [11, 8]\n axes n=9 k=8 l=5\n"
+            "read i = I[n, l]\n read t = T[i, k]\n store Y[n, k] = sum(t; l)")
+    assert found(text, "n:8 | fma") == ""
+    early = naive._outside
+    monkeypatch.setattr(naive, "_outside", lambda loops, k_vars, indices: early(loops, set(), indices))
+    assert "l is not bound" in found(text, "n:8 | fma")
+
+
+@pytest.mark.parametrize("name", ["clamp", "reflect", "symmetric", "wrap"])
+def test_a_wrong_row_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place further: what NumPy pads is something else, and a mask is left."""
+    row = COORDINATES[name]
+    monkeypatch.setitem(COORDINATES, name, replace(row, expression=lambda i, n: row.expression(i, n) + 1))
+    with pytest.raises(AssertionError):
+        test_pads_are_numpys_and_leave_no_mask(name, 8, 2, 2)
