@@ -164,6 +164,22 @@ def test_an_index_beyond_the_end_is_told_where_asked(monkeypatch: pytest.MonkeyP
         assert f"X: index {wrong} is out of bounds for dimension 1 with size 4" == str(ours.value)
 
 
+def test_whole_numbers_are_compared_exactly() -> None:
+    """The gradient of a gather, without adding in place; no index is another one rounded to f32."""
+    made = parse("compute back\n tensor I i64 [9]\n tensor D f32 [9, 8]\n axes v=11 k=8 n=9\n"
+                 "read i = I[n]\n read d = D[n, k]\n store T[v, k] = sum(where(i == v, d, 0); n)\n"
+                 "store U[v, k] = 1")
+    source = kernels(made, "v:4 k:8 n:4 | fma")
+    assert ".to(tl.int64)" in source and "i.to(tl.float32)" not in source
+    i = np.array([0, 3, 3, 10, 11, -1, 1 << 32, (1 << 32) + 3, 5])
+    d, want = np.random.default_rng(0).standard_normal((9, 8)), np.zeros((11, 8))
+    np.add.at(want, i[[0, 1, 2, 3, 8]], d[[0, 1, 2, 3, 8]])
+    np.testing.assert_allclose(execute(made, {"I": i, "D": d})["T"].value, want)
+    plan, t = build_compute(made, TARGETS["interpreter"]), torch.zeros(11, 8)
+    plan.launch(I=torch.from_numpy(i), D=torch.from_numpy(d).float(), T=t, U=torch.zeros(11, 8))
+    np.testing.assert_allclose(t.numpy(), want, rtol=1e-6)
+
+
 def test_gathered_rows_are_multiplied() -> None:
     made = parse("""compute rows
     tensor I i32 [40]

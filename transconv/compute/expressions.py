@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transconv.compute.coordinates import COORDINATES
 from transconv.compute.ops import OPS
@@ -21,7 +21,7 @@ from transconv.ir import (
     Select,
     Var,
     eq,
-    index,
+    i64,
     maximum,
     minimum,
     ne,
@@ -39,15 +39,15 @@ LARGEST_POWER = 8
 @dataclass
 class Scope:
     """The names in sight: axes with their sizes, values, and the type that is computed in. ``reads``:
-    values as a tensor holds them, which are cast to that type where they are computed with. ``whole``: in
-    coordinates and conditions of views whole numbers that were read are positions instead. ``positions``:
-    what stands for a value of axes alone there."""
+    values as a tensor holds them, which are cast to that type where they are computed with. ``whole``:
+    what whole numbers that were read are instead, in coordinates and in comparisons. ``positions``: what
+    stands for a value of axes alone there."""
 
     axes: dict[str, int]
     type: DType
     values: dict[str, Var] = field(default_factory=dict)
     reads: set[Var] = field(default_factory=set)
-    whole: bool = False
+    whole: DType | None = None
     positions: dict[str, Expr] = field(default_factory=dict)
 
     def new(self, name: str) -> str:
@@ -89,7 +89,11 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
         case ast.UnaryOp(ast.Not(), x):
             return Not(_read(x, scope))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
-            return COMPARE[type(op)](*_alike(_read(left, scope), _read(right, scope), scope))
+            exact = scope if scope.whole else replace(scope, whole=i64)
+            a, b = _read(left, exact), _read(right, exact)
+            if not a.dtype.kind == b.dtype.kind == "int":
+                a, b = _alike(_read(left, scope), _read(right, scope), scope)
+            return COMPARE[type(op)](a, b)
         case ast.Compare(left, [first, *ops], [middle, *rest]):
             tail = ast.Compare(middle, ops, rest)
             return _read(ast.Compare(left, [first], [middle]), scope) & _read(tail, scope)
@@ -115,7 +119,7 @@ def _name(name: str, scope: Scope) -> Expr:
     if scope.whole and name in scope.positions:
         return scope.positions[name]
     if scope.whole and var.dtype.kind == "int":
-        return Cast(var, index)
+        return Cast(var, scope.whole)
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
     return var if as_it_is else Cast(var, scope.type)
 

@@ -129,7 +129,8 @@ class Reader:
         *before, last = self._computed("", value.strip(), scope)
         yield from before
         assert isinstance(last, Value)
-        tensor = self.tensors.get(given) or sized(given, coords, scope, last.value.dtype)
+        dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
+        tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
         self.tensors[given] = tensor
         yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype))
 

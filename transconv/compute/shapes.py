@@ -23,6 +23,7 @@ from transconv.ir import (
     all_of,
     conjuncts,
     find,
+    index,
     readable,
 )
 from transconv.simplify import Facts, prove, range_of, simplify
@@ -35,7 +36,7 @@ def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
     found = SEEN.fullmatch(text)
     if found is None:
         raise ComputeError(f"'{text.strip()}'; expected tensor[coordinates]")
-    whole = replace(scope, whole=True)
+    whole = replace(scope, whole=index)
     coords = [expression(part, whole) for part in _parts(found[2])]
     for coord in coords:
         _checked(coord)
