@@ -284,6 +284,14 @@ def test_axes_are_values() -> None:
     in_triton(made)
 
 
+def test_a_choice_by_a_wide_number_stays_a_float() -> None:
+    made = parse("compute wide\n tensor A f16 [8]\n tensor B f16 [8]\n tensor Y f16 [8]\n axes n=8\n"
+                 "read a = A[n]\n read b = B[n]\n let x = where(n*3000000000 < 7000000000, a, b)\n"
+                 "store Y[n] = x")
+    assert "x.to(" not in kernels(made, "n:8 | fma") and "a.to(" not in kernels(made)
+    in_triton(made)
+
+
 # -- stores ----------------------------------------------------------------------------------------
 
 def test_stores_through_views() -> None:
