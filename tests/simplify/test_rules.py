@@ -55,6 +55,10 @@ CASES: list[tuple[Expr, str]] = [
     # sums
     (2 * (a + b) - a, "(a + (b * 2))"),
     (x - x, "0"),
+    (maximum(x, -x) >= 0, "True"),
+    (maximum(x, -1 - x) >= 0, "True"),
+    (minimum(x, 14 - x) <= 7, "True"),
+    (minimum(x, 13 - x) < 7, "True"),
     (x + x, "(x * 2)"),
     (x + 0, "x"),
     (0 + x, "x"),

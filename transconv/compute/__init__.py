@@ -4,10 +4,11 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 """
 
 from transconv.compute.compute import Compute, why_not_lowered
+from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
-from transconv.compute.meaning import Answer, execute
+from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -20,9 +21,9 @@ Algorithm = Compute  # its name before 0.1; for one release
 
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
-    "Compute", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction", "Step", "Sweep", "Sweeps",
-    "Value", "Workload", "Write", "axis_facts",
-    "axis_steps", "axis_strides", "describe", "execute", "is_exact", "kernels", "moved", "named",
+    "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction",
+    "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "axis_facts", "axis_steps", "axis_strides",
+    "describe", "execute", "is_exact", "kernels", "moved", "named", "outside",
     "parse", "places", "product", "register", "table", "total", "touched", "unregister",
     "why_not_lowered",
 ]

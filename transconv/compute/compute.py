@@ -17,23 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 
-from transconv.compute.steps import Axis, Read, Reduction, Step, Write
+from transconv.compute.names import Names
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.compute.stores import why_not_stored
 from transconv.compute.sweeps import Sweeps, sweeps
-from transconv.ir import (
-    Cast,
-    DType,
-    Expr,
-    Mul,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    f32,
-    free_vars,
-    substitute,
-)
-from transconv.simplify import Facts, simplify
+from transconv.ir import TRUE, Cast, DType, Expr, Mul, Tensor, Var, View, f32, substitute
 
 
 @dataclass(frozen=True, eq=True)
@@ -107,25 +97,33 @@ class Compute:
         return self.factors is None and self.does == "compute" and bool(self.reads)
 
     @cached_property
-    def factors(self) -> tuple[Read, Read] | None:
-        """The two reads whose product is summed, if that is all that is reduced."""
+    def factors(self) -> tuple[Read | Value, Read | Value] | None:
+        """The two factors whose product is summed, if that is all that is reduced: reads, or values that
+        are chosen from reads and not computed with."""
         if self.sum is None or self.sum.op != "sum" or self.again:
             return None
         match self.sum.value:
             case Mul(Cast(Var() as a), Cast(Var() as b)) if a is not b:
-                found = [r for v in (a, b) for r in self.reads if r.var is v]
+                found = [s for v in (a, b) if v in self.names.chosen for s in self.steps
+                         if isinstance(s, (Read, Value)) and s.var is v]
                 return (found[0], found[1]) if len(found) == 2 else None
         return None
 
     @cached_property
+    def operands(self) -> tuple[Read, ...]:
+        """What is read first of each factor of a product, else what is read first."""
+        factors = self.factors
+        return tuple(self.names.chosen[f.var][0] for f in factors) if factors else self.reads[:1]
+
+    @cached_property
     def a(self) -> View:
         """The left factor of a product, else what is read first."""
-        return (self.factors or self.reads)[0].view
+        return self.operands[0].view
 
     @cached_property
     def b(self) -> View | None:
         """The right factor of a product."""
-        return self.factors[1].view if self.factors else None
+        return self.operands[1].view if self.factors else None
 
     @cached_property
     def c(self) -> View:
@@ -156,6 +154,14 @@ class Compute:
         return self.sum is not None and not (
             len(self.after) == 1 and self.writes[0].value is Cast(self.sum.var, self.c.tensor.dtype))
 
+    @property
+    def stores_all(self) -> bool:
+        """Whether all elements of the result are stored: by this computation, or by it and the other
+        phases, or groups, of the same result."""
+        points = prod(x.size for x in self.axes if self.kinds[x.name] != "K")
+        whole = self.c.mask() is TRUE and points >= prod(self.c.tensor.shape)
+        return whole or self.phase or self.merge > 1
+
     @cached_property
     def reads_results(self) -> bool:
         """Whether a tensor is read at the points of the result behind the sum, as a residual is."""
@@ -168,7 +174,7 @@ class Compute:
             return False
         value = self.sum.value
         factors = [value.a, value.b] if isinstance(value, Mul) else [value]
-        named = {r.var for r in self.reads if r.fill == 0}
+        named = {v for v, reads in self.names.chosen.items() if not any(r.fill for r in reads)}
         return any(isinstance(f, Cast) and f.x in named for f in factors)
 
     def fill_of(self, view: View) -> float:
@@ -191,7 +197,8 @@ class Compute:
     def kinds(self) -> dict[str, str]:
         if self.factors is None:
             return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
-        in_a, in_b, in_c = (_mentions(v) for v in (self.a, self.b, self.c))
+        in_a, in_b = (self.roots(f.var) for f in self.factors)
+        in_c = self.seen_by(self.c)
         return {x.name: "K" if x.name not in in_c else
                 "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
 
@@ -204,6 +211,34 @@ class Compute:
 
     def axes_of(self, kind: str) -> tuple[Axis, ...]:
         return tuple(x for x in self.axes if self.kinds[x.name] == kind)
+
+    # -- names that coordinates mention ----------------------------------------------------------
+
+    @cached_property
+    def names(self) -> Names:
+        """What the names of the steps depend on."""
+        return Names(self.axes, self.steps)
+
+    def roots(self, e: Expr) -> frozenset[str]:
+        """The axes that an expression depends on, seen through the values that it mentions."""
+        return self.names.roots(e)
+
+    def seen_by(self, view: View) -> frozenset[str]:
+        """The axes that decide which element of a view is meant, or whether any is: where a phase sums
+        only part of the window, both operands of a product depend on the phase."""
+        return frozenset(a for d in view.dims for e in (d.coord, d.mask) for a in self.roots(e))
+
+    def why_not_plain(self, view: View | None) -> str | None:
+        """None if a view alone says which elements an operand or a result is made of, else why not."""
+        if view is None:
+            return None
+        if told := self.names.told(view):
+            return (f"places in {view.tensor.name} are told by the values of "
+                    f"{' '.join(sorted(v.name for v in told))}")
+        for factor in self.factors or ():
+            if isinstance(factor, Value) and any(r.view is view for r in self.names.chosen[factor.var]):
+                return f"{factor.name} is chosen from several tensors"
+        return None
 
     @property
     def phase(self) -> bool:
@@ -220,7 +255,7 @@ class Compute:
     def through(self, a: View | None = None, b: View | None = None, c: View | None = None) -> Compute:
         """The same steps through other views of the operands or the result. What is read at the points
         of the result behind the sum (a residual) is read at its new points."""
-        operands = (self.factors or self.reads)[:2]
+        operands = self.operands if self.factors else self.reads[:2]
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
@@ -269,15 +304,8 @@ def why_not_lowered(compute: Compute) -> str | None:
         for write in compute.writes:
             if x.name in compute.reduced and write not in inside:
                 continue
-            if x.var not in {v for d in write.view.dims for v in free_vars(simplify(d.coord, Facts()))}:
+            if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
                 return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
                         f"expected {x.name} in its coordinates")
-    return None
-
-
-def _mentions(view: View | None) -> frozenset[str]:
-    """The axes that decide which element of a view is meant, or whether any is: where a phase sums
-    only part of the window, both operands of a product depend on the phase."""
-    dims: tuple[ViewDim, ...] = view.dims if view is not None else ()
-    return frozenset(v.name for d in dims for e in (d.coord, d.mask) for v in free_vars(e))
+    return why_not_stored(compute)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from transconv.compute.coordinates import COORDINATES
 from transconv.compute.ops import OPS
 from transconv.errors import ComputeError
 from transconv.ir import (
@@ -21,6 +22,7 @@ from transconv.ir import (
     Var,
     eq,
     i32,
+    i64,
     maximum,
     minimum,
     ne,
@@ -38,12 +40,17 @@ LARGEST_POWER = 8
 
 @dataclass
 class Scope:
-    """The names in sight: axes with their sizes, values, and the type that is computed in."""
+    """The names in sight: axes with their sizes, values, and the type that is computed in. ``reads``:
+    values as a tensor holds them, which are cast to that type where they are computed with. ``whole``:
+    what whole numbers that were read are instead, in coordinates and in comparisons. ``positions``: what
+    stands for a value of axes alone there."""
 
     axes: dict[str, int]
     type: DType
     values: dict[str, Var] = field(default_factory=dict)
     reads: set[Var] = field(default_factory=set)
+    whole: DType | None = None
+    positions: dict[str, Expr] = field(default_factory=dict)
 
     def new(self, name: str) -> str:
         """A name that nothing has yet. Raises ComputeError."""
@@ -84,7 +91,11 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
         case ast.UnaryOp(ast.Not(), x):
             return Not(_read(x, scope))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
-            return COMPARE[type(op)](*_alike(_read(left, scope), _read(right, scope), scope))
+            exact = scope if scope.whole else replace(scope, whole=i64)
+            a, b = _read(left, exact), _read(right, exact)
+            if not (a.dtype.is_integer and b.dtype.is_integer):
+                a, b = _read(left, scope), _read(right, scope)
+            return COMPARE[type(op)](*_alike(a, b, scope))
         case ast.Compare(left, [first, *ops], [middle, *rest]):
             tail = ast.Compare(middle, ops, rest)
             return _read(ast.Compare(left, [first], [middle]), scope) & _read(tail, scope)
@@ -107,6 +118,10 @@ def _name(name: str, scope: Scope) -> Expr:
         known = " ".join([*scope.axes, *scope.values])
         raise ComputeError(f"'{name}' is not known; expected one of {known}")
     var = scope.values[name]
+    if scope.whole and name in scope.positions:
+        return scope.positions[name]
+    if scope.whole and var.dtype.kind == "int":
+        return Cast(var, scope.whole)
     if var.dtype.kind == "int":  # whole numbers are added up exactly, in 32 bits or their own
         return Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
@@ -135,12 +150,15 @@ def _float(e: Expr, scope: Scope) -> Expr:
 
 def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
     if name in DTYPES and len(args) == 1:
-        return Cast(args[0], DTYPES[name])
+        return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
     if name == "where" and len(args) == 3:
         return Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
         return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
+    if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
+            a.dtype.is_integer for a in args):
+        return COORDINATES[name](*args)
     if name in OPS and len(args) == OPS[name].arity:
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
-                       f"{' '.join(sorted(OPS))}, or a type")
+                       f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}")

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
+from transconv.compute.names import used
 from transconv.compute.roles import with_roles
 from transconv.compute.steps import Read, Reduction, Step, Write
-from transconv.compute.sweeps import uses
 from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim
 
 Axes = frozenset[str]
@@ -45,7 +45,7 @@ class _Cut:
         self.axes: dict[Step, Axes] = {}  # what a step's value differs along
         self.needs: dict[Step, set[Step]] = {}  # the last reductions on the way to it
         for step in self.steps:
-            mentioned = uses(step)
+            mentioned = used(step)
             before = [self.made[v] for v in mentioned if v in self.made]
             own = {v.name for v in mentioned if v.name in self.sizes and v not in self.made}
             along = frozenset(own).union(*(self.axes[s] for s in before))
@@ -105,7 +105,7 @@ class _Cut:
             if step not in found:
                 found.add(step)
                 if step in ends or not isinstance(step, Reduction):
-                    left += [self.made[v] for v in uses(step) if v in self.made]
+                    left += [self.made[v] for v in used(step) if v in self.made]
         return found
 
     def between(self, step: Reduction) -> View:

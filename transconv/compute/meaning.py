@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
+from transconv.compute.shapes import conditions
 from transconv.compute.steps import Read, Reduction, Value
 from transconv.ir import (
     REDUCERS,
@@ -25,8 +26,10 @@ from transconv.ir import (
     Memory,
     Var,
     View,
+    all_of,
     contract,
     f64,
+    free_vars,
     rewrite,
 )
 
@@ -51,6 +54,27 @@ def execute(compute: Compute, given: Mapping[str, Array]) -> dict[str, Answer]:
     for part in _parts(compute):
         _Run(compute, given, part).into(made)
     return made
+
+
+def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
+    """What torch says of the first index that leaves its tensor, where no ``where`` excludes it; None if
+    all are inside. ``given`` holds the tensors whose elements are indices."""
+    run = _Run(compute, given, {x.name: range(x.size) for x in compute.axes})
+    for step in compute.steps:
+        if not isinstance(step, Read):
+            continue
+        tensor, told = step.view.tensor, compute.names.told(step.view)
+        meant = run.at.compute(all_of(conditions(step.view))) if told else np.False_
+        for i, (dim, size) in enumerate(zip(step.view.dims, tensor.shape, strict=True)):
+            if told & free_vars(dim.coord):
+                at = run.at.compute(dim.coord)
+                if (bad := ((at < 0) | (at >= size)) & meant).any():
+                    found = np.broadcast_to(at, bad.shape)[bad][0]
+                    return (f"{tensor.name}: index {found} is out of bounds for dimension {i} with "
+                            f"size {size}")
+        if step.var in compute.names.indices:
+            run.at.env[step.var] = run.read(step)
+    return None
 
 
 def _parts(compute: Compute) -> list[dict[str, range]]:
@@ -100,7 +124,9 @@ class _Run:
 
     def read(self, step: Read) -> Array:
         coords, mask = self.place(step.view)
-        found = np.asarray(self.given[step.view.tensor.name], np.float64)[coords]
+        tensor = step.view.tensor
+        held = np.int64 if tensor.dtype.kind == "int" else np.float64
+        found = np.asarray(self.given[tensor.name], held)[coords]
         return np.where(mask, found, step.fill)
 
     def reduce(self, step: Reduction) -> Array:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transconv.ir import Const, Expr, Mod, Var, View, conjuncts, find, readable, substitute
+from transconv.compute.coordinates import as_written
+from transconv.ir import Cast, Const, Expr, Mod, Var, View, conjuncts, find, readable, substitute
 from transconv.simplify import Facts, prove, reason, simplify
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def describe(compute: Compute) -> str:
         return "\n".join([*lines, "    the sum is empty: acc = 0",
                           *_view("C", compute.c, facts),
                           f"    C = {compute.behind or 'acc'}"])
-    for role, view in (("A", compute.a), ("B", compute.b), ("C", compute.c)):
+    others = [(r.name, r.view) for r in compute.reads if r.view not in (compute.a, compute.b)
+              and (r.var in compute.names.indices or r in compute.names.chosen_from)]
+    for role, view in (("A", compute.a), ("B", compute.b), *others, ("C", compute.c)):
         if view is not None:
             lines += _view(role, view, facts)
     if compute.b is None and not compute.axes_of("K"):
@@ -62,7 +65,7 @@ def _view(role: str, view: View, facts: Facts) -> list[str]:
     coords, conditions = [], []
     for name, dim in zip(view.tensor.dims, view.dims, strict=True):
         short = dim.coord if isinstance(dim.coord, Var) else simplify(dim.coord, facts)
-        coords.append(name if short is Var(name) else f"{name} = {readable(short)}")
+        coords.append(name if short is Var(name) else f"{name} = {readable(as_written(short))}")
         conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
                        if not isinstance(part, Const)]
     return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
@@ -70,9 +73,11 @@ def _view(role: str, view: View, facts: Facts) -> list[str]:
 
 def _condition(part: Expr, name: str, coord: Expr, facts: Facts) -> str:
     """One condition of a mask: kept, or always true, and what decides that."""
-    named = readable(substitute(part, {coord: Var(name)}))
+    named = readable(as_written(substitute(part, {coord: Var(name)})))
     if prove(part, facts):
         verdict, why = "always true:", reason(part, facts)
     else:
         verdict, why = "kept:", "" if find(part, Mod) else reason(part, facts)
+        if read := [readable(as_written(e)) for e in find(part, Cast)]:
+            why = f"{' '.join(read)} may be any number"
     return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()

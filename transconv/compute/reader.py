@@ -20,6 +20,7 @@ from transconv.ir import (
     DType,
     Expr,
     Layout,
+    Select,
     Tensor,
     Var,
     f32,
@@ -141,7 +142,8 @@ class Reader:
         *before, last = self._computed("", value.strip(), scope)
         yield from before
         assert isinstance(last, Value)
-        tensor = self.tensors.get(given) or sized(given, coords, scope, last.value.dtype)
+        dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
+        tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
         self.tensors[given] = tensor
         yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype))
 
@@ -156,9 +158,26 @@ class Reader:
                 return
             text = f"{text[:begin]}{own}{text[end:]}"
         rest = expression(text, scope)
+        if name and isinstance(rest, Select) and (choice := _choice(rest, scope)) is not None:
+            rest = choice
+            scope.reads.add(Var(name, rest.dtype))
+        if name and rest.dtype.kind == "index":
+            scope.positions[name] = rest
         if name:
             scope.values[name] = Var(name, rest.dtype)
         yield Value(name, rest)
+
+
+def _choice(value: Expr, scope: Scope) -> Expr | None:
+    """``where(condition, x, y)`` of elements of one type as they were read: nothing is computed, so that
+    they keep their type and bits. None for any other value."""
+    if isinstance(value, Cast) and value.x in scope.reads:
+        return value.x
+    if not isinstance(value, Select):
+        return None
+    yes, no = _choice(value.yes, scope), _choice(value.no, scope)
+    same = yes is not None and no is not None and yes.dtype is no.dtype
+    return Select(value.cond, yes, no) if same and yes is not None and no is not None else None
 
 
 def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reduction:

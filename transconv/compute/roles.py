@@ -7,7 +7,6 @@ from dataclasses import replace
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis
 from transconv.compute.strides import axis_strides
-from transconv.ir import free_vars
 
 
 def with_roles(compute: Compute) -> Compute:
@@ -31,8 +30,8 @@ def _role(axis: Axis, compute: Compute) -> str:
 
 
 def _slides(axis: Axis, compute: Compute) -> bool:
-    return any(axis.var in seen and len(seen) > 1 and any(compute.kind(v.name) != "K" for v in seen)
-               for r in compute.reads for d in r.view.dims for seen in [free_vars(d.coord)])
+    return any(axis.name in seen and len(seen) > 1 and any(compute.kind(a) != "K" for a in seen)
+               for r in compute.reads for d in r.view.dims for seen in [compute.roots(d.coord)])
 
 
 def _fastest(compute: Compute) -> str:

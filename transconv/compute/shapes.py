@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from transconv.compute.coordinates import as_written
 from transconv.compute.expressions import Scope, expression
 from transconv.errors import ComputeError
-from transconv.ir import TRUE, DType, Expr, Layout, Tensor, Var, View, ViewDim, all_of
+from transconv.ir import (
+    TRUE,
+    Const,
+    DType,
+    Expr,
+    FloorDiv,
+    Layout,
+    Mod,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    all_of,
+    conjuncts,
+    find,
+    i32,
+    index,
+    readable,
+)
 from transconv.simplify import Facts, prove, range_of, simplify
 
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
@@ -17,11 +37,23 @@ def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
     found = SEEN.fullmatch(text)
     if found is None:
         raise ComputeError(f"'{text.strip()}'; expected tensor[coordinates]")
-    coords = [expression(part, scope) for part in _parts(found[2])]
+    whole = replace(scope, whole=index)
+    coords = [expression(part, whole) for part in _parts(found[2])]
     for coord in coords:
-        if coord.dtype.kind != "index":
-            raise ComputeError(f"coordinate {coord} is {coord.dtype}; expected whole numbers")
-    return found[1], coords, expression(found[3], scope) if found[3] else TRUE
+        _checked(coord)
+    return found[1], coords, expression(found[3], whole) if found[3] else TRUE
+
+
+def _checked(coord: Expr) -> None:
+    """Raises ComputeError for a coordinate that is no whole number at some point."""
+    if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, Expr)):
+        raise ComputeError(f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
+                           "axes and of elements of tensors of i32 or i64")
+    for e in (*find(coord, FloorDiv), *find(coord, Mod)):
+        by = simplify(e.b)
+        if not isinstance(by, Const) or by.value <= 0:
+            raise ComputeError(f"{readable(e)} in a coordinate divides by {readable(e.b)}; expected a "
+                               "number above 0")
 
 
 def _parts(text: str) -> list[str]:
@@ -48,13 +80,20 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
     facts = _facts(scope)
     shape = []
     for coord in coords:
-        most = range_of(simplify(coord, facts), facts).high
-        if most is None:
-            raise ComputeError(f"the size of {name} along {coord} is not known; expected a line such "
-                               f"as: tensor {name} f32 [32, 64]")
-        shape.append(int(most) + 1)
+        most = range_of(simplify(coord, facts), facts).hi
+        if most is None or most >= i32.limits[1]:  # whatever an element of a tensor may be
+            raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not "
+                               f"known; expected a line such as: tensor {name} f32 [32, 64]")
+        shape.append(most + 1)
     dims = tuple(f"{name}_{i}" for i in range(len(shape)))
     return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape))
+
+
+def conditions(view: View) -> list[Expr]:
+    """The parts of a view's mask that say more than that its coordinates are inside."""
+    inside = {c for d, n in zip(view.dims, view.tensor.shape, strict=True)
+              for c in (d.coord >= 0, d.coord < n)}
+    return [c for d in view.dims for c in conjuncts(d.mask) if c not in inside]
 
 
 def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) -> View:

@@ -1,4 +1,4 @@
-"""The parts of a computation: axes, and steps over them. See compute.py."""
+"""What a computation is made of: axes, and the steps over them."""
 
 from __future__ import annotations
 

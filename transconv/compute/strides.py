@@ -17,7 +17,7 @@ def axis_strides(view: View, compute: Compute) -> dict[str, int]:
     """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
     of the point where every axis is 0."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
-    offset = view.offset()
+    offset = substitute(view.offset(), compute.names.stand_ins)
     first = _value(substitute(offset, zero))
     found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in compute.axes}
     return found | {"": first}
@@ -33,9 +33,10 @@ def _value(e: Expr) -> int:
 def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
     """How far a coordinate moves per step of each axis that it mentions."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
-    first = _value(substitute(seen.coord, zero))
-    own = {v.name for v in free_vars(seen.coord)}
-    return {x.name: _value(substitute(seen.coord, zero | {x.var: Const(1)})) - first
+    coord = substitute(seen.coord, compute.names.stand_ins)
+    first = _value(substitute(coord, zero))
+    own = {v.name for v in free_vars(coord)}
+    return {x.name: _value(substitute(coord, zero | {x.var: Const(1)})) - first
             for x in compute.axes if x.name in own}
 
 

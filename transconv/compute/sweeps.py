@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from transconv.compute.steps import Read, Reduction, Step, Write
-from transconv.ir import Var, free_vars
+from transconv.compute.names import used
+from transconv.compute.steps import Reduction, Step, Write
+from transconv.ir import Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,6 @@ def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
     return Sweeps(tuple(Sweep(b, e) for b, e in zip(before, each, strict=False)), before[count])
 
 
-def uses(step: Step) -> frozenset[Var]:
-    """The names that a step mentions: axes and values."""
-    said = [] if isinstance(step, Read) else [step.value]
-    if isinstance(step, (Read, Write)):
-        said += [e for d in step.view.dims for e in (d.coord, d.mask)]
-    return frozenset(v for e in said for v in free_vars(e))
-
-
 class _Levels:
     """Of each step, by its place: what it uses, after how many sweeps it can be evaluated (``level``), and
     whether it differs within a row (``inside``). ``ends``: what a sweep is for."""
@@ -69,12 +62,12 @@ class _Levels:
         self.level: list[int] = []
         self.inside: list[bool] = []
         for i, step in enumerate(steps):
-            mentioned = uses(step)
-            used = sorted(made[v] for v in mentioned if v in made)
-            self.used.append(used)
-            self.level.append(max((self.level[j] + self.reduces(j) for j in used), default=0))
+            mentioned = used(step)
+            needed = sorted(made[v] for v in mentioned if v in made)
+            self.used.append(needed)
+            self.level.append(max((self.level[j] + self.reduces(j) for j in needed), default=0))
             self.inside.append(self.reduces(i) or not axes.isdisjoint(mentioned)
-                               or any(self.inside[j] and not self.reduces(j) for j in used))
+                               or any(self.inside[j] and not self.reduces(j) for j in needed))
             if not isinstance(step, Write):
                 made[step.var] = i
         self.ends = [i for i, s in enumerate(steps)

@@ -17,10 +17,22 @@ from __future__ import annotations
 import re
 
 from transconv.compute.compute import Compute
+from transconv.compute.coordinates import as_written
 from transconv.compute.reader import Reader
+from transconv.compute.shapes import conditions
 from transconv.compute.steps import Read, Reduction, Step, Value
 from transconv.errors import ComputeError
-from transconv.ir import Cast, Const, Expr, Layout, Tensor, Var, View, conjuncts, readable, rewrite
+from transconv.ir import (
+    Cast,
+    Const,
+    Expr,
+    Layout,
+    Tensor,
+    Var,
+    View,
+    readable,
+    rewrite,
+)
 
 SELECTION = re.compile(r"\bselect\(")
 WORDS = ("compute", "tensor", "axes", "read", "let", "store")
@@ -76,10 +88,8 @@ def _step(step: Step, compute: Compute) -> str:
 
 
 def _view(view: View) -> str:
-    coords = ", ".join(_said(d.coord) for d in view.dims)
-    inside = {c for d, n in zip(view.dims, view.tensor.shape, strict=True)
-              for c in (d.coord >= 0, d.coord < n)}
-    more = [_said(c) for d in view.dims for c in conjuncts(d.mask) if c not in inside]
+    coords = ", ".join(_said(as_written(d.coord)) for d in view.dims)
+    more = [_said(as_written(c)) for c in conditions(view)]
     return f"{view.tensor.name}[{coords}]" + (f" where {' and '.join(more)}" if more else "")
 
 

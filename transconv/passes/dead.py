@@ -8,7 +8,8 @@
     store(C, .., acc)
 
 The whole window of a stride phase may lie in the padding. What is loaded under a mask that is never
-true is 0 and adds nothing; Triton 3.6 falls over a loop of such loads in a persistent kernel.
+true is 0, unless another fill is asked for, and adds nothing; Triton 3.6 falls over a loop of such loads
+in a persistent kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def drop_dead_sums(kernel: Kernel) -> Kernel:
 
 
 def _never_read(e: Expr) -> bool:
-    return isinstance(e, Load) and e.mask is FALSE
+    return isinstance(e, Load) and e.mask is FALSE and e.fill == 0
 
 
 class _Dead(Mutator):

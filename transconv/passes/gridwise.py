@@ -17,7 +17,7 @@ dimension, because the others are limited to 65535 programs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isinf, prod
 
 from transconv.compute import Compute
 from transconv.ir import (
@@ -366,12 +366,23 @@ class _Guard(ExprMutator):
                     return Update(at.var, op(old, kept))
         return at
 
+    def fills(self, term: Expr) -> list[float]:
+        """What the factors of a term are where they are masked."""
+        found: list[float] = []
+        for value in (self.lets.get(v) for v in free_vars(term)):
+            found += [value.fill] if isinstance(value, Load) else []
+            found += self.fills(value) if isinstance(value, Select) else []
+        return found
+
     def vanishes(self, term: Expr, axis: Var, nothing: float) -> bool:
         """Whether a term, or a factor of one that is summed, is loaded as what changes ``nothing`` where
         the axis is beyond its end."""
         if isinstance(term, Mul) and nothing == 0:
-            return any(self.vanishes(x, axis, nothing) for x in (term.a, term.b))
+            return not any(map(isinf, self.fills(term))) and any(
+                self.vanishes(x, axis, nothing) for x in (term.a, term.b))
         value = term.x if isinstance(term, Cast) else term
         load = self.lets.get(value) if isinstance(value, Var) else None
+        if isinstance(load, Select):  # a choice of what is read
+            return self.vanishes(load.yes, axis, nothing) and self.vanishes(load.no, axis, nothing)
         return (isinstance(load, Load) and load.fill == nothing
                 and axis in _roots(load.offset, self.lets))

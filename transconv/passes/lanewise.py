@@ -45,6 +45,7 @@ from transconv.ir import (
     Mutator,
     Node,
     Reduce,
+    Select,
     Seq,
     Spread,
     Stmt,
@@ -102,7 +103,7 @@ class _Vectorise(Mutator):
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
         taken = multiplied_as(value.dtype, self.precision)
-        if isinstance(value, Load) and taken is not value.dtype:
+        if isinstance(value, (Load, Select)) and taken is not value.dtype:
             self.near[let.var] = Var(f"{let.var.name}_near", taken)
         return Let(let.var, value, let.origin)
 

@@ -87,16 +87,15 @@ def _apart(compute: Compute) -> Compute:
 
 def _map(compute: Compute, nest: _Nest) -> Stmt:
     """No accumulator, so that what is only moved keeps its bits."""
-    seen: Seen = {s: nest.named(s.view) for s in compute.steps if isinstance(s, (Read, Write))}
+    seen = nest.at_once(compute.steps)
     return seq(*nest.lets, *nest.steps(compute.steps, seen))
 
 
 def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
     """The coordinates of the result, the sweeps, each behind what it needs of its row, and what is behind
     them."""
-    seen: Seen = {}
-    if not any(compute.writes[0] in sweep.steps for sweep in compute.sweeps.each):
-        seen[compute.writes[0]] = nest.named(compute.c)
+    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
+    seen = nest.at_once([s for s in compute.writes[:1] if s not in inside])
     made: list[Stmt] = []
     for sweep in compute.sweeps.each:
         made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest)]
@@ -119,10 +118,8 @@ def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
             accs.append(Alloc(step.var, (), reducer.identity(step.var.type)))
             ends.append(Update(step.var, reducer.node(step.var, step.value)))
             continue
-        seen: Seen = {step: within.named(step.view)} if isinstance(step, (Read, Write)) else {}
-        loops += [*within.new(), *within.steps((step,), seen)]
-    outside: list[Let] = [x for x in loops if isinstance(x, Let) and not isinstance(x.value, Load)
-                          and _is_coordinate(x) and not free_vars(x.value) & k_vars]
+        loops += within.row((step,), {})
+    outside = _outside(loops, k_vars, compute.names.indices)
     nest.know(outside)
     body: Stmt = seq(*(x for x in loops if x not in outside), *ends)
     for x in reversed(summed):
@@ -130,6 +127,19 @@ def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
     if any(x.size == 0 for x in summed):
         body = Seq(())
     return [*outside, *accs, body]
+
+
+def _outside(loops: Sequence[Stmt], k_vars: set[Var], indices: frozenset[Var]) -> list[Let]:
+    """What no reduced axis is in: coordinates, and the reads of indices that they mention."""
+    found: list[Let] = []
+    changing = set(k_vars)
+    for x in (x for x in loops if isinstance(x, Let)):
+        moved = _is_coordinate(x) and not isinstance(x.value, Load) or x.var in indices
+        if moved and not free_vars(x.value) & changing:
+            found.append(x)
+        else:
+            changing.add(x.var)
+    return found
 
 
 def _is_coordinate(let: Let) -> bool:
@@ -140,9 +150,9 @@ class _Nest:
     """Names for computed coordinates: ``let y = h*2 + kh - 1``, each given once."""
 
     def __init__(self, compute: Compute) -> None:
+        self.compute = compute
         self.taken = {x.name for x in compute.axes}
-        operands = (compute.factors or compute.reads)[:2 if compute.factors else 1]
-        self.origins = {read.name: letter for read, letter in zip(operands, "ab", strict=False)}
+        self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
         self.lets: list[Let] = []
         self.told = 0  # how many of them are in the nest already
         self.given: dict[str, Expr] = {}  # what every name stands for
@@ -165,9 +175,11 @@ class _Nest:
         self.told = len(self.lets)
 
     def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
-        """Steps that are the same for a whole row, behind the coordinates that they need."""
-        seen |= {s: self.named(s.view) for s in steps if isinstance(s, (Read, Write)) and s not in seen}
-        return [*self.new(), *self.steps(steps, seen, origin)]
+        """Steps that follow one another, behind the coordinates that they need."""
+        seen |= self.at_once([s for s in steps if s not in seen])
+        made = [*self.new(), *self.steps(steps, seen, origin)]
+        self.told = len(self.lets)
+        return made
 
     def named(self, view: View) -> View:
         """The view over names; new ones are added to ``lets``."""
@@ -182,6 +194,11 @@ class _Nest:
             view = substitute(view, {dim.coord: Var(name)})
         return view
 
+    def at_once(self, steps: Sequence[Step]) -> Seen:
+        """The views of steps over names, but those that values are in: they come behind the values."""
+        return {s: self.named(s.view) for s in steps
+                if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
+
     def free(self, name: str, coord: Expr) -> str:
         """A name that stands for nothing else: that of the dimension, or one with a number."""
         tried, number = name, 1
@@ -194,6 +211,10 @@ class _Nest:
         """The statements of some steps. ``origin``: what their lets are for, if not operands."""
         made: list[Stmt] = []
         for step in steps:
+            if isinstance(step, (Read, Write)) and step not in seen:
+                known = len(self.lets)
+                seen = seen | {step: self.named(step.view)}
+                made += [replace(x, origin=origin) for x in self.lets[known:]]
             if isinstance(step, Read):
                 view = seen[step]
                 load = Load(view.tensor, view.offset(), view.mask(), step.fill)

@@ -66,6 +66,9 @@ class _Narrow(Scope):
 
     def widen(self, e: Expr) -> Expr:
         """The same value in 64 bits."""
+        if e.dtype.kind == "float":  # what it is computed from may be wide, itself it stays as it is
+            own: dict[Node, Expr] = {c: self.index(c) for c in e.children() if isinstance(c, Expr)}
+            return substitute(e, own)
         if isinstance(e, Const):
             return Const(e.value, index64)
         if isinstance(e, (Var, Lane)) or self.fits(e):

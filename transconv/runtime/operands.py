@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from transconv import knobs
+from transconv.compute import Compute, outside
 from transconv.errors import TensorError
 from transconv.ir import DType, Layout, Tensor
 
@@ -73,3 +74,19 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
     if device and device.type != "cuda" and not (device.type == "cpu" and knobs.interpret()):
         raise TensorError(f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
                           "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)")
+
+
+def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
+    """Raises TensorError, in torch's words, for an index that leaves the tensor that it is one of. Kernels
+    mask such an index; to look for it means to wait for the tensors, so that TRANSCONV_VERIFY=1 asks."""
+    for compute in computes:
+        read = {r.view.tensor for r in compute.reads if r.var in compute.names.indices}
+        given = {t.name: _logical(t, tensors[t.name]) for t in read}
+        if given and (wrong := outside(compute, given)):
+            raise TensorError(wrong)
+
+
+def _logical(tensor: Tensor, given: Any) -> Any:
+    strides = tensor.layout.strides()
+    seen = given if given.shape == tensor.shape else given.as_strided(tensor.shape, strides)
+    return seen.detach().cpu().numpy()

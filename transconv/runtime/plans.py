@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transconv import knobs
 from transconv.backend_triton import Launcher
 from transconv.compute import Compute, Workload
 from transconv.ir import Kernel, Tensor
 from transconv.runtime import allocator
-from transconv.runtime.operands import Wanted, check, torch_type
+from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -54,8 +55,11 @@ class Plan:
 
     def launch(self, **tensors: Any) -> None:
         """Run on torch tensors by name; what is stored is written in place. Raises TensorError for a
-        tensor that is missing, or that does not lie as the workload says."""
+        tensor that is missing, or that does not lie as the workload says; with TRANSCONV_VERIFY=1 also
+        for an index that leaves its tensor."""
         self.check(tensors)
+        if knobs.verify():
+            check_indices(self.workload.computations, tensors)
         self.run(tensors)
 
     def check(self, tensors: dict[str, Any]) -> None:

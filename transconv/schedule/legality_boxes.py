@@ -38,6 +38,8 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
         return reason
     if view is None:
         return None
+    if reason := compute.why_not_plain(view):
+        return f"{name}=box: {reason}"
     if name != "c" and compute.fill_of(view):
         return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {compute.fill_of(view):g} "
                 "is asked for")

@@ -6,11 +6,11 @@ Those of boxes and explicit kernels are in legality_boxes.py. The value alone is
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, places
-from transconv.ir import TRUE, Var, View, f32, f64, free_vars
+from transconv.ir import TRUE, f32, f64
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
 from transconv.schedule.packing import letters, view_of, why_not_copied
@@ -101,6 +101,8 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
     left, right = compute.a.tensor.dtype, compute.b.tensor.dtype
     if target.lacks(left, right, compute.acc):
         return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
+    if compute.names.fills_of(compute.factors or ()) & {inf, -inf}:
+        return "a factor is infinite where it is masked: beyond the end of a sum 0 times that is no number"
     if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
     for kind in "MNK":
@@ -115,15 +117,11 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
 def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
     """The matrix unit wants both factors along the lanes that are summed."""
     summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.axes[0]) == "K" for a in b.axes]
-    for view in (compute.a, compute.b):
-        if view is not None and not any(_sees(view, a) for a in summed):
+    for factor, view in zip(compute.factors or (), (compute.a, compute.b), strict=False):
+        if view is not None and not compute.roots(factor.var).intersection(summed):
             return (f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
                     "factors there")
     return None
-
-
-def _sees(view: View, axis: str) -> bool:
-    return any(Var(axis) in free_vars(e) for d in view.dims for e in (d.coord, d.mask))
 
 
 def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:
@@ -134,6 +132,9 @@ def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:
             return f"atomic sums are kept in f32, {compute.c.tensor.name} is {compute.c.tensor.dtype}"
         if compute.sum is not None and compute.sum.op != "sum":
             return f"reduce=atomic adds, {compute.sum.name} is {compute.sum.op}(...)"
+        if not compute.stores_all:
+            return (f"atomic sums begin with 0 everywhere, and some elements of {compute.c.tensor.name} "
+                    "are not stored")
         if compute.finishes:
             return f"the epilogue {compute.behind} needs the whole sum, atomic parts never see it"
     return None
@@ -159,6 +160,8 @@ def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
         return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
                 "what is read beyond the last one would change it")
     meet = c.reduce == "stream" or c.split_k > 1 and c.reduce == "partials"
+    if meet and (reason := compute.why_not_plain(compute.c)):
+        return f"parts of sums lie as {compute.c.tensor.name} does: {reason}"
     if meet and len(compute.writes) > 1 and compute.c.mask() is not TRUE:
         return (f"parts of sums lie as {compute.c.tensor.name} does, which has no place for some that are "
                 f"stored in {compute.writes[1].view.tensor.name}")

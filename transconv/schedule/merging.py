@@ -38,7 +38,8 @@ def why_not_merged(compute: Compute, merge: int) -> str | None:
         return f"merge={merge}, but {compute.name} has no groups"
     if group.size % merge:
         return f"merge={merge} does not divide the {group.size} groups"
-    if reason := _apart(compute, group):
+    if reason := next(filter(None, map(compute.why_not_plain, compute.views())), None) or _apart(
+            compute, group):
         return f"merge={merge}, but {reason}"
     across = _across(compute.c, compute)
     if across is not None and across.size == 1:

@@ -270,6 +270,8 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str
     name = view.tensor.name
     if 0 in view.tensor.shape:
         return f"{name} is empty"
+    if reason := compute.why_not_plain(view):
+        return reason
     if len(view.tensor.shape) < 2:
         return f"{name} has one dimension, which is innermost however it lies"
     if diagonal(view, compute) > 1:

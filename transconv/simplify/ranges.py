@@ -132,10 +132,10 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
             found = _of_remainder(a, range_of(b, facts), facts)
         case Min(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
-            found = between(min(p.low, q.low), min(p.high, q.high))
+            found = between(min(p.low, q.low), min(p.high, q.high, _half(a, b, 0, facts).high))
         case Max(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
-            found = between(max(p.low, q.low), max(p.high, q.high))
+            found = between(max(p.low, q.low, _half(a, b, 1, facts).low), max(p.high, q.high))
         case Select(_, yes, no):
             found = range_of(yes, facts) | range_of(no, facts)
         case Cast(x) if x.dtype.kind != "float":
@@ -150,6 +150,12 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
             return narrow
     # A value that does not fit into its width has wrapped around to any that does.
     return found & narrow if found | narrow == narrow else narrow
+
+
+def _half(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
+    """Where (a + b) / 2 lies, rounded down or ``up``: the lesser of two is at most that, the greater at
+    least, so that max(x, -x) is never negative."""
+    return quotient(range_of_poly(facts.poly(a).plus(facts.poly(b)).shifted(up), facts), Range(2, 2))
 
 
 def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:

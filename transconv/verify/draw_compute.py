@@ -2,8 +2,8 @@
 
 Products with any number of batch, row, column and summed axes, reductions over windows, chains of
 elementwise operations; everything that a text can say about where an element lies is drawn: flips,
-strides, pads with fills, fused and divided coordinates, broadcasts, permuted and partial stores, layouts
-with gaps. Sizes rarely divide anything.
+strides, pads of every kind, fused and divided coordinates, broadcasts, gathers, concatenations, permuted
+and partial stores, layouts with gaps. Sizes rarely divide anything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,23 @@ class _Page:
                             f"{_strides(self.rng, shape, stored)}".rstrip())
 
     def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
-        """A line that reads a tensor of these axes in any order."""
+        """Lines that read a tensor of these axes in any order, or either of two."""
+        if not chance(self.rng, 10):
+            return self.read_one(name, axes, fill, dtype)
+        dtype, axis = dtype or self.dtype(), self.rng.choice(axes)
+        parts = [self.read_one(f"{name}{i}", axes, fill, dtype) for i in (1, 2)]
+        cut = self.rng.randint(1, max(1, self.axes[axis] - 1))
+        self.steps.append(f"let {name} = where({axis} < {cut}, {', '.join(parts)})")
+        return name
+
+    def index(self, axis: str) -> str:
+        """A line that reads which position is meant at each point of an axis."""
+        name = f"at{len(self.steps)}"
+        self.tensor(name.upper(), [self.axes[axis]], dtype=self.rng.choice(("i32", "i64")))
+        self.steps.append(f"read {name} = {name.upper()}[{axis}]")
+        return name
+
+    def read_one(self, name: str, axes: list[str], fill: str, dtype: str) -> str:
         coords, shape = _coordinates(self, axes, stored=False)
         self.tensor(name.upper(), shape, dtype=dtype)
         where = _condition(self, axes) if chance(self.rng, 12) else ""
@@ -182,6 +198,8 @@ def _coordinates(page: _Page, axes: list[str], stored: bool) -> tuple[list[str],
         elif page.axes[axis] > 3 and chance(rng, 12):
             cut = rng.choice((2, 3, 4))
             made += [(f"{axis} // {cut}", -(-page.axes[axis] // cut)), (f"{axis} % {cut}", cut)]
+        elif not stored and chance(rng, 8):
+            made.append(_elsewhere(page, axis))
         else:
             made.append(_one(page, axis))
     return [c for c, _ in made], [n for _, n in made]
@@ -197,6 +215,19 @@ def _one(page: _Page, axis: str) -> tuple[str, int]:
             "steps": (f"{axis}*{by + 1}", (size - 1) * (by + 1) + 1 + rng.randrange(2)),
             "pad": (f"{axis} - {by}", max(1, size - by)),
             "short": (axis, max(1, size - by))}[way]
+
+
+def _elsewhere(page: _Page, axis: str) -> tuple[str, int]:
+    """A coordinate that several points of an axis may share, and that leaves its tensor or does not."""
+    rng, size = page.rng, page.axes[axis]
+    by, n = rng.randint(0, 3), max(1, size - rng.randint(0, 4))
+    way = rng.choice(("repeat", "gather", "gather", "clamp", "reflect", "symmetric", "wrap"))
+    if way == "repeat":
+        return f"{axis} // {by + 1}", (size - 1) // (by + 1) + 1
+    if way == "gather":
+        read = page.index(axis)
+        return rng.choice((read, read, f"from_end({read}, {n})", f"wrap({read}, {n})")), n
+    return f"{way}({axis} - {by}, {n})", n
 
 
 def _window(page: _Page, axis: str, tap: str) -> tuple[str, int]:

@@ -1,0 +1,68 @@
+"""Functions of whole numbers that coordinates are written with: one row each, and each stands for an
+expression, from which everything else follows: its meaning in NumPy, the range that its values have,
+the text of a kernel.
+
+    x[reflect(h - 1, 8)]    stands for    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
+
+The expressions are such that the simplifier proves them inside: no mask is left of a coordinate that
+never leaves its tensor, and no division where a position is at most one period away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transconv.ir import Cast, Const, Expr, Rows, as_expr, index, maximum, minimum, rewrite, select
+
+Whole = Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A function of ``arity`` whole numbers: a position, and the size of the dimension that it is in.
+    ``says``: where the position then is, for people."""
+
+    name: str
+    arity: int
+    expression: Callable[..., Whole]
+    says: str
+
+    def __call__(self, *values: Expr) -> Expr:
+        """The expression; what is made of numbers alone is a number."""
+        return as_expr(self.expression(*(int(v.value) if isinstance(v, Const) else v for v in values)))
+
+
+def _abs(i: Whole) -> Expr:
+    return maximum(i, -i)
+
+
+def _reflect(i: Whole, n: Whole) -> Expr:
+    """Of both sides the same distance away: the period is n - 1 steps there and n - 1 back."""
+    period = n * 2 - 2
+    there = _abs(i) % (max(period, 1) if isinstance(period, int) else maximum(period, 1))
+    return minimum(there, period - there)
+
+
+def _symmetric(i: Whole, n: Whole) -> Expr:
+    there = maximum(i, -1 - i) % (n * 2)
+    return minimum(there, n * 2 - 1 - there)
+
+
+def as_written(e: Expr) -> Expr:
+    """A coordinate or condition without the casts that make positions of whole numbers that were read."""
+    return rewrite(e, lambda at: at.x if isinstance(at, Cast) and at.type is index else at)
+
+
+COORDINATES: Rows[Coordinate] = Rows(
+    Coordinate("clamp", 2, lambda i, n: minimum(maximum(i, 0), n - 1),
+               "beyond an end: the element at that end (torch's padding mode replicate)"),
+    Coordinate("reflect", 2, _reflect,
+               "beyond an end: as far inside, the element at the end itself left out (reflect)"),
+    Coordinate("symmetric", 2, _symmetric,
+               "beyond an end: as far inside, beginning with the element at the end (NumPy's symmetric)"),
+    Coordinate("wrap", 2, lambda i, n: i % n, "beyond an end: on from the other one (circular)"),
+    Coordinate("from_end", 2, lambda i, n: select(i < 0, i + n, i),
+               "a negative position counts from the end, as an index of torch does"),
+    Coordinate("abs", 1, _abs, "the distance from 0"),
+)

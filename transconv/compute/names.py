@@ -1,0 +1,101 @@
+"""What the names of a computation depend on: axes, the reads that a value is chosen from, and the values
+that coordinates mention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.ir import Const, Expr, Select, Var, View, free_vars
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of the axes and of the steps over them."""
+
+    axes: tuple[Axis, ...]
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def chosen(self) -> dict[Var, tuple[Read, ...]]:
+        """What only moves elements, and the reads that it takes them from: a read, and a value that a
+        condition chooses from such (a concatenation)."""
+        found: dict[Var, tuple[Read, ...]] = {}
+        for s in self.steps:
+            if isinstance(s, Read):
+                found[s.var] = (s,)
+            elif isinstance(s, Value) and (leaves := leaves_of(s.value)) and set(leaves) <= set(found):
+                found[s.var] = tuple(dict.fromkeys(r for v in leaves for r in found[v]))
+        return found
+
+    def fills_of(self, steps: Iterable[Read | Value]) -> set[float]:
+        """What stands for elements outside of the tensors that steps take elements from."""
+        return {r.fill for s in steps for r in self.chosen.get(s.var, ())}
+
+    @cached_property
+    def rooted(self) -> dict[Var, frozenset[str]]:
+        """The axes that each name depends on."""
+        found = {x.var: frozenset((x.name,)) for x in self.axes}
+        for s in self.steps:
+            if not isinstance(s, Write):
+                own = frozenset(a for v in used(s) for a in found.get(v, (v.name,)))
+                found[s.var] = own - frozenset(s.axes) if isinstance(s, Reduction) else own
+        return found
+
+    def roots(self, e: Expr) -> frozenset[str]:
+        """The axes that an expression depends on, seen through the values that it mentions."""
+        return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
+
+    def told(self, view: View) -> frozenset[Var]:
+        """The values that a view's coordinates mention: the indices of a gather."""
+        return frozenset(v for d in view.dims for v in free_vars(d.coord)) & self._values
+
+    @cached_property
+    def indices(self) -> frozenset[Var]:
+        """The values that the coordinates of any view mention."""
+        return frozenset(v for s in self.steps if isinstance(s, (Read, Write)) for v in self.told(s.view))
+
+    @cached_property
+    def chosen_from(self) -> tuple[Read, ...]:
+        """The reads that values are chosen from."""
+        values = [s.var for s in self.steps if isinstance(s, Value)]
+        return tuple(dict.fromkeys(r for v in values for r in self.chosen.get(v, ())))
+
+    @cached_property
+    def _values(self) -> frozenset[Var]:
+        return frozenset(s.var for s in self.steps if not isinstance(s, Write))
+
+    @cached_property
+    def stand_ins(self) -> dict[Var, Expr]:
+        """For every value that coordinates mention, the position that it would be if it counted the
+        points that it is read at: estimates take a gather for that of neighbours."""
+        found: dict[Var, Expr] = {}
+        for v in self.indices:
+            at: Expr = Const(0)
+            for x in self.axes:
+                at = at * x.size + x.var if x.name in self.rooted[v] else at
+            found[v] = at
+        return found
+
+
+def used(step: Step) -> set[Var]:
+    """The names that a step mentions, in its value and in the coordinates and conditions of its view."""
+    found = set(free_vars(step.value)) if not isinstance(step, Read) else set()
+    if isinstance(step, (Read, Write)):
+        found |= {v for d in step.view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+    return found
+
+
+def leaves_of(value: Expr) -> tuple[Var, ...]:
+    """The names that conditions choose from, where a value is nothing but such a choice; else none."""
+    if not isinstance(value, Select):
+        return ()
+    found: list[Var] = []
+    for part in (value.yes, value.no):
+        inner = (part,) if isinstance(part, Var) else leaves_of(part)
+        if not inner:
+            return ()
+        found += inner
+    return tuple(found)
