@@ -16,7 +16,7 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
     them (the variance without bias), are results ``newP`` and ``newQ``; else by the running ones."""
     page = _page(x, mean, variance, w, b, y or x.like(), saves)
     count = page.count("k")
-    words = {"count": float(count), "eps": float(eps), "new": float(momentum), "old": 1.0 - momentum,
+    words: dict[str, object] = {"count": float(count), "eps": float(eps), "new": float(momentum), "old": 1.0 - momentum,
              "unbiased": count / (count - 1) if count > 1 else "inf"}
     given = ("X", *(name for name in "PQWB" if name in page.seen))
     if not training:

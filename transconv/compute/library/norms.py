@@ -92,7 +92,7 @@ def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Seque
 
 def _axes(page: Page, names: str) -> str:
     """The axes of several names that have any; the first name where none has."""
-    found = " ".join(page[name] for name in names.split() if page.classes[name])
+    found = " ".join(page[name] for name in names.split() if page.classes.get(name))
     return found or names.partition(" ")[0]
 
 

@@ -78,18 +78,20 @@ class Seen:
 
 class Page:
     """A space of dims with names, and tensors placed in it. A tensor's dim of size 1 is left out: it is the
-    same along that dim of the space. ``called``: the names of tensors that are placed a second time."""
+    same along that dim of the space. ``called``: the names of tensors that are placed a second time; ``keeps``: names whose dims of size
+    1 stay."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
-                 called: Mapping[str, str] | None = None) -> None:
+                 called: Mapping[str, str] | None = None, keeps: str = "") -> None:
         self.sizes = tuple(sizes)
         self.called = called or {}
+        self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()}
         self.placed = dict(tensors)
         self.tensors = {name: t for name, (t, _) in tensors.items()}
         self.groups: dict[str, list[int]] = {}  # the dims that each axis runs over
         self.classes: dict[str, list[str]] = {name: [] for name in names}
         for name in self.classes:
-            for group in self._merged([d for d, own in enumerate(names) if own == name and sizes[d] != 1]):
+            for group in self._merged([d for d, own in enumerate(names) if own == name and (sizes[d] != 1 or d in self.kept)]):
                 axis = f"{name}{len(self.classes[name]) or ''}"
                 self.classes[name].append(axis)
                 self.groups[axis] = group
@@ -97,8 +99,11 @@ class Page:
 
     def _steps(self, dim: int) -> list[int | None]:
         """How far apart neighbours along a dim are in each tensor; None where it lacks the dim."""
-        return [t.strides[list(dims).index(dim)] if dim in dims and t.shape[list(dims).index(dim)] != 1
+        return [t.strides[list(dims).index(dim)] if dim in dims and self._has(t, list(dims).index(dim), dim)
                 else None for t, dims in self.placed.values()]
+
+    def _has(self, t: Strided, own: int, dim: int) -> bool:
+        return t.shape[own] != 1 or dim in self.kept
 
     def _merged(self, dims: list[int]) -> list[list[int]]:
         """Dims of one name, in the order of the first tensor's memory, in groups that are one axis."""
@@ -118,7 +123,7 @@ class Page:
         own = {d: i for i, d in enumerate(dims)}
         parts: list[tuple[list[int], str]] = []  # own dims, and their coordinate
         for axis, group in self.groups.items():
-            if all(d in own and t.shape[own[d]] != 1 for d in group):
+            if all(d in own and self._has(t, own[d], d) for d in group):
                 parts.append(([own[d] for d in group], axis))
         parts += [([i], d) for d, i in own.items() if isinstance(d, str)]
         parts.sort(key=lambda p: -t.strides[p[0][-1]])
@@ -126,17 +131,17 @@ class Page:
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
         return Seen(t.shape, order, tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
                     tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
-                    tuple(coord for _, coord in parts) or ("one",))
+                    tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
 
     def __getitem__(self, word: str) -> str:
         """What a word of a text's lines stands for: a tensor with its coordinates, or axes."""
         if word in self.seen:
             return f"{self.called.get(word, word)}[{', '.join(self.seen[word].coords)}]"
-        return " ".join(self.classes[word] or [word])
+        return " ".join(self.classes.setdefault(word, []) or [word])
 
     def count(self, *names: str) -> int:
         """How many points the axes of these names have."""
-        return prod(self.size(axis) for name in names for axis in self.classes[name])
+        return prod(self.size(axis) for name in names for axis in self.classes.get(name, ()))
 
     def size(self, axis: str) -> int:
         return prod(self.sizes[d] for d in self.groups.get(axis, ()))

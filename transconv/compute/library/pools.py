@@ -41,8 +41,8 @@ def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strid
     def count(places: Sequence[str]) -> str:
         if divisor:
             return f"{float(divisor)}"
-        return "*".join(_counted(*each, pads) for each in zip(
-            places, sizes, y.shape[-n:], window, stride, padding, strict=True))
+        dims = zip(places, sizes, y.shape[-n:], window, stride, padding, strict=True)
+        return "*".join(_counted(o, size, results, k, s, p, pads) for o, size, results, k, s, p in dims)
 
     text = page.text("average_pool", "read a = {X}",
                      f"store {{Y}} = sum(a; {{window}}) / ({count([f'o{c}' for c in LETTERS[-n:]])})", **words)
@@ -66,7 +66,7 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
     n = len(window)
     lead, letters = range(len(x.shape) - n), LETTERS[-n:]
     begin = len(lead)
-    results, elements = range(begin, begin + n), range(begin + n, begin + 2 * n)
+    results, elements = [f"o{c}" for c in letters], range(begin + n, begin + 2 * n)
     ahead = [f"o{c}*{s} + k{c}*{d} - {p}" for c, s, d, p in zip(letters, stride, dilation, padding, strict=True)]
     behind = _behind(stride, padding, dilation)
     at = Strided.dense(y.shape, i32)

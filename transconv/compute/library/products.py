@@ -15,6 +15,8 @@ def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "
            saves: bool = False, y: Strided | None = None) -> Formula:
     """activation(x w' + b) of x [..., k], w [n, k] and b [n]. ``saves``: the sum before the activation is
     stored too, as ``Z``. ``math``: how f32 is multiplied."""
+    if len(w.shape) != 2:
+        raise ValueError(f"a weight of {len(w.shape)} dims; expected two")
     rank = len(x.shape)
     lead = range(rank - 1)
     y = y or Strided.dense([*x.shape[:-1], w.shape[0]], x.dtype)
@@ -50,7 +52,7 @@ def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w
                                   "dW": (w[0].like(), w[1])}
     if b:
         tensors |= {"B": (b, [column]), "dB": (b.like(), [column])}
-    page = Page(names, sizes, tensors)
+    page = Page(names, sizes, tensors, keeps="m n k")
     words = {"ahead": _axes(page, "q", "n"), "below": _axes(page, "p", "m"), "rows": _axes(page, "m", "m")}
     whole = f"{name} math={math}"
     value = "s + b" if b else "s"
@@ -78,10 +80,12 @@ def _slope(activation: str, dtype: DType) -> str:
     """The derivative of an activation at z, as a text has it."""
     derivative = OPS[activation].derivative
     assert derivative is not None, activation
-    return SELECTION.sub("where(", readable(derivative(Var("z", dtype))[0]))
+    slope, = derivative(Var("z", dtype))
+    assert slope is not None, activation
+    return SELECTION.sub("where(", readable(slope))
 
 
 def _axes(page: Page, *names: str) -> str:
-    """The axes of several names; the last name where none has any."""
+    """The axes of several names; one of the last name where none has any."""
     found = [axis for name in names for axis in page.classes.get(name, ())]
-    return " ".join(found) or names[-1]
+    return " ".join(found) or page[names[-1]]

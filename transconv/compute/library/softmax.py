@@ -74,15 +74,16 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     page = Page(["k" if d == dim else "n" for d in whole], x.shape, {
         "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "G": (y, left),
         "dX": (x.like(), whole)})
+    words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
     text = page.text("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
-        let hit = max(where({k} == t, x, -inf); {k})
+        let hit = max(where({at} == t, x, -inf); {k})
         let z = log(total) + top
         store {Y} = where(t == {ignore}, 0.0, z - hit)
-        store {Z} = z"""), ignore=ignore)
+        store {Z} = z"""), **words)
     back = page.text("cross_entropy_gradient", *lines("""read x = {X}
         read t = {T}
         read z = {Z}
         read g = {G}
-        let d = exp(x - z) - where({k} == t, 1.0, 0.0)
-        store {dX} = where(t == {ignore}, 0.0, g * d)"""), ignore=ignore)
+        let d = exp(x - z) - where({at} == t, 1.0, 0.0)
+        store {dX} = where(t == {ignore}, 0.0, g * d)"""), **words)
     return Formula(page, text, ("X", "T"), gradients=(Gradient(back, {"dX": "X"}),))
