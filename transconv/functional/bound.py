@@ -13,30 +13,35 @@ from math import prod
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.compute import library
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.launches import TORCH, TYPES, Memory, program
 
 Tensor = torch.Tensor
+_unseen: Any = _disable_current_modes  # by tracers and other modes
+
 Values = dict[str, Tensor]
 Numbers = tuple[Any, ...]
+Specs = Sequence[library.Strided | None]  # of tensors, None for one that is missing
+Made = Sequence[library.Strided]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Function:
     """A public function. ``torch``: torch's, of tensors (None for one that is missing) and then numbers,
     without side effects, to a tensor or several; ``formula``: the library's, of the tensors' and results'
-    library.Strided, the numbers, and whether gradients will be asked for; ValueError or Unsupported where it has
-    none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where torch
-    casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their texts do
-    not read; ``again``: gradients in torch's operations, of values by name, numbers and the result's
-    gradient, for a function that does not keep its operands. Else they are kept, but for those of ``passing``,
-    which gradients depend on only where their texts read them."""
+    library.Strided, the numbers, and whether gradients will be asked for; ValueError or Unsupported where
+    it has none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where
+    torch casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their
+    texts do not read; ``again``: gradients in torch's operations, of values by name, numbers and the
+    result's gradient, for a function that does not keep its operands. Else they are kept, but for those of
+    ``passing``, which gradients depend on only where their texts read them."""
 
     name: str
     torch: Callable[..., Any]
-    formula: Callable[[Sequence[library.Strided | None], Sequence[library.Strided], Numbers, bool], library.Formula]
+    formula: Callable[[Specs, Made, Numbers, bool], library.Formula]
     whole: tuple[bool, ...] = ()
     autocast: str = ""
     linear: bool = False
@@ -68,7 +73,8 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A text with the names of what it reads and what it stores; ``of``: which stores are whose gradient."""
+    """A text with the names of what it reads and what it stores; ``of``: which stores are whose
+    gradient."""
 
     text: str
     given: tuple[str, ...]
@@ -78,8 +84,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """``operands``: the names of the tensors that are there; ``saved``: what gradients need; ``wanted``: of
-    the operands, which get gradients."""
+    """``operands``: the names of the tensors that are there; ``saved``: what gradients need; ``wanted``:
+    of the operands, which get gradients."""
 
     function: Function
     numbers: Numbers
@@ -102,13 +108,16 @@ class Bound:
         return found
 
 
-def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted: tuple[bool, ...]) -> Bound:
+def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
+         wanted: tuple[bool, ...]) -> Bound:
     """``wanted``: of the tensors that are there, which need gradients; empty: none. Raises what torch
     raises for a wrong call, Unsupported where the library has no text."""
     places = tuple(i for i, t in enumerate(tensors) if t is not None)
     metas = _results(f, tensors, numbers)
-    if any(m.dtype not in TYPES or m.numel() == 0 for m in metas):
-        raise Unsupported("shape:empty" if all(m.dtype in TYPES for m in metas) else f"dtype:{metas[0].dtype}")
+    if any(m.numel() == 0 for m in metas):
+        raise Unsupported("shape:empty")
+    if any(m.dtype not in TYPES for m in metas):
+        raise Unsupported(f"dtype:{str(metas[0].dtype).removeprefix('torch.')}")
     try:
         formula = f.formula([t if t is None else strided(t) for t in tensors], [strided(m) for m in metas],
                             numbers, any(wanted))
@@ -131,16 +140,17 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return Bound(f, numbers, len(tensors), places, formula.given, tuple(real.values()), formula.page.seen, forward, formula.results, backward,
-                 saved, wanted)
+    return Bound(f, numbers, len(tensors), places, formula.given, tuple(real.values()),
+                 formula.page.seen, forward, formula.results, backward, saved, wanted)
 
 
 def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
     """torch's results on tensors without values."""
-    metas = [t if t is None else torch.empty_strided(
-        ints(t.shape), ints(t.stride()), dtype=t.dtype, device="meta") for t in tensors]
+    memory = [t if t is None else Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors]
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with _unseen(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            metas = [m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
+                     for m in memory]
             return as_tuple(f.torch(*metas, *numbers))
     except NotImplementedError as error:
         raise Unsupported("meta:none", str(error)) from error
@@ -158,8 +168,8 @@ def strided(t: Tensor) -> library.Strided:
     return library.Strided(ints(t.shape) or (1,), ints(t.stride()) or (1,), TYPES[t.dtype])
 
 
-def _step(formula: library.Formula, text: str, results: dict[str, Memory], operands: dict[str, tuple[int, ...]],
-          of: dict[str, str]) -> Step:
+def _step(formula: library.Formula, text: str, results: dict[str, Memory],
+          operands: dict[str, tuple[int, ...]], of: dict[str, str]) -> Step:
     found = program(text)
     stored = {}
     for name in found.stored:

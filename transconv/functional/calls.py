@@ -1,9 +1,8 @@
 """Sending one call of a public function the right way.
 
 Plain eager tensors are looked up by what they look like, and launched. Whatever wants to see the call is
-given it: torch computes under functorch's transforms, forward derivatives and for subclasses; compilers and
-modes see the operator ``transconv::function``.
-"""
+given it: torch computes under functorch's transforms, forward derivatives and for subclasses; compilers
+and modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
@@ -145,7 +144,7 @@ class _Apply(torch.autograd.Function):
 
 
 def _bound(how: Any) -> Bound:
-    return how.bound if isinstance(how, Route) else how  # type: ignore[return-value, no-any-return]
+    return how.bound if isinstance(how, Route) else how  # type: ignore[return-value]
 
 
 apply: Any = super(torch.autograd.Function, _Apply).apply
@@ -164,8 +163,8 @@ def _again(bound: Bound, values: Values, grad: Tensor) -> tuple[Tensor | None, .
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
     with torch.enable_grad():
-        given = [values[name] if name in values else grad.new_zeros(()).expand(bound.shapes[i]).requires_grad_()
-                 for i, name in enumerate(bound.operands)]
+        given = [values[name] if name in values else grad.new_zeros(()).expand(shape).requires_grad_()
+                 for shape, name in zip(bound.shapes, bound.operands, strict=True)]
         made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
         of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
         found = iter(torch.autograd.grad(made, of, grad, create_graph=True, allow_unused=True))

@@ -64,7 +64,8 @@ def program(text: str) -> Program:
 def _memory(tensor: Declared) -> Memory:
     strides = tensor.layout.strides()
     if strides is None or tensor.layout.offset:
-        raise Unsupported("layout:blocked", f"{tensor.name} lies in memory as {tensor.layout}; expected strides")
+        raise Unsupported("layout:blocked",
+                          f"{tensor.name} lies in memory as {tensor.layout}; expected strides")
     return Memory(tensor.shape, strides, TORCH[tensor.dtype])
 
 

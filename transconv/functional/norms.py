@@ -10,13 +10,11 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Numbers
+from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 
 Tensor = torch.Tensor
-Specs = Sequence[library.Strided | None]
-Made = Sequence[library.Strided]
 
 
 def _layer(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
@@ -73,7 +71,8 @@ def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, *rest:
     return F.instance_norm(x, mean, variance, *rest)
 
 
-def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers, results: Sequence[Tensor]) -> Tensor:
+def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
+                     results: Sequence[Tensor]) -> Tensor:
     """Move the running statistics, in place as torch does."""
     if len(results) == 3:
         with torch.no_grad():
@@ -83,11 +82,12 @@ def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers, results
     return results[0]
 
 
-LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps), _layer,
-                         autocast="f32"))
-RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms, autocast="torch"))
-GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps), _group,
-                         autocast="f32"))
+LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+                         _layer, autocast="f32"))
+RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
+                       autocast="torch"))
+GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
+                         _group, autocast="f32"))
 INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q"),
                             handed=F.instance_norm))
 BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q"), handed=F.batch_norm,
@@ -96,9 +96,9 @@ BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q"), ha
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
                bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.layer_norm: over the last dims, whose sizes ``normalized_shape`` says, as do weight
-    and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32 and
-    f64 have kernels. Raises what torch raises, with the operands named."""
+    """torch.nn.functional.layer_norm: over the last dims, whose sizes ``normalized_shape`` says, as do
+    weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
+    and f64 have kernels. Raises what torch raises, with the operands named."""
     shape = tuple(normalized_shape)
     return call(LAYER, (input, weight, bias), (shape, eps))  # type: ignore[no-any-return]
 
@@ -118,8 +118,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
 def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
                   weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
                   momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.instance_norm of input (n, c, ...); running statistics that would move are torch's.
-    As layer_norm."""
+    """torch.nn.functional.instance_norm of input (n, c, ...); running statistics that would move are
+    torch's. As layer_norm."""
     return call(INSTANCE, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
                 (use_input_stats, momentum, eps))
 
@@ -127,7 +127,7 @@ def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
                weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
                momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, towards which
-    the running ones move in place; else by the running ones. As layer_norm."""
+    """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, towards
+    which the running ones move in place; else by the running ones. As layer_norm."""
     return call(BATCH, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
                 (training, momentum, eps))

@@ -40,7 +40,7 @@ def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
     why = refused(given, [True] * len(given))
     message = ""
     if not why:
-        made = [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype) for m in found.stored.values()]
+        made = _fake_compute(text, given)
         try:
             launch(text, given[0].device, aligned(given)).start([*given, *made])
         except Unsupported as error:
@@ -56,8 +56,9 @@ def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
 def by_numpy(text: str, given: Sequence[Tensor]) -> list[Tensor]:
     """What a text means, computed in f64: slow, and anywhere."""
     found = program(text)
-    arrays = {name: t.detach().cpu().double().numpy() if t.dtype.is_floating_point else t.detach().cpu().numpy()
-              for name, t in zip(found.given, given, strict=True)}
+    wide = [t.detach().cpu() for t in given]
+    arrays = {name: (t.double() if t.is_floating_point() else t).numpy()
+              for name, t in zip(found.given, wide, strict=True)}
     answers = execute(found.compute, arrays)
     made = []
     for name, m in found.stored.items():
@@ -69,7 +70,8 @@ def by_numpy(text: str, given: Sequence[Tensor]) -> list[Tensor]:
 def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
     """The tensor, copied if its strides are others. Raises TensorError for another type or shape."""
     if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
-        raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, got {t.dtype} of shape {tuple(t.shape)}")
+        raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
+                          f"got {t.dtype} of shape {tuple(t.shape)}")
     if t.is_neg():
         t = t.resolve_neg()
     if all(n == 1 or a == b for n, a, b in zip(m.shape, t.stride(), m.strides, strict=True)):
@@ -79,6 +81,7 @@ def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
 
 
 def _fake_compute(text: str, given: list[Tensor]) -> list[Tensor]:
+    """The stores, without values."""
     return [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
             for m in program(text).stored.values()]
 
@@ -99,8 +102,8 @@ class _NoDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError(f"the computation {ctx.name} has no derivative: a text says what is computed alone; "
-                           "transconv.functional has functions with gradients")
+        raise RuntimeError(f"the computation {ctx.name} has no derivative: a text says what is computed "
+                           "alone; transconv.functional has functions with gradients")
 
 
 _apply: Any = _NoDerivative.apply
@@ -119,7 +122,8 @@ library.impl("compute", _with_refusal, "Autograd")
 def run(bound: Bound, step: Step, values: Values) -> None:
     """Add what a step stores to the values, by the operator, so that a graph can hold it."""
     seen = bound.seen
-    given = [values[n].reshape(seen[n].shape).permute(seen[n].order).reshape(seen[n].sizes) for n in step.given]
+    views = [(values[name], seen[name]) for name in step.given]
+    given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
     with torch._C._AutoDispatchBelowAutograd():
         made = compute(step.text, given)
     for (name, memory), t in zip(step.stored.items(), made, strict=True):

@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.functional.bound import Function, Numbers
+from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
-Specs = Sequence[library.Strided | None]
-Made = Sequence[library.Strided]
 Ints = int | Sequence[int]
 
 
@@ -43,7 +41,7 @@ def _adaptive(given: Specs, made: Made, numbers: Numbers, saves: bool) -> librar
     x, y = given[0], made[0]
     assert x is not None
     if any(a % b for a, b in zip(x.shape[-2:], y.shape[-2:], strict=True)):
-        raise ValueError(f"{list(y.shape[-2:])} windows of {list(x.shape[-2:])} elements are not of one size")
+        raise ValueError(f"{list(y.shape[-2:])} windows of {list(x.shape[-2:])} are not of one size")
     window = tuple(a // b for a, b in zip(x.shape[-2:], y.shape[-2:], strict=True))
     return library.average_pool(x, window, window, (0, 0), y)
 
@@ -55,10 +53,11 @@ ADAPTIVE = declare(Function("adaptive_avg_pool2d", F.adaptive_avg_pool2d, _adapt
 
 def max_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
-    """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w); the first of equal elements gets the
-    gradient. Indices are torch's. f16, bf16, f32 and f64 have kernels. Raises what torch raises, with the
-    operands named."""
-    numbers = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+    """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w); the first of equal elements gets
+    the gradient. Indices are torch's. f16, bf16, f32 and f64 have kernels. Raises what torch raises, with
+    the operands named."""
+    numbers = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation),
+               ceil_mode)
     if return_indices:
         if not torch.compiler.is_compiling():
             stats.handed_over("form:return_indices", "max_pool2d")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.functional.bound import Function, Numbers
+from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 from transconv.torch_ops.execute import read_precision
 from transconv.torch_ops.fused_route import ACTIVATIONS, refuse
 
 Tensor = torch.Tensor
-Specs = Sequence[library.Strided | None]
-Made = Sequence[library.Strided]
 
 
 def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
@@ -52,16 +50,18 @@ def _numbers(input: Tensor, activation: str | None) -> tuple[str, str]:
     return activation or "", "tf32" if tf32 else "ieee"
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), and an activation behind it,
-    by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32 where
-    torch's precision of products says so. Raises what torch raises, with the operands named; RuntimeError
-    for an activation that is unknown."""
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
+           activation: str | None = None) -> Tensor:
+    """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), and an activation behind
+    it, by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
+    where torch's precision of products says so. Raises what torch raises, with the operands named;
+    RuntimeError for an activation that is unknown."""
     return call(LINEAR, (input, weight, bias), _numbers(input, activation))  # type: ignore[no-any-return]
 
 
 def matmul(input: Tensor, other: Tensor, activation: str | None = None) -> Tensor:
-    """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As linear."""
+    """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As
+    linear."""
     return call(MATMUL, (input, other), _numbers(input, activation))  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,8 @@ Tensor = torch.Tensor
 log = logging.getLogger("transconv.functional")
 
 # Of the largest element beside it: two roundings of a type, and of sums of many terms.
-ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10, torch.float64: 2.0**-30}
+ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
+           torch.float64: 2.0**-30}
 
 
 def agree(route: Route, tensors: Sequence[Tensor | None]) -> None:
@@ -66,5 +67,5 @@ def _compare(route: Route, got: Sequence[Tensor], want: Sequence[Tensor]) -> Non
             right = bool(same.all())
         if not right:
             step = route.step
-            log.warning("rejected: %s gives another result than torch's\n%s", route.name, step and step.text)
-            raise Unsupported("miscompiled", f"the kernel of {route.name} gives another result than torch's")
+            log.warning("rejected: %s differs from torch's\n%s", route.name, step and step.text)
+            raise Unsupported("miscompiled", f"the kernel's result of {route.name} differs from torch's")

@@ -9,7 +9,7 @@ import torch
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Numbers
+from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.launches import TORCH
 from transconv.functional.operators import declare
@@ -20,9 +20,9 @@ Dtype = torch.dtype | None
 
 
 def dims(dim: Any, rank: int) -> tuple[int, ...]:
-    """The dims that an argument of torch names, from 0: all for None and for none; of a tensor without dims
-    its one element. IndexError for one that is out of range: torch does not look at every one of tensors
-    without values."""
+    """The dims that an argument of torch names, from 0: all for None and for none; of a tensor without
+    dims its one element. IndexError for one that is out of range: torch does not look at every one of
+    tensors without values."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(rank))
     for d in named:
         if not -rank <= d < rank:
@@ -33,11 +33,11 @@ def dims(dim: Any, rank: int) -> tuple[int, ...]:
 
 def _formula(name: str) -> Callable[..., library.Formula]:
     """Numbers: dim, keepdim, and the dtype, or the correction of a variance."""
-    def formula(given: Sequence[library.Strided | None], made: Sequence[library.Strided], numbers: Numbers,
-                saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
         x, dim, keep = given[0], numbers[0], bool(numbers[1])
         assert x is not None
-        if numbers[2:] and isinstance(numbers[2], torch.dtype) and TORCH[x.dtype] is not numbers[2] and saves:
+        dtype = numbers[2] if len(numbers) > 2 else None
+        if isinstance(dtype, torch.dtype) and TORCH[x.dtype] is not dtype and saves:
             raise Unsupported("dtype:two", "a gradient of another type than the result's")
         correction = numbers[2] if name in ("var", "std") else 1.0
         over = dims(dim, len(x.shape))
@@ -72,9 +72,9 @@ ALL = _declared("all", lambda x, dim, keep: _of_all(torch.all, x, dim, keep), wh
 
 
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
-    """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result. Summed in
-    f32, f64 in f64; whole numbers are torch's, as is what is empty. Raises what torch raises: IndexError
-    for a dim out of range, with the operands named."""
+    """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
+    Summed in f32, f64 in f64; whole numbers are torch's, as is what is empty. Raises what torch raises:
+    IndexError for a dim out of range, with the operands named."""
     return call(SUM, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
 
 

@@ -83,7 +83,8 @@ class Route:
         assert bound is not None
         self.calls_back += 1
         memory = bound.forward.stored[bound.results[0]]
-        if grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor() or not aligned((grad,)):
+        if (grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor()
+                or not aligned((grad,))):
             grad = torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype,
                                        device=grad.device).copy_(grad)
         values["G"] = grad

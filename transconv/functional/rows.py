@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,20 +9,18 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Numbers, Values
+from transconv.functional.bound import Function, Made, Numbers, Specs, Values
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 from transconv.functional.reductions import dims
 from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
-Specs = Sequence[library.Strided | None]
 Ints = int | tuple[int, ...]
 
 
 def _exponential(make: Any) -> Any:
-    def formula(given: Specs, made: Sequence[library.Strided], numbers: Numbers,
-                saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
         x, dim = given[0], numbers[0]
         if dim is None:
             raise Unsupported("dim:implicit", "expected dim=...")
@@ -46,7 +43,8 @@ def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Ten
 SOFTMAX = declare(Function("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
                            _exponential(library.softmax), autocast="f32", again=_softmax_again))
 LOG_SOFTMAX = declare(Function("log_softmax", lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
-                               _exponential(library.log_softmax), autocast="f32", again=_log_softmax_again))
+                               _exponential(library.log_softmax), autocast="f32",
+                               again=_log_softmax_again))
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
@@ -59,7 +57,8 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
                 dtype: torch.dtype | None = None) -> Tensor:
-    """torch.nn.functional.log_softmax: the logarithm of ``softmax``. Arguments, dtypes and errors as there."""
+    """torch.nn.functional.log_softmax: the logarithm of ``softmax``. Arguments, dtypes and errors as
+    there."""
     return call(LOG_SOFTMAX, (input,), (dim, dtype, _narrow(input, dtype)))  # type: ignore[no-any-return]
 
 
@@ -68,7 +67,7 @@ def _narrow(input: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
     return None if dtype is None or dtype is input.dtype else input.dtype
 
 
-def _normalize(given: Specs, made: Sequence[library.Strided], numbers: Numbers, saves: bool) -> library.Formula:
+def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
     p, dim, eps = numbers
     if p != 2:
         raise Unsupported("norm:order", f"p={p}; only p=2 has a kernel")
@@ -82,12 +81,12 @@ NORMALIZE = declare(Function("normalize", lambda x, p, dim, eps: F.normalize(x, 
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12) -> Tensor:
-    """torch.nn.functional.normalize: input over its norm along ``dim``, or over ``eps`` where that is larger.
-    p=2 has kernels. Dtypes and errors as softmax."""
+    """torch.nn.functional.normalize: input over its norm along ``dim``, or over ``eps`` where that is
+    larger. p=2 has kernels. Dtypes and errors as softmax."""
     return call(NORMALIZE, (input,), (p, dim, eps))  # type: ignore[no-any-return]
 
 
-def _rows(given: Specs, made: Sequence[library.Strided], numbers: Numbers, saves: bool) -> library.Formula:
+def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
     x, t = given
     assert x is not None and t is not None
     dim = min(1, len(x.shape) - 1)
@@ -95,16 +94,16 @@ def _rows(given: Specs, made: Sequence[library.Strided], numbers: Numbers, saves
 
 
 CROSS_ENTROPY = declare(Function(
-    "cross_entropy", lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"), _rows,
-    whole=(False, True), autocast="f32"))
+    "cross_entropy", lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
+    _rows, whole=(False, True), autocast="f32"))
 
 
 def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,
                   size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
                   reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
-    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers. Weights,
-    smoothing and targets that are probabilities are torch's. A class that is none gives infinity on a GPU,
-    where torch stops the device; dtypes and errors as softmax."""
+    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
+    Weights, smoothing and targets that are probabilities are torch's. A class that is none gives infinity
+    on a GPU, where torch stops the device; dtypes and errors as softmax."""
     plain = (weight is None and size_average is None and reduce is None and not label_smoothing
              and reduction in ("none", "mean", "sum") and isinstance(target, Tensor)
              and not target.is_floating_point())

@@ -11,7 +11,7 @@ from transconv.compute.library.reductions import NORMS, ROWS, reduced
 from transconv.compute.library.softmax import cross_entropy, log_softmax, normalize, softmax
 
 __all__ = [
-    "Formula", "Gradient", "NORMS", "Page", "ROWS", "Seen", "Strided", "average_pool", "batch_norm", "cross_entropy",
-    "group_norm", "layer_norm", "linear", "log_softmax", "matmul", "max_pool", "normalize", "reduced",
-    "rms_norm", "softmax",
+    "Formula", "Gradient", "NORMS", "Page", "ROWS", "Seen", "Strided", "average_pool", "batch_norm",
+    "cross_entropy", "group_norm", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
+    "normalize", "reduced", "rms_norm", "softmax",
 ]

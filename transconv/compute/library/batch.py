@@ -16,7 +16,8 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
     them (the variance without bias), are results ``newP`` and ``newQ``; else by the running ones."""
     page = _page(x, mean, variance, w, b, y or x.like(), saves)
     count = page.count("k")
-    words: dict[str, object] = {"count": float(count), "eps": float(eps), "new": float(momentum), "old": 1.0 - momentum,
+    words: dict[str, object] = {"count": float(count), "eps": float(eps), "new": float(momentum),
+                                "old": 1.0 - momentum,
              "unbiased": count / (count - 1) if count > 1 else "inf"}
     given = ("X", *(name for name in "PQWB" if name in page.seen))
     if not training:
@@ -41,14 +42,16 @@ def _inference(page: Page, given: tuple[str, ...], words: dict[str, object]) -> 
         let r = rsqrt(q + {eps})""")
     text = page.text("batch_norm", *read, *_affine(page, "(x - p) * r"), **words)
     scaled = "W" in page.seen
-    back = page.text("batch_norm_gradient", "read q = {Q}", "read g = {G}", "read w = {W}" if scaled else "",
+    back = page.text("batch_norm_gradient", "read q = {Q}", "read g = {G}",
+                     "read w = {W}" if scaled else "",
                      f"store {{dX}} = g * rsqrt(q + {{eps}}){' * w' if scaled else ''}", **words)
     gradients = [Gradient(back, {"dX": "X"})]
     of = {f"d{name}": name for name in "WB" if name in page.seen}
     if of:
         steps = ["let dw = sum(g * (x - p) * r; {k})", "let db = sum(g; {k})",
                  "store {dW} = dw" if scaled else "", "store {dB} = db" if "B" in page.seen else ""]
-        gradients.append(Gradient(page.text("batch_norm_affine_gradient", *read, "read g = {G}", *steps, **words), of))
+        sums = page.text("batch_norm_affine_gradient", *read, "read g = {G}", *steps, **words)
+        gradients.append(Gradient(sums, of))
     return Formula(page, text, given, gradients=tuple(gradients))
 
 
@@ -61,7 +64,8 @@ def _affine(page: Page, value: str) -> list[str]:
 def _page(x: Strided, mean: Strided | None, variance: Strided | None, w: Strided | None, b: Strided | None,
           y: Strided, saves: bool) -> Page:
     whole = range(len(x.shape))
-    tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole)}
+    tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole),
+                                  "dX": (x.like(), whole)}
     features = {"P": mean, "Q": variance, "W": w, "B": b}
     for name, t in features.items():
         if t is not None:

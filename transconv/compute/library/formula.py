@@ -21,8 +21,8 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands in the order of a
-    call. ``results``: what the caller gets; what the text stores besides, gradients read."""
+    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands in the order of
+    a call. ``results``: what the caller gets; what the text stores besides, gradients read."""
 
     page: Page
     text: str

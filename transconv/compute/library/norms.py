@@ -26,7 +26,8 @@ SAVED = """read x = {X}
 
 def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | None = None,
                eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
-    """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored too."""
+    """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored
+    too."""
     rank = len(x.shape)
     return _norm("layer_norm", ["n"] * (rank - count) + ["k"] * count, x, "k", range(rank - count),
                  range(rank - count, rank), w, b, eps, saves, y)
@@ -42,8 +43,9 @@ def group_norm(x: Strided, groups: int, w: Strided | None = None, b: Strided | N
     return _norm("group_norm", names, x, "e k" if w or b else "k", (0, 1), (1, 2), w, b, eps, saves, y)
 
 
-def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[int], features: Sequence[int],
-          w: Strided | None, b: Strided | None, eps: float, saves: bool, y: Strided | None) -> Formula:
+def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[int],
+          features: Sequence[int], w: Strided | None, b: Strided | None, eps: float, saves: bool,
+          y: Strided | None) -> Formula:
     y = y or x.like()
     page = _page(names, x, rows, features, w, b, y)
     axes = _axes(page, row)
@@ -51,8 +53,8 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     words = {"k": axes, "over": over, "count": float(page.count(*row.split())), "eps": float(eps)}
     text = page.text(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
-    by_w = "read w = {W}" if w else ""
-    back = page.text(f"{name}_gradient", *lines(SAVED), by_w, "let u = g*w" if w else "let u = 1.0*g", *lines("""
+    by_w = ("read w = {W}", "let u = g*w") if w else ("let u = 1.0*g",)
+    back = page.text(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - a - h*c) * r"""), **words)
@@ -75,7 +77,8 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
                      "let u = g*w" if w else "let u = 1.0*g", *lines("""
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r"""), **words)
-    gradients = [Gradient(back, {"dX": "X"}), *_of_affine(page, "rms_norm", "\n".join(saved), w, None, words)]
+    of_w = _of_affine(page, "rms_norm", "\n".join(saved), w, None, words)
+    gradients = [Gradient(back, {"dX": "X"}), *of_w]
     return Formula(page, text, _given(w, None), gradients=tuple(gradients))
 
 
@@ -83,8 +86,8 @@ def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Seque
           w: Strided | None, b: Strided | None, y: Strided) -> Page:
     whole = range(len(x.shape))
     kept = Strided.dense([x.shape[d] for d in rows], held(x.dtype))
-    tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole),
-                                  "M": (kept, rows), "R": (kept, rows)}
+    tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole),
+                                  "dX": (x.like(), whole), "M": (kept, rows), "R": (kept, rows)}
     tensors |= {name: (t, features) for name, t in (("W", w), ("B", b)) if t}
     tensors |= {f"d{name}": (t.like(), features) for name, t in (("W", w), ("B", b)) if t}
     return Page(names, x.shape, tensors)
@@ -112,6 +115,7 @@ def _of_affine(page: Page, name: str, saved: str, w: Strided | None, b: Strided 
     if not (w or b):
         return []
     steps = [*(lines(saved) if w else ["read g = {G}"]), "let dw = sum(g*h; {over})" if w else "",
-             "let db = sum(g; {over})" if b else "", "store {dW} = dw" if w else "", "store {dB} = db" if b else ""]
+             "let db = sum(g; {over})" if b else "", "store {dW} = dw" if w else "",
+             "store {dB} = db" if b else ""]
     of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
     return [Gradient(page.text(f"{name}_affine_gradient", *steps, **words), of)]

@@ -10,9 +10,8 @@
         read   x = X[n, k]
         store  Y[n, k] = x + x
 
-Dims of one name become one axis where every tensor lets them: a tensor of any layout has as few axes as its
-strides allow, and texts of different shapes are often one text.
-"""
+Dims of one name become one axis where every tensor lets them: a tensor of any layout has as few axes as
+its strides allow, and texts of different shapes are often one text."""
 
 from __future__ import annotations
 
@@ -77,9 +76,9 @@ class Seen:
 
 
 class Page:
-    """A space of dims with names, and tensors placed in it. A tensor's dim of size 1 is left out: it is the
-    same along that dim of the space. ``called``: the names of tensors that are placed a second time; ``keeps``: names whose dims of size
-    1 stay."""
+    """A space of dims with names, and tensors placed in it. A tensor's dim of size 1 is left out: it is
+    the same along that dim of the space. ``called``: the names of tensors that are placed a second time;
+    ``keeps``: names whose dims of size 1 stay."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
                  called: Mapping[str, str] | None = None, keeps: str = "") -> None:
@@ -91,7 +90,8 @@ class Page:
         self.groups: dict[str, list[int]] = {}  # the dims that each axis runs over
         self.classes: dict[str, list[str]] = {name: [] for name in names}
         for name in self.classes:
-            for group in self._merged([d for d, own in enumerate(names) if own == name and (sizes[d] != 1 or d in self.kept)]):
+            dims = [d for d, own in enumerate(names) if own == name and (sizes[d] != 1 or d in self.kept)]
+            for group in self._merged(dims):
                 axis = f"{name}{len(self.classes[name]) or ''}"
                 self.classes[name].append(axis)
                 self.groups[axis] = group
@@ -99,8 +99,8 @@ class Page:
 
     def _steps(self, dim: int) -> list[int | None]:
         """How far apart neighbours along a dim are in each tensor; None where it lacks the dim."""
-        return [t.strides[list(dims).index(dim)] if dim in dims and self._has(t, list(dims).index(dim), dim)
-                else None for t, dims in self.placed.values()]
+        own = [(t, list(dims).index(dim)) if dim in dims else None for t, dims in self.placed.values()]
+        return [at[0].strides[at[1]] if at and self._has(*at, dim) else None for at in own]
 
     def _has(self, t: Strided, own: int, dim: int) -> bool:
         return t.shape[own] != 1 or dim in self.kept
@@ -157,8 +157,8 @@ class Page:
         groups = [" ".join(f"{axis}={self.size(axis)}" for axis in axes if (axis in summed) is inside)
                   for inside in (False, True)]
         steps = (line.split(maxsplit=1) for line in said)
-        return "\n".join([f"compute {name}", *(f"    tensor {self._declared(t)}" for t in self.seen if t in used),
-                          f"    axes   {' | '.join(filter(None, groups))}",
+        declared = [f"    tensor {self._declared(t)}" for t in self.seen if t in used]
+        return "\n".join([f"compute {name}", *declared, f"    axes   {' | '.join(filter(None, groups))}",
                           *(f"    {word:<6} {rest}" for word, rest in steps)])
 
     def _declared(self, name: str) -> str:

@@ -19,12 +19,12 @@ BEYOND = 1 << 30  # more than a window has elements
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
              saves: bool = False) -> Formula:
-    """``y``: the result, whose sizes say how often windows fit. ``saves``: which element of its window each
-    largest one is (the first of equals) is stored too, as gradients need it."""
+    """``y``: the result, whose sizes say how often windows fit. ``saves``: which element of its window
+    each largest one is (the first of equals) is stored too, as gradients need it."""
     page = _page(x, y, window, stride, padding, dilation)
     words = {"window": _window(page, len(window)), "number": _number(window), "beyond": BEYOND}
     text = page.text("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
-                     "store {I} = min(where(a == m, {number}, {beyond}); {window})" if saves else "", **words)
+                     *["store {I} = min(where(a == m, {number}, {beyond}); {window})"] * saves, **words)
     where = _fits(stride, padding, dilation)
     back = page.text("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
                      "store {dX} = sum(where(at == {number}, g, 0.0); {window})", **words)
@@ -44,14 +44,17 @@ def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strid
         dims = zip(places, sizes, y.shape[-n:], window, stride, padding, strict=True)
         return "*".join(_counted(o, size, results, k, s, p, pads) for o, size, results, k, s, p in dims)
 
-    text = page.text("average_pool", "read a = {X}",
-                     f"store {{Y}} = sum(a; {{window}}) / ({count([f'o{c}' for c in LETTERS[-n:]])})", **words)
-    back = page.text("average_pool_gradient", f"read g = {{G}}{_fits(stride, padding, (1,) * n)}",
-                     f"store {{dX}} = sum(g / ({count(_behind(stride, padding, (1,) * n))}); {{window}})", **words)
+    ones = (1,) * n
+    here, behind = count([f"o{c}" for c in LETTERS[-n:]]), count(_behind(stride, padding, ones))
+    text = page.text("average_pool", "read a = {X}", f"store {{Y}} = sum(a; {{window}}) / ({here})",
+                     **words)
+    back = page.text("average_pool_gradient", f"read g = {{G}}{_fits(stride, padding, ones)}",
+                     f"store {{dX}} = sum(g / ({behind}); {{window}})", **words)
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def _counted(place: str, size: int, results: int, window: int, stride: int, padding: int, pads: bool) -> str:
+def _counted(place: str, size: int, results: int, window: int, stride: int, padding: int,
+             pads: bool) -> str:
     """How many elements a window counts along a dim, of its place in the result: a number where it is the
     same for all."""
     lowest, highest = (-padding, size + padding) if pads else (0, size)
@@ -67,7 +70,8 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
     lead, letters = range(len(x.shape) - n), LETTERS[-n:]
     begin = len(lead)
     results, elements = [f"o{c}" for c in letters], range(begin + n, begin + 2 * n)
-    ahead = [f"o{c}*{s} + k{c}*{d} - {p}" for c, s, d, p in zip(letters, stride, dilation, padding, strict=True)]
+    ahead = [f"o{c}*{s} + k{c}*{d} - {p}"
+             for c, s, d, p in zip(letters, stride, dilation, padding, strict=True)]
     behind = _behind(stride, padding, dilation)
     at = Strided.dense(y.shape, i32)
     return Page(["n"] * begin + [f"{kind}{c}" for kind in "oik" for c in letters],
@@ -79,7 +83,8 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
 
 def _behind(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
     """The place in the result whose window has an element at a place of its own."""
-    near = [f"i{c} + {p} - k{c}*{d}" for c, p, d in zip(LETTERS[-len(stride):], padding, dilation, strict=True)]
+    near = [f"i{c} + {p} - k{c}*{d}"
+            for c, p, d in zip(LETTERS[-len(stride):], padding, dilation, strict=True)]
     return [f"({e}) // {s}" if s > 1 else e for e, s in zip(near, stride, strict=True)]
 
 

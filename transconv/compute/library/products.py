@@ -45,18 +45,19 @@ def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", sav
                     activation, math, saves)
 
 
-def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w: Placed, b: Strided | None,
-             y: Placed, activation: str, math: str, saves: bool) -> Formula:
+def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w: Placed,
+             b: Strided | None, y: Placed, activation: str, math: str, saves: bool) -> Formula:
     column = list(names).index("n")
-    tensors: dict[str, Placed] = {"X": x, "W": w, "Y": y, "G": y, "Z": y, "H": y, "dX": (x[0].like(), x[1]),
-                                  "dW": (w[0].like(), w[1])}
+    tensors: dict[str, Placed] = {"X": x, "W": w, "Y": y, "G": y, "Z": y, "H": y,
+                                  "dX": (x[0].like(), x[1]), "dW": (w[0].like(), w[1])}
     if b:
         tensors |= {"B": (b, [column]), "dB": (b.like(), [column])}
     page = Page(names, sizes, tensors, keeps="m n k")
     words = {"ahead": _axes(page, "q", "n"), "below": _axes(page, "p", "m"), "rows": _axes(page, "m", "m")}
     whole = f"{name} math={math}"
     value = "s + b" if b else "s"
-    text = page.text(whole, "read x = {X}", "read w = {W}", "let s = sum(x*w; {k})", "read b = {B}" if b else "",
+    text = page.text(whole, "read x = {X}", "read w = {W}", "let s = sum(x*w; {k})",
+                     "read b = {B}" if b else "",
                      f"store {{Z}} = {value}" if saves and activation else "",
                      f"store {{Y}} = {f'{activation}({value})' if activation else value}")
     g = "H" if activation else "G"

@@ -55,13 +55,14 @@ ROWS = {
     "all": Row("store {Y} = min({truth}; {k}) != 0.0"),
 }
 SIGN = "where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0))"
+OF_SIZES = EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)
 # The norms that need no power, by their order.
 NORMS = {
     0.0: Row("store {Y} = sum(where(x == 0.0, 0.0, 1.0); {k})", "store {dX} = 0.0 * g"),
     1.0: Row("store {Y} = sum(abs(x); {k})", f"store {{dX}} = g * {SIGN}"),
     2.0: Row("store {Y} = sqrt(sum(x*x; {k}))", "store {dX} = where(y == 0.0, 0.0, g * x / y)"),
-    inf: Row("store {Y} = max(abs(x); {k})", EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)),
-    -inf: Row("store {Y} = min(abs(x); {k})", EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)),
+    inf: Row("store {Y} = max(abs(x); {k})", OF_SIZES),
+    -inf: Row("store {Y} = min(abs(x); {k})", OF_SIZES),
 }
 
 
