@@ -21,13 +21,13 @@ Tensor = torch.Tensor
 def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
     x, w, b = given
     assert x is not None and w is not None
-    return library.linear(x, w, b, numbers[0], numbers[1], saves, made[0])
+    return library.linear(x, w, b, numbers[0], _math(numbers[1]), saves, made[0])
 
 
 def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
     x, w = given
     assert x is not None and w is not None
-    return library.matmul(x, w, numbers[0], numbers[1], saves, made[0])
+    return library.matmul(x, w, numbers[0], _math(numbers[1]), saves, made[0])
 
 
 def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -46,8 +46,16 @@ BMM = declare(Function("bmm", _then(torch.bmm), _matmul, autocast="low", linear=
 def _numbers(input: Tensor, activation: str | None) -> tuple[str, str]:
     if (activation or "") not in ACTIVATIONS:
         refuse(activation)
-    tf32 = getattr(input, "dtype", None) is torch.float32 and read_precision("cuda", "matmul") == "tf32"
-    return activation or "", "tf32" if tf32 else "ieee"
+    if torch.compiler.is_compiling():
+        return activation or "", "now"
+    return activation or "", _math("now") if getattr(input, "dtype", None) is torch.float32 else "ieee"
+
+
+def _math(word: str) -> str:
+    """How f32 is multiplied: torch's switch at this moment for ``now``, which is what graphs say."""
+    if word != "now":
+        return word
+    return "tf32" if read_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,

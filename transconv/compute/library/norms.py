@@ -53,7 +53,7 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     words = {"k": axes, "over": over, "count": float(page.count(*row.split())), "eps": float(eps)}
     text = page.text(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
-    by_w = ("read w = {W}", "let u = g*w") if w else ("let u = 1.0*g",)
+    by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
     back = page.text(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
@@ -74,7 +74,7 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
     back = page.text("rms_norm_gradient", *saved, "read w = {W}" if w else "",
-                     "let u = g*w" if w else "let u = 1.0*g", *lines("""
+                     "let u = g*w" if w else "let u = g", *lines("""
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r"""), **words)
     of_w = _of_affine(page, "rms_norm", "\n".join(saved), w, None, words)

@@ -25,6 +25,7 @@ from transconv.ir import DType
 
 WORD = re.compile(r"\w+")
 SUMMED = re.compile(r";([^)]*)\)")
+COORDINATES = re.compile(r"\[(.*?)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,9 @@ class Page:
         """The computation of these lines; ``{X}`` in them is a tensor, ``{k}`` the axes of a name, and
         ``words`` say what else stands in braces. None of the lines is left out but empty ones."""
         said = [line.format_map(_Words(self, words)) for line in lines if line]
+        read = {word for line in said for inside in COORDINATES.findall(line) for word in WORD.findall(inside)}
+        said = [_without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
+                for line in said]
         used = set(WORD.findall("\n".join(said)))
         axes = [axis for axis in [*self.groups, *self.classes, "one"] if axis in used]
         axes = list(dict.fromkeys(axes))
@@ -168,6 +172,24 @@ class Page:
         dense = Strided.dense(seen.sizes, dtype).strides == seen.strides
         strides = "" if dense else f" strides({','.join(map(str, seen.strides))})"
         return f"{name} {dtype} [{sizes}]{strides}"
+
+
+def _without(line: str, gone: set[str]) -> str:
+    """The line without reductions over axes of size 1 that nothing differs along."""
+    for found in reversed([*SUMMED.finditer(line)]):
+        names = found[1].split()
+        left = [axis for axis in names if axis not in gone]
+        if left:
+            line = f"{line[:found.start()]}; {' '.join(left)}){line[found.end():]}"
+            continue
+        depth, at = 1, found.start()
+        while depth:
+            at -= 1
+            depth += {")": 1, "(": -1}.get(line[at], 0)
+        word = re.search(r"\w+$", line[:at])
+        assert word is not None, line
+        line = f"{line[:word.start()]}{line[at:found.start()]}){line[found.end():]}"
+    return line
 
 
 class _Words(dict[str, Any]):

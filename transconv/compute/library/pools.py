@@ -7,6 +7,7 @@ beyond an end is never the largest, and counts in a mean only where the caller s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.page import Page, Strided
@@ -14,7 +15,8 @@ from transconv.ir import i32
 
 Ints = Sequence[int]
 LETTERS = "dhw"
-BEYOND = 1 << 30  # more than a window has elements
+BEYOND = 1 << 30  # no place
+LARGEST_PLACE = 1 << 24  # beyond it not every number of a place is one in f32
 
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
@@ -22,12 +24,16 @@ def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: In
     """``y``: the result, whose sizes say how often windows fit. ``saves``: which element of its window
     each largest one is (the first of equals) is stored too, as gradients need it."""
     page = _page(x, y, window, stride, padding, dilation)
-    words = {"window": _window(page, len(window)), "number": _number(window), "beyond": BEYOND}
+    n = len(window)
+    if prod(x.shape[-n:]) >= LARGEST_PLACE:
+        raise ValueError(f"{prod(x.shape[-n:])} places; expected fewer than {LARGEST_PLACE}")
+    words = {"window": _window(page, n), "beyond": BEYOND}
+    ahead = _place(_ahead(stride, padding, dilation), x.shape[-n:])
     text = page.text("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
-                     *["store {I} = min(where(a == m, {number}, {beyond}); {window})"] * saves, **words)
-    where = _fits(stride, padding, dilation)
+                     *[f"store {{I}} = min(where(a == m, {ahead}, {{beyond}}); {{window}})"] * saves, **words)
+    where, here = _fits(stride, padding, dilation), _place([f"i{c}" for c in LETTERS[-n:]], x.shape[-n:])
     back = page.text("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
-                     "store {dX} = sum(where(at == {number}, g, 0.0); {window})", **words)
+                     f"store {{dX}} = sum(where(at == {here}, g, 0.0); {{window}})", **words)
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
@@ -70,8 +76,7 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
     lead, letters = range(len(x.shape) - n), LETTERS[-n:]
     begin = len(lead)
     results, elements = [f"o{c}" for c in letters], range(begin + n, begin + 2 * n)
-    ahead = [f"o{c}*{s} + k{c}*{d} - {p}"
-             for c, s, d, p in zip(letters, stride, dilation, padding, strict=True)]
+    ahead = _ahead(stride, padding, dilation)
     behind = _behind(stride, padding, dilation)
     at = Strided.dense(y.shape, i32)
     return Page(["n"] * begin + [f"{kind}{c}" for kind in "oik" for c in letters],
@@ -79,6 +84,12 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
                     "X": (x, [*lead, *ahead]), "Y": (y, [*lead, *results]), "I": (at, [*lead, *results]),
                     "J": (at, [*lead, *behind]), "G": (y, [*lead, *behind]),
                     "dX": (x.like(), [*lead, *elements])}, called={"J": "I"})
+
+
+def _ahead(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
+    """The place of an element of a window."""
+    return [f"o{c}*{s} + k{c}*{d} - {p}"
+            for c, s, d, p in zip(LETTERS[-len(stride):], stride, dilation, padding, strict=True)]
 
 
 def _behind(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
@@ -99,9 +110,9 @@ def _window(page: Page, n: int) -> str:
     return " ".join(page[f"k{c}"] for c in LETTERS[-n:])
 
 
-def _number(window: Ints) -> str:
-    """The number of an element in its window."""
-    said = "0"
-    for c, size in zip(LETTERS[-len(window):], window, strict=True):
-        said = f"k{c}" if said == "0" else f"({said})*{size} + k{c}"
+def _place(coords: Sequence[str], sizes: Ints) -> str:
+    """The number of a place among all, the last dim counting fastest."""
+    said = coords[0]
+    for coord, size in zip(coords[1:], sizes[1:], strict=True):
+        said = f"({said})*{size} + {coord}"
     return said
