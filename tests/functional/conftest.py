@@ -1,4 +1,4 @@
-"""Every test starts with no routes, no counts and the default switches, and kernels in Triton's interpreter."""
+"""Every test starts with no routes and no counts; kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 

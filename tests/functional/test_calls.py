@@ -1,8 +1,9 @@
-"""Calls of transconv.functional: errors, fallback, gradients of gradients, graphs, modes and transforms."""
+"""Calls of transconv.functional: errors, fallback, gradients of gradients, graphs and transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import transconv
 from transconv import functional as ours
 from transconv.errors import Unsupported
 from transconv.functional import operators
+from transconv.functional.calls import call
 
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
@@ -28,11 +30,11 @@ def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
     assert counts() == ({"softmax": 2, "softmax_gradient": 1}, {})
 
 
-@pytest.mark.parametrize(("call", "error", "said"), [
+@pytest.mark.parametrize(("wrong", "error", "said"), [
     (lambda x: ours.softmax(x, 5), IndexError, r"softmax\(\[3, 4\] float32\): Dimension out of range"),
     (lambda x: ours.sum(x, (0, -4)), IndexError, r"sum\(\[3, 4\] float32\): Dimension out of range"),
     (lambda x: ours.sum(x, 1.5), TypeError, "must be"),
-    (lambda x: ours.layer_norm(x, (5,)), RuntimeError, r"layer_norm\(\[3, 4\] float32, None, None\): Given"),
+    (lambda x: ours.layer_norm(x, (5,)), RuntimeError, r"layer_norm\(\[3, 4\] float32, None, None\)"),
     (lambda x: ours.group_norm(x, 3), RuntimeError, "divisible by num_groups"),
     (lambda x: ours.matmul(x, x), RuntimeError, r"matmul\(\[3, 4\] float32, \[3, 4\] float32\): "),
     (lambda x: ours.bmm(x, x), RuntimeError, "3"),
@@ -43,10 +45,10 @@ def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
     (lambda x: ours.softmax([1.0], 0), (TypeError, AttributeError), ""),
 ], ids=range(12))
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])
-def test_errors_are_torchs_and_name_the_operands(call: Any, error: Any, said: str, cpu: str) -> None:
+def test_errors_are_torchs_and_name_the_operands(wrong: Any, error: Any, said: str, cpu: str) -> None:
     transconv.config.cpu = cpu
     with pytest.raises(error, match=said):
-        call(torch.randn(3, 4))
+        wrong(torch.randn(3, 4))
 
 
 def test_the_policy_says_what_a_fallback_means() -> None:
@@ -90,17 +92,20 @@ D = {"dtype": torch.float64, "requires_grad": True}
 GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "softmax": (lambda x: ours.softmax(x, 0), [torch.randn(3, 2, **D)]),
     "log_softmax": (lambda x: ours.log_softmax(x, 1), [torch.randn(2, 3, **D)]),
-    "layer_norm": (lambda x, w, b: ours.layer_norm(x, (3,), w, b), [torch.randn(s, **D) for s in ((2, 3), 3, 3)]),
+    "layer_norm": (lambda x, w, b: ours.layer_norm(x, (3,), w, b),
+                   [torch.randn(s, **D) for s in ((2, 3), 3, 3)]),
     "group_norm": (lambda x, w: ours.group_norm(x, 2, w), [torch.randn(s, **D) for s in ((2, 4, 2), 4)]),
-    "batch_norm": (lambda x, w: ours.batch_norm(x, torch.zeros(2).double(), torch.ones(2).double(), w, None,
-                                                True), [torch.randn(s, **D) for s in ((3, 2, 2), 2)]),
+    "batch_norm": (lambda x, w: ours.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, None, True),
+                   [torch.randn(s, **D) for s in ((3, 2, 2), 2)]),
     "mean": (lambda x: ours.mean(x, 0), [torch.randn(3, 2, **D)]),
     "prod": (lambda x: ours.prod(x, 1), [torch.tensor([[1.0, 0, 2], [3, 4, 5]], **D)]),
     "var": (lambda x: ours.var(x, 1), [torch.randn(2, 4, **D)]),
     "max_pool2d": (lambda x: ours.max_pool2d(x, 2), [torch.randn(1, 2, 4, 4, **D)]),
     "avg_pool2d": (lambda x: ours.avg_pool2d(x, 2, 1, 1), [torch.randn(1, 1, 3, 3, **D)]),
-    "linear": (lambda x, w, b: ours.linear(x, w, b, "tanh"), [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)]),
-    "cross_entropy": (lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])), [torch.randn(3, 2, **D)]),
+    "linear": (lambda x, w, b: ours.linear(x, w, b, "tanh"),
+               [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)]),
+    "cross_entropy": (lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])),
+                      [torch.randn(3, 2, **D)]),
 }
 
 
@@ -143,6 +148,21 @@ def test_gradients_that_lie_otherwise() -> None:
     got, want = (torch.autograd.grad(f(x, 1), x, g)[0] for f in (ours.log_softmax, F.log_softmax))
     torch.testing.assert_close(got, want)
     ours.softmax(x, 1).sum().backward()  # an expanded one
+
+
+def test_the_first_result_of_a_kind_of_call_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    state = torch.random.get_rng_state()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(5, 70, dtype=dtype, requires_grad=True)
+        for f in (ours.softmax, ours.logsumexp, ours.mean):
+            f(x, 1).sum().backward()
+        ours.layer_norm(x, (70,), x[0], x[1])
+    assert not counts()[1] and torch.equal(state, torch.random.get_rng_state())
+    wrong = replace(operators.FUNCTIONS["sum"], torch=lambda x, *_: x.sum(1) * 2)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(call(wrong, (x,), (1, False, None)), x.sum(1) * 2)
+    assert counts()[1] == {"miscompiled": 1}
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -14,36 +14,56 @@ from torch.autograd import forward_ad
 from transconv.errors import Unsupported
 from transconv.functional import operators, proof
 from transconv.functional.bound import Bound, Function, Numbers, Values, as_tuple, bind
-from transconv.functional.launches import aligned, deterministic, refused
+from transconv.functional.launches import aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.torch_ops import routes, stats
-from transconv.torch_ops.dispatch import is_plain
+from transconv.torch_ops.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
+from transconv.torch_ops.route import ALIGNMENT
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
 
+# Asked at every call; each is a plain function.
+_compiling = torch.compiler.is_dynamo_compiling
+_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_grad_enabled = torch.is_grad_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+
 
 def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     """A public function's result. Raises what torch raises for a wrong call."""
-    if torch.compiler.is_compiling():
+    if _compiling():
         return _traced(f, tensors, numbers)
-    given = [t for t in tensors if t is not None]
-    if reason := _unusual(given):
-        stats.handed_over(reason, f.name)
-        return f.by_torch(tensors, numbers)
-    numbers = tuple(tuple(n) if isinstance(n, list) else n for n in numbers)
-    if torch._C._is_any_autocast_enabled():
+    if _autocast():
         tensors = _cast(f, tensors)
-        given = [t for t in tensors if t is not None]
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
-        return _traced(f, tensors, numbers)
-    wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()
-    key = (f, numbers, *map(type, numbers), wanted, deterministic(), aligned(given),
-           *((t.shape, t.stride(), t.dtype, t.device) if t is not None else None for t in tensors))
-    route = routes.find(key)
+    if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+        return _watched_call(f, tensors, numbers)
+    given: list[Tensor] = []
+    looks: list[Any] = []
+    bits = 0
+    for t in tensors:
+        if t is None:
+            looks.append(None)
+            continue
+        if not is_plain(t) or t.is_neg() or t._is_zerotensor():
+            return _handed(f, tensors, numbers, _unusual(t))
+        given.append(t)
+        looks += (t.shape, t.stride(), t.dtype, t.device)
+        bits |= t.data_ptr()
+    wanted = tuple([t.requires_grad for t in given]) if _grad_enabled() else ()
+    key = (f, numbers, *map(type, numbers), wanted, _deterministic(), not bits & ALIGNMENT, *looks)
+    try:
+        route = routes.find(key)
+    except TypeError:  # a list among the numbers has no hash
+        return call(f, tensors, tuple(tuple(n) if isinstance(n, list) else n for n in numbers))
     if route is None:
-        route = routes.keep(key, _made(f, tensors, numbers, wanted), [])
+        route = _made(f, tensors, numbers, wanted)
+        if route.reason != "capture:cold":  # outside the capture a kernel may be built
+            route = routes.keep(key, route, [])
     route.calls += 1
     if route.bound is None:
         return f.by_torch(tensors, numbers)
@@ -53,20 +73,30 @@ def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     return results if isinstance(results, Tensor) else results[0]
 
 
-def _unusual(given: list[Any]) -> str:
-    """Why a call is torch's before it is looked up; empty if it is not."""
-    if torch._C._are_functorch_transforms_active():
-        return "transform:functorch"
+def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A call that a transform, a mode or a tracer must see."""
+    if _transforms():
+        return _handed(f, tensors, numbers, "transform:functorch")
     if forward_ad._current_level >= 0:
-        return "transform:forward_ad"
-    for t in given:
-        if not isinstance(t, Tensor):
-            return f"form:{type(t).__name__}"
-        if not is_plain(t):
-            return f"subclass:{type(t).__name__}" if type(t) is not Tensor else "layout:sparse"
-        if t.is_meta or t.is_neg() or t._is_zerotensor() or t.is_conj():
-            return "layout:view" if not t.is_meta else "device:meta"
-    return "" if given else "form:None"
+        return _handed(f, tensors, numbers, "transform:forward_ad")
+    odd = next((t for t in tensors if t is not None and not (isinstance(t, Tensor) and is_known(t))), None)
+    if odd is not None:
+        return _handed(f, tensors, numbers, _unusual(odd))
+    return _traced(f, tensors, numbers)
+
+
+def _handed(f: Function, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
+    stats.handed_over(reason, f.name)
+    return f.by_torch(tensors, numbers)
+
+
+def _unusual(t: Any) -> str:
+    """Why no kernel takes what is no plain tensor, or means more than its memory."""
+    if not isinstance(t, Tensor):
+        return f"form:{type(t).__name__}"
+    if type(t) not in (Tensor, torch.nn.Parameter):
+        return f"subclass:{type(t).__name__}"
+    return "layout:view" if is_plain(t) else "layout:sparse"
 
 
 def _cast(f: Function, tensors: Tensors) -> Tensors:
@@ -192,6 +222,8 @@ def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Te
 def _function(call: str, tensors: list[Tensor | None]) -> list[Tensor]:
     """The operator ``function``, with derivatives where autograd is on."""
     f, numbers = operators.read(call)
+    if _autocast() and forward_ad._current_level < 0:
+        tensors = list(_cast(f, tuple(tensors)))
     given = [t for t in tensors if t is not None]
     why = "transform:forward_ad" if forward_ad._current_level >= 0 else _refused(f, tuple(tensors))
     message = ""

@@ -37,8 +37,8 @@ class Computation:
         found = dict(zip(known, given, strict=False))
         for name in named:
             if name not in known or name in found:
-                said = "was given already" if name in found else f"is not read; expected {', '.join(known)}"
-                raise TypeError(f"{self.compute.name}: {name} {said}")
+                why = "was given already" if name in found else f"is not read; expected {', '.join(known)}"
+                raise TypeError(f"{self.compute.name}: {name} {why}")
         found |= named
         made = operators.compute(self.text, [self._checked(found, name, m) for name, m in known.items()])
         return made[0] if len(made) == 1 else tuple(made)

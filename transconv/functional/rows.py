@@ -106,7 +106,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,
     on a GPU, where torch stops the device; dtypes and errors as softmax."""
     plain = (weight is None and size_average is None and reduce is None and not label_smoothing
              and reduction in ("none", "mean", "sum") and isinstance(target, Tensor)
-             and not target.is_floating_point())
+             and target.dtype is torch.int64)
     if not plain:
         if not torch.compiler.is_compiling():
             stats.handed_over("form:cross_entropy", "cross_entropy")

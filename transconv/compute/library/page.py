@@ -85,7 +85,8 @@ class Page:
                  called: Mapping[str, str] | None = None, keeps: str = "") -> None:
         self.sizes = tuple(sizes)
         self.called = called or {}
-        self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()}
+        self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()
+                     and any(d in dims for _, dims in tensors.values())}
         self.placed = dict(tensors)
         self.tensors = {name: t for name, (t, _) in tensors.items()}
         self.groups: dict[str, list[int]] = {}  # the dims that each axis runs over
@@ -151,7 +152,8 @@ class Page:
         """The computation of these lines; ``{X}`` in them is a tensor, ``{k}`` the axes of a name, and
         ``words`` say what else stands in braces. None of the lines is left out but empty ones."""
         said = [line.format_map(_Words(self, words)) for line in lines if line]
-        read = {word for line in said for inside in COORDINATES.findall(line) for word in WORD.findall(inside)}
+        inside = [coords for line in said for coords in COORDINATES.findall(line)]
+        read = {word for coords in inside for word in WORD.findall(coords)}
         said = [_without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
                 for line in said]
         used = set(WORD.findall("\n".join(said)))

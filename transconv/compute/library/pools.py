@@ -21,16 +21,16 @@ LARGEST_PLACE = 1 << 24  # beyond it not every number of a place is one in f32
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
              saves: bool = False) -> Formula:
-    """``y``: the result, whose sizes say how often windows fit. ``saves``: which element of its window
-    each largest one is (the first of equals) is stored too, as gradients need it."""
-    page = _page(x, y, window, stride, padding, dilation)
-    n = len(window)
+    """``y``: the result, whose sizes say how often windows fit. ``saves``: where each largest element
+    is (the first of equals) is stored too, for gradients. ValueError for ``LARGEST_PLACE`` places."""
+    page, n = _page(x, y, window, stride, padding, dilation), len(window)
     if prod(x.shape[-n:]) >= LARGEST_PLACE:
         raise ValueError(f"{prod(x.shape[-n:])} places; expected fewer than {LARGEST_PLACE}")
-    words = {"window": _window(page, n), "beyond": BEYOND}
+    words = {"window": _window(page, n)}
     ahead = _place(_ahead(stride, padding, dilation), x.shape[-n:])
     text = page.text("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
-                     *[f"store {{I}} = min(where(a == m, {ahead}, {{beyond}}); {{window}})"] * saves, **words)
+                     f"store {{I}} = min(where(a == m, {ahead}, {BEYOND}); {{window}})" if saves else "",
+                     **words)
     where, here = _fits(stride, padding, dilation), _place([f"i{c}" for c in LETTERS[-n:]], x.shape[-n:])
     back = page.text("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
                      f"store {{dX}} = sum(where(at == {here}, g, 0.0); {{window}})", **words)

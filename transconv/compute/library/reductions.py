@@ -42,7 +42,11 @@ ROWS = {
     "amin": Row("store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
     "logsumexp": Row("""let most = max(x; {k})
         let top = where(abs(most) == inf, 0.0, most)
-        store {Y} = log(sum(exp(x - top); {k})) + top""", "store {dX} = g * exp(x - y)"),
+        store {Y} = log(sum(exp(x - top); {k})) + top""", """let most = max(x; {k})
+        let top = where(abs(most) == inf, 0.0, most)
+        let e = exp(x - top)
+        let total = sum(e; {k})
+        store {dX} = g * e / total"""),
     "var": Row("""let mean = sum(x; {k}) / {count}
         let d = x - mean
         store {Y} = sum(d*d; {k}) {freedom}""", """let mean = sum(x; {k}) / {count}

@@ -77,9 +77,8 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
     text = page.text("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
         let hit = max(where({at} == t, x, -inf); {k})
-        let z = log(total) + top
-        store {Y} = where(t == {ignore}, 0.0, z - hit)
-        store {Z} = z"""), **words)
+        store {Y} = where(t == {ignore}, 0.0, log(total) + top - hit)
+        store {Z} = log(total) + top"""), **words)
     back = page.text("cross_entropy_gradient", *lines("""read x = {X}
         read t = {T}
         read z = {Z}
