@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from math import frexp, ldexp
 from typing import Any
 
 import numpy as np
@@ -154,9 +155,10 @@ def _spelled(n: Any) -> str:
         return f"'{n}'"
     if isinstance(n, str):
         return f"'{n}'"
-    if n is None or isinstance(n, (bool, float)):
-        return str(n).replace("inf", "1e999")
-    return str(int(n))
+    if n is None or isinstance(n, bool):
+        return str(n)
+    # Symbolic numbers become what they are in this call; of floats only their halves do.
+    return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
 
 
 def read(call: str) -> tuple[Function, tuple[Any, ...]]:
