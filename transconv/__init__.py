@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transconv import functional as functional
     from transconv import nn as nn
     from transconv.api import Compute as Compute
     from transconv.api import Kernel as Kernel
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transconv.api import lower as lower
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
+    from transconv.functional.computation import computation as computation
     from transconv.torch_ops.convert import convert_ as convert_
     from transconv.torch_ops.convert import disable as disable
     from transconv.torch_ops.convert import enable as enable
@@ -52,17 +54,17 @@ _HOMES = {
     "stats": "torch_ops.routes", "FallbackWarning": "torch_ops.stats",
     "ConvProblem": "conv.problem", "Prop": "conv.problem",
     "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
-    "lower": "api",
+    "lower": "api", "computation": "functional.computation",
 }
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604
-    "__version__", "config", "nn", *_HOMES]
+    "__version__", "config", "functional", "nn", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module("transconv.nn")
+    if name in ("functional", "nn"):
+        return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'transconv' has no attribute '{name}'")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")

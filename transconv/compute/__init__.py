@@ -3,6 +3,7 @@
 In: expressions over axes. Out: a computation that prints itself. Knows: the IR and the simplifier.
 """
 
+from transconv.compute import library as library
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
@@ -23,7 +24,7 @@ __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
     "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction",
     "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "axis_facts", "axis_steps", "axis_strides",
-    "describe", "execute", "is_exact", "kernels", "moved", "named", "outside",
+    "describe", "execute", "is_exact", "kernels", "library", "moved", "named", "outside",
     "parse", "places", "product", "register", "table", "total", "touched", "unregister",
     "why_not_lowered",
 ]

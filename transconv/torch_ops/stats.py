@@ -19,7 +19,8 @@ class FallbackWarning(UserWarning):
 @dataclass(frozen=True)
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
-    direction (fwd, bwd_d, bwd_w), ``fallback`` counts results that torch computed, by reason."""
+    direction (fwd, bwd_d, bwd_w) or function (softmax, softmax_gradient), ``fallback`` counts results that
+    torch computed, by reason."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)
@@ -61,18 +62,21 @@ def totals(reset: bool = False) -> Stats:
         return now
 
 
-def announce(reason: str, message: str = "") -> None:
-    """Obey the fallback policy for one reason: nothing, one warning, or Unsupported."""
+def announce(reason: str, message: str = "", what: str = "convolution") -> None:
+    """Obey the fallback policy for one reason: nothing, one warning, or Unsupported. ``what`` torch would
+    have to compute."""
     policy = settings.fallback
     if policy == "error":
-        raise Unsupported(reason, message or "torch would have to compute this convolution")
-    if policy == "warn" and reason not in _warned:
+        raise Unsupported(reason, message or f"torch would have to compute this {what}")
+    key = reason if what == "convolution" else f"{what} {reason}"
+    if policy == "warn" and key not in _warned:
         with lock:
-            if reason in _warned:
+            if key in _warned:
                 return
-            _warned.add(reason)
+            _warned.add(key)
         detail = f": {message}" if message else ""
-        warnings.warn(f"transconv hands convolutions to torch ({reason}){detail}",
+        many = "convolutions" if what == "convolution" else what
+        warnings.warn(f"transconv hands {many} to torch ({reason}){detail}",
                       FallbackWarning, stacklevel=2)
 
 
@@ -91,7 +95,7 @@ def forget_warnings() -> None:
         _warned.clear()
 
 
-def handed_over(reason: str) -> None:
+def handed_over(reason: str, what: str = "convolution") -> None:
     """A call leaves for torch before any route is looked up: obey the policy and count it."""
-    announce(reason)
+    announce(reason, what=what)
     add(False, reason, 1)

@@ -1,0 +1,18 @@
+"""Every test starts with no routes and no counts; kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import transconv
+from tests.torch_ops.conftest import fresh
+
+__all__ = ["fresh"]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(fresh: None) -> Iterator[None]:
+    transconv.config.cpu = "interpret"
+    yield

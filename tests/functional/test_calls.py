@@ -1,0 +1,210 @@
+"""Calls of transconv.functional: errors, fallback, gradients of gradients, graphs and transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from transconv import functional as ours
+from transconv.errors import Unsupported
+from transconv.functional import operators
+from transconv.functional.calls import call
+
+
+def counts() -> tuple[dict[str, int], dict[str, int]]:
+    found = transconv.stats(reset=True)
+    return found.native, found.fallback
+
+
+def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
+    x = torch.randn(3, 7, requires_grad=True)
+    ours.softmax(x, 1).sum().backward()
+    with torch.no_grad():
+        ours.softmax(x, 1)
+    assert counts() == ({"softmax": 2, "softmax_gradient": 1}, {})
+
+
+@pytest.mark.parametrize(("wrong", "error", "said"), [
+    (lambda x: ours.softmax(x, 5), IndexError, r"softmax\(\[3, 4\] float32\): Dimension out of range"),
+    (lambda x: ours.sum(x, (0, -4)), IndexError, r"sum\(\[3, 4\] float32\): Dimension out of range"),
+    (lambda x: ours.sum(x, 1.5), TypeError, "must be"),
+    (lambda x: ours.layer_norm(x, (5,)), RuntimeError, r"layer_norm\(\[3, 4\] float32, None, None\)"),
+    (lambda x: ours.group_norm(x, 3), RuntimeError, "divisible by num_groups"),
+    (lambda x: ours.matmul(x, x), RuntimeError, r"matmul\(\[3, 4\] float32, \[3, 4\] float32\): "),
+    (lambda x: ours.bmm(x, x), RuntimeError, "3"),
+    (lambda x: ours.linear(x, x[:, :2]), RuntimeError, "linear"),
+    (lambda x: ours.linear(x, x, activation="no"), RuntimeError, "activation 'no' is unknown"),
+    (lambda x: ours.batch_norm(x[:1], None, None, training=True), ValueError, "more than 1 value"),
+    (lambda x: ours.max_pool2d(x[None], 2, padding=2), RuntimeError, "pad should be at most half"),
+    (lambda x: ours.softmax([1.0], 0), (TypeError, AttributeError), ""),
+], ids=range(12))
+@pytest.mark.parametrize("cpu", ["interpret", "fallback"])
+def test_errors_are_torchs_and_name_the_operands(wrong: Any, error: Any, said: str, cpu: str) -> None:
+    transconv.config.cpu = cpu
+    with pytest.raises(error, match=said):
+        wrong(torch.randn(3, 4))
+
+
+def test_the_policy_says_what_a_fallback_means() -> None:
+    transconv.config.cpu = "fallback"
+    x = torch.randn(3, 4)
+    assert torch.equal(ours.softmax(x, 1), F.softmax(x, 1))
+    assert counts() == ({}, {"device:cpu": 1})
+    transconv.config.fallback = "warn"
+    with pytest.warns(transconv.FallbackWarning, match=r"hands softmax to torch \(device:cpu\)"):
+        ours.softmax(x, 1)
+    transconv.config.fallback = "error"
+    with pytest.raises(Unsupported, match="torch would have to compute this softmax"):
+        ours.softmax(x, 1)
+    transconv.config.cpu = "interpret"
+    with pytest.raises(Unsupported, match="int64"):
+        ours.sum(torch.arange(3))
+
+
+def test_results_lie_as_torchs_do() -> None:
+    x = torch.randn(2, 6, 3, 4).contiguous(memory_format=torch.channels_last)
+    w = torch.randn(6)
+    for f, g in ((lambda t: ours.layer_norm(t, (4,)), lambda t: F.layer_norm(t, (4,))),
+                 (lambda t: ours.max_pool2d(t, 2), lambda t: F.max_pool2d(t, 2)),
+                 (lambda t: ours.sum(t, 1), lambda t: t.sum(1)),
+                 (lambda t: ours.batch_norm(t, None, None, w, w, True),
+                  lambda t: F.batch_norm(t, None, None, w, w, True))):
+        torch.testing.assert_close(f(x), g(x), check_stride=True)
+    assert not counts()[1]
+
+
+def test_running_statistics_move_in_place() -> None:
+    x = torch.randn(5, 3, 4)
+    mine, theirs = ([torch.zeros(3), torch.ones(3)] for _ in range(2))
+    for _ in range(2):
+        torch.testing.assert_close(ours.batch_norm(x, *mine, training=True, momentum=0.3),
+                                   F.batch_norm(x, *theirs, training=True, momentum=0.3))
+    torch.testing.assert_close(mine, theirs)
+
+
+D = {"dtype": torch.float64, "requires_grad": True}
+GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "softmax": (lambda x: ours.softmax(x, 0), [torch.randn(3, 2, **D)]),
+    "log_softmax": (lambda x: ours.log_softmax(x, 1), [torch.randn(2, 3, **D)]),
+    "layer_norm": (lambda x, w, b: ours.layer_norm(x, (3,), w, b),
+                   [torch.randn(s, **D) for s in ((2, 3), 3, 3)]),
+    "group_norm": (lambda x, w: ours.group_norm(x, 2, w), [torch.randn(s, **D) for s in ((2, 4, 2), 4)]),
+    "batch_norm": (lambda x, w: ours.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, None, True),
+                   [torch.randn(s, **D) for s in ((3, 2, 2), 2)]),
+    "mean": (lambda x: ours.mean(x, 0), [torch.randn(3, 2, **D)]),
+    "prod": (lambda x: ours.prod(x, 1), [torch.tensor([[1.0, 0, 2], [3, 4, 5]], **D)]),
+    "var": (lambda x: ours.var(x, 1), [torch.randn(2, 4, **D)]),
+    "max_pool2d": (lambda x: ours.max_pool2d(x, 2), [torch.randn(1, 2, 4, 4, **D)]),
+    "avg_pool2d": (lambda x: ours.avg_pool2d(x, 2, 1, 1), [torch.randn(1, 1, 3, 3, **D)]),
+    "linear": (lambda x, w, b: ours.linear(x, w, b, "tanh"),
+               [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)]),
+    "cross_entropy": (lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])),
+                      [torch.randn(3, 2, **D)]),
+}
+
+
+@pytest.mark.parametrize("name", GRADS)
+def test_gradients_and_gradients_of_them(name: str) -> None:
+    f, tensors = GRADS[name]
+    assert torch.autograd.gradcheck(f, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
+    assert not counts()[1]
+
+
+def test_what_torch_must_see_is_torchs() -> None:
+    x = torch.randn(3, 4)
+    want = F.softmax(x, 1)
+    torch.testing.assert_close(torch.vmap(lambda t: ours.softmax(t, 0))(x), want)
+    torch.testing.assert_close(torch.func.jvp(lambda t: ours.softmax(t, 1), (x,), (x,))[0], want)
+    assert set(counts()[1]) == {"transform:functorch"}
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ours.linear(x, x), F.linear(x, x))
+    assert counts()[1] == {"autocast": 1}
+
+    class Own(torch.Tensor):
+        pass
+
+    assert type(ours.softmax(x.as_subclass(Own), 1)) is Own
+    assert counts()[1] == {"subclass:Own": 1}
+
+
+def test_views_that_mean_more_than_their_memory_and_misaligned_ones() -> None:
+    z = torch.randn(3, 5, dtype=torch.complex64).conj().imag
+    torch.testing.assert_close(ours.softmax(z, 1), F.softmax(z, 1))
+    x = torch.randn(13)[1:].view(3, 4)
+    torch.testing.assert_close(ours.softmax(x, 1), F.softmax(x, 1))
+    torch.testing.assert_close(ours.sum(x.T.expand(2, 4, 3), (0, 2)), x.T.expand(2, 4, 3).sum((0, 2)))
+
+
+def test_gradients_that_lie_otherwise() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    g = torch.randn(4, 3).T
+    got, want = (torch.autograd.grad(f(x, 1), x, g)[0] for f in (ours.log_softmax, F.log_softmax))
+    torch.testing.assert_close(got, want)
+    ours.softmax(x, 1).sum().backward()  # an expanded one
+
+
+def test_the_first_result_of_a_kind_of_call_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    state = torch.random.get_rng_state()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(5, 70, dtype=dtype, requires_grad=True)
+        for f in (ours.softmax, ours.logsumexp, ours.mean):
+            f(x, 1).sum().backward()
+        ours.layer_norm(x, (70,), x[0], x[1])
+    assert not counts()[1] and torch.equal(state, torch.random.get_rng_state())
+    wrong = replace(operators.FUNCTIONS["sum"], torch=lambda x, *_: x.sum(1) * 2)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(call(wrong, (x,), (1, False, None)), x.sum(1) * 2)
+    assert counts()[1] == {"miscompiled": 1}
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def _model(f: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = f.layer_norm(x, (6,), w)
+    return f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6)) if f is F else (
+        f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6)))
+
+
+@pytest.mark.parametrize("cpu", ["interpret", "fallback"])
+def test_compiled_graphs_are_whole(cpu: str) -> None:
+    transconv.config.cpu = cpu
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+    compiled = torch.compile(lambda x, w: _model(ours, x, w), fullgraph=True, backend="aot_eager")
+    got, want = compiled(x, w), _model(F, x, w)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad(y.sum(), (x, w)) for y in (got, want)]
+    torch.testing.assert_close(*grads)
+    native = counts()[0]
+    assert ("softmax_gradient" in native) is (cpu == "interpret")
+
+
+def test_compiled_running_statistics() -> None:
+    x, mine, theirs = torch.randn(5, 3), [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
+    compiled = torch.compile(lambda x, p, q: ours.batch_norm(x, p, q, training=True), fullgraph=True,
+                             dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, *mine), F.batch_norm(x, *theirs, training=True))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_the_operators_keep_torchs_rules() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    torch.library.opcheck(operators.function, ("softmax (1, None, None,)", [x]))
+    text = "compute twice\n axes n=3\n read x = X[n]\n store Y[n] = x + x"
+    torch.library.opcheck(operators.compute, (text, [torch.randn(3)]))
+    with pytest.raises(RuntimeError, match="expected a call such as"):
+        operators.function("nothing (1,)", [x])
+
+
+def test_numbers_are_spelled_and_read() -> None:
+    f = operators.FUNCTIONS["softmax"]
+    numbers = (1, None, torch.bfloat16, (2, -3), True, 0.5, float("inf"), "gelu", "")
+    assert operators.read(operators.spelled(f, numbers)) == (f, numbers)

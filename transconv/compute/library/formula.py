@@ -1,0 +1,41 @@
+"""What a function of the library hands out: a computation's text, those of its gradients, and how torch's
+tensors become the texts'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from transconv.compute.library.page import Page
+from transconv.ir import DType, f32, f64
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A text that reads operands, results, ``G`` (the gradient of the first result) and what gradients
+    before it have stored. ``of``: the stores that are gradients, each with its operand."""
+
+    text: str
+    of: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands in the order of
+    a call. ``results``: what the caller gets; what the text stores besides, gradients read."""
+
+    page: Page
+    text: str
+    given: tuple[str, ...]
+    results: tuple[str, ...] = ("Y",)
+    gradients: tuple[Gradient, ...] = field(default=())
+
+
+def held(dtype: DType) -> DType:
+    """The type of what is kept for gradients: the one that is computed in."""
+    return dtype if dtype is f64 else f32
+
+
+def lines(text: str) -> tuple[str, ...]:
+    """The steps of a text, one a line."""
+    return tuple(line.strip() for line in text.strip().splitlines())

@@ -1,0 +1,121 @@
+"""Norms of rows and of groups: layer_norm, rms_norm, group_norm (instance_norm is one group a feature).
+
+Variance is the mean of squared deviations from the mean: a second sweep over a row that is held, and no
+difference of large numbers. ``W`` and ``B`` scale and shift; either may be missing. What gradients need
+of a row, its mean ``M`` and ``R``, one over its deviation, is stored in the type that is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transconv.compute.library.formula import Formula, Gradient, held, lines
+from transconv.compute.library.page import Page, Placed, Strided
+
+MOMENTS = """read x = {X}
+    let mean = sum(x; {k}) / {count}
+    let d = x - mean
+    let v = sum(d*d; {k}) / {count}
+    let r = rsqrt(v + {eps})"""
+SAVED = """read x = {X}
+    read m = {M}
+    read r = {R}
+    read g = {G}
+    let h = (x - m) * r"""
+
+
+def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | None = None,
+               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
+    """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored
+    too."""
+    rank = len(x.shape)
+    return _norm("layer_norm", ["n"] * (rank - count) + ["k"] * count, x, "k", range(rank - count),
+                 range(rank - count, rank), w, b, eps, saves, y)
+
+
+def group_norm(x: Strided, groups: int, w: Strided | None = None, b: Strided | None = None,
+               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
+    """Of x [n, groups * c, ...] over c and what follows; w and b have groups * c elements."""
+    size = x.shape[1] // groups
+    x, y = x.split(1, groups, size), (y or x.like()).split(1, groups, size)
+    w, b = (t and t.split(0, groups, size) for t in (w, b))
+    names = ["n", "f", "e", *"k" * (len(x.shape) - 3)] if w or b else ["n", "n", *"k" * (len(x.shape) - 2)]
+    return _norm("group_norm", names, x, "e k" if w or b else "k", (0, 1), (1, 2), w, b, eps, saves, y)
+
+
+def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[int],
+          features: Sequence[int], w: Strided | None, b: Strided | None, eps: float, saves: bool,
+          y: Strided | None) -> Formula:
+    y = y or x.like()
+    page = _page(names, x, rows, features, w, b, y)
+    axes = _axes(page, row)
+    over = _axes(page, " ".join(c for c in page.classes if all(names[d] != c for d in features)))
+    words = {"k": axes, "over": over, "count": float(page.count(*row.split())), "eps": float(eps)}
+    text = page.text(name, *lines(MOMENTS), *_affine("d * r", w, b),
+                     *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
+    by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
+    back = page.text(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
+        let a = sum(u; {k}) / {count}
+        let c = sum(u*h; {k}) / {count}
+        store {dX} = (u - a - h*c) * r"""), **words)
+    gradients = [Gradient(back, {"dX": "X"}), *_of_affine(page, name, SAVED, w, b, words)]
+    return Formula(page, text, _given(w, b), gradients=tuple(gradients))
+
+
+def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6, saves: bool = False,
+             y: Strided | None = None) -> Formula:
+    """x over the root of its mean square along the last ``count`` dims, scaled by w."""
+    rank = len(x.shape)
+    page = _page(["n"] * (rank - count) + ["k"] * count, x, range(rank - count),
+                 range(rank - count, rank), w, None, y or x.like())
+    words = {"over": page["n"], "count": float(page.count("k")), "eps": float(eps)}
+    text = page.text("rms_norm", *lines("""read x = {X}
+        let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
+                     "store {R} = r" if saves else "", **words)
+    saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
+    back = page.text("rms_norm_gradient", *saved, "read w = {W}" if w else "",
+                     "let u = g*w" if w else "let u = g", *lines("""
+        let c = sum(u*h; {k}) / {count}
+        store {dX} = (u - h*c) * r"""), **words)
+    of_w = _of_affine(page, "rms_norm", "\n".join(saved), w, None, words)
+    gradients = [Gradient(back, {"dX": "X"}), *of_w]
+    return Formula(page, text, _given(w, None), gradients=tuple(gradients))
+
+
+def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Sequence[int],
+          w: Strided | None, b: Strided | None, y: Strided) -> Page:
+    whole = range(len(x.shape))
+    kept = Strided.dense([x.shape[d] for d in rows], held(x.dtype))
+    tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole),
+                                  "dX": (x.like(), whole), "M": (kept, rows), "R": (kept, rows)}
+    tensors |= {name: (t, features) for name, t in (("W", w), ("B", b)) if t}
+    tensors |= {f"d{name}": (t.like(), features) for name, t in (("W", w), ("B", b)) if t}
+    return Page(names, x.shape, tensors)
+
+
+def _axes(page: Page, names: str) -> str:
+    """The axes of several names that have any; the first name where none has."""
+    found = " ".join(page[name] for name in names.split() if page.classes.get(name))
+    return found or names.partition(" ")[0]
+
+
+def _given(w: Strided | None, b: Strided | None) -> tuple[str, ...]:
+    return ("X", *["W"] * bool(w), *["B"] * bool(b))
+
+
+def _affine(value: str, w: Strided | None, b: Strided | None) -> list[str]:
+    """The steps that scale and shift a value and store it."""
+    return ["read w = {W}" if w else "", "read b = {B}" if b else "",
+            f"store {{Y}} = {value}{' * w' if w else ''}{' + b' if b else ''}"]
+
+
+def _of_affine(page: Page, name: str, saved: str, w: Strided | None, b: Strided | None,
+               words: dict[str, object]) -> list[Gradient]:
+    """The gradients of scale and shift: sums over the rows, of one kernel."""
+    if not (w or b):
+        return []
+    steps = [*(lines(saved) if w else ["read g = {G}"]), "let dw = sum(g*h; {over})" if w else "",
+             "let db = sum(g; {over})" if b else "", "store {dW} = dw" if w else "",
+             "store {dB} = db" if b else ""]
+    of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
+    return [Gradient(page.text(f"{name}_affine_gradient", *steps, **words), of)]

@@ -1,0 +1,203 @@
+"""The one builder of texts: from tensors as torch sees them to axes, ``tensor`` lines and coordinates.
+
+    page = Page(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
+    page.text("twice", "read x = {X}", "store {Y} = x + x")
+
+    compute twice
+        tensor X f32 [n=6, k=40]
+        tensor Y f32 [n=6, k=40]
+        axes   n=6 k=40
+        read   x = X[n, k]
+        store  Y[n, k] = x + x
+
+Dims of one name become one axis where every tensor lets them: a tensor of any layout has as few axes as
+its strides allow, and texts of different shapes are often one text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from transconv.ir import DType
+
+WORD = re.compile(r"\w+")
+SUMMED = re.compile(r";([^)]*)\)")
+COORDINATES = re.compile(r"\[(.*?)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A tensor without its values: sizes, steps between neighbours in elements, type of elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+
+    @staticmethod
+    def dense(shape: Sequence[int], dtype: DType) -> Strided:
+        """Without gaps, the last dim innermost."""
+        steps = [prod(max(1, n) for n in shape[i + 1:]) for i in range(len(shape))]
+        return Strided(tuple(shape), tuple(steps), dtype)
+
+    def like(self, dtype: DType | None = None) -> Strided:
+        """Without gaps, the dims in the same order of memory: what torch makes beside a tensor."""
+        order = sorted(range(len(self.shape)), key=lambda d: (-self.strides[d], d))
+        steps = [0] * len(self.shape)
+        step = 1
+        for d in reversed(order):
+            steps[d] = step
+            step *= max(1, self.shape[d])
+        return Strided(self.shape, tuple(steps), dtype or self.dtype)
+
+    def split(self, dim: int, *sizes: int) -> Strided:
+        """The same memory with one dim seen as several."""
+        step = self.strides[dim]
+        steps = [step * prod(sizes[i + 1:]) for i in range(len(sizes))]
+        return Strided((*self.shape[:dim], *sizes, *self.shape[dim + 1:]),
+                       (*self.strides[:dim], *steps, *self.strides[dim + 1:]), self.dtype)
+
+
+Dim = int | str  # a dim of the space, or a coordinate of its own
+Placed = tuple[Strided, Sequence[Dim]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How a tensor becomes the text's: ``t.reshape(shape).permute(order).reshape(sizes)``; its
+    coordinates there."""
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    coords: tuple[str, ...]
+
+
+class Page:
+    """A space of dims with names, and tensors placed in it. A tensor's dim of size 1 is left out: it is
+    the same along that dim of the space. ``called``: the names of tensors that are placed a second time;
+    ``keeps``: names whose dims of size 1 stay."""
+
+    def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
+                 called: Mapping[str, str] | None = None, keeps: str = "") -> None:
+        self.sizes = tuple(sizes)
+        self.called = called or {}
+        self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()
+                     and any(d in dims for _, dims in tensors.values())}
+        self.placed = dict(tensors)
+        self.tensors = {name: t for name, (t, _) in tensors.items()}
+        self.groups: dict[str, list[int]] = {}  # the dims that each axis runs over
+        self.classes: dict[str, list[str]] = {name: [] for name in names}
+        for name in self.classes:
+            dims = [d for d, own in enumerate(names) if own == name and (sizes[d] != 1 or d in self.kept)]
+            for group in self._merged(dims):
+                axis = f"{name}{len(self.classes[name]) or ''}"
+                self.classes[name].append(axis)
+                self.groups[axis] = group
+        self.seen = {name: self._view(t, dims) for name, (t, dims) in tensors.items()}
+
+    def _steps(self, dim: int) -> list[int | None]:
+        """How far apart neighbours along a dim are in each tensor; None where it lacks the dim."""
+        own = [(t, list(dims).index(dim)) if dim in dims else None for t, dims in self.placed.values()]
+        return [at[0].strides[at[1]] if at and self._has(*at, dim) else None for at in own]
+
+    def _has(self, t: Strided, own: int, dim: int) -> bool:
+        return t.shape[own] != 1 or dim in self.kept
+
+    def _merged(self, dims: list[int]) -> list[list[int]]:
+        """Dims of one name, in the order of the first tensor's memory, in groups that are one axis."""
+        dims = sorted(dims, key=lambda d: (-(self._steps(d)[0] or 0), d))
+        groups: list[list[int]] = []
+        for d in dims:
+            inner, size = self._steps(d), self.sizes[d]
+            outer = self._steps(groups[-1][-1]) if groups else []
+            if groups and all(b is None if a is None else b is not None and a == b * size
+                              for a, b in zip(outer, inner, strict=True)):
+                groups[-1].append(d)
+            else:
+                groups.append([d])
+        return groups
+
+    def _view(self, t: Strided, dims: Sequence[Dim]) -> Seen:
+        own = {d: i for i, d in enumerate(dims)}
+        parts: list[tuple[list[int], str]] = []  # own dims, and their coordinate
+        for axis, group in self.groups.items():
+            if all(d in own and self._has(t, own[d], d) for d in group):
+                parts.append(([own[d] for d in group], axis))
+        parts += [([i], d) for d, i in own.items() if isinstance(d, str)]
+        parts.sort(key=lambda p: -t.strides[p[0][-1]])
+        kept = [i for group, _ in parts for i in group]
+        order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
+        return Seen(t.shape, order, tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
+                    tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
+                    tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
+
+    def __getitem__(self, word: str) -> str:
+        """What a word of a text's lines stands for: a tensor with its coordinates, or axes."""
+        if word in self.seen:
+            return f"{self.called.get(word, word)}[{', '.join(self.seen[word].coords)}]"
+        return " ".join(self.classes.setdefault(word, []) or [word])
+
+    def count(self, *names: str) -> int:
+        """How many points the axes of these names have."""
+        return prod(self.size(axis) for name in names for axis in self.classes.get(name, ()))
+
+    def size(self, axis: str) -> int:
+        return prod(self.sizes[d] for d in self.groups.get(axis, ()))
+
+    def text(self, name: str, *lines: str, **words: Any) -> str:
+        """The computation of these lines; ``{X}`` in them is a tensor, ``{k}`` the axes of a name, and
+        ``words`` say what else stands in braces. None of the lines is left out but empty ones."""
+        said = [line.format_map(_Words(self, words)) for line in lines if line]
+        inside = [coords for line in said for coords in COORDINATES.findall(line)]
+        read = {word for coords in inside for word in WORD.findall(coords)}
+        said = [_without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
+                for line in said]
+        used = set(WORD.findall("\n".join(said)))
+        axes = [axis for axis in [*self.groups, *self.classes, "one"] if axis in used]
+        axes = list(dict.fromkeys(axes))
+        summed = {axis for line in said for found in SUMMED.findall(line) for axis in found.split()}
+        groups = [" ".join(f"{axis}={self.size(axis)}" for axis in axes if (axis in summed) is inside)
+                  for inside in (False, True)]
+        steps = (line.split(maxsplit=1) for line in said)
+        declared = [f"    tensor {self._declared(t)}" for t in self.seen if t in used]
+        return "\n".join([f"compute {name}", *declared, f"    axes   {' | '.join(filter(None, groups))}",
+                          *(f"    {word:<6} {rest}" for word, rest in steps)])
+
+    def _declared(self, name: str) -> str:
+        seen, dtype = self.seen[name], self.tensors[name].dtype
+        sizes = ", ".join(f"{c}={n}" if c in self.groups or c == "one" else f"{n}"
+                          for c, n in zip(seen.coords, seen.sizes, strict=True))
+        dense = Strided.dense(seen.sizes, dtype).strides == seen.strides
+        strides = "" if dense else f" strides({','.join(map(str, seen.strides))})"
+        return f"{name} {dtype} [{sizes}]{strides}"
+
+
+def _without(line: str, gone: set[str]) -> str:
+    """The line without reductions over axes of size 1 that nothing differs along."""
+    for found in reversed([*SUMMED.finditer(line)]):
+        names = found[1].split()
+        left = [axis for axis in names if axis not in gone]
+        if left:
+            line = f"{line[:found.start()]}; {' '.join(left)}){line[found.end():]}"
+            continue
+        depth, at = 1, found.start()
+        while depth:
+            at -= 1
+            depth += {")": 1, "(": -1}.get(line[at], 0)
+        word = re.search(r"\w+$", line[:at])
+        assert word is not None, line
+        line = f"{line[:word.start()]}{line[at:found.start()]}){line[found.end():]}"
+    return line
+
+
+class _Words(dict[str, Any]):
+    def __init__(self, page: Page, words: Mapping[str, Any]) -> None:
+        super().__init__(words)
+        self.page = page
+
+    def __missing__(self, word: str) -> str:
+        return self.page[word]

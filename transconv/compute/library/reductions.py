@@ -1,0 +1,105 @@
+"""Reductions over any dims of a tensor: one row each, a text and the text of its gradient.
+
+    formula = reduced("sum", Strided.dense((4, 5, 6), f32), dims=(0, 2))
+    formula.text                the computation; formula.gradients: those of its gradients
+
+Results have torch's shapes; values are computed in f32, or in f64 where a tensor is f64. Rows:
+``sum mean prod amax amin logsumexp var std norm any all``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from transconv.compute.library.formula import Formula, Gradient, lines
+from transconv.compute.library.page import WORD, Page, Strided
+from transconv.ir import DType, boolean
+
+EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
+              let ties = sum(hit; {k})
+              store {dX} = hit*g*{slope} / ties"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``steps`` from x to the store; ``gradient``: from x, y and g to the store of dX, empty for none."""
+
+    steps: str
+    gradient: str = ""
+
+
+ROWS = {
+    "sum": Row("store {Y} = sum(x; {k})", "store {dX} = g"),
+    "mean": Row("store {Y} = sum(x; {k}) / {count}", "store {dX} = g / {count}"),
+    # Of a product with one zero only the zero has a gradient, with two of them nothing has.
+    "prod": Row("store {Y} = prod(x; {k})", """let zeros = sum(where(x == 0.0, 1.0, 0.0); {k})
+        let rest = prod(where(x == 0.0, 1.0, x); {k})
+        let others = where(x == 0.0, where(zeros == 1.0, rest, 0.0), where(zeros == 0.0, rest / x, 0.0))
+        store {dX} = g * others"""),
+    "amax": Row("store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
+    "amin": Row("store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
+    "logsumexp": Row("""let most = max(x; {k})
+        let top = where(abs(most) == inf, 0.0, most)
+        store {Y} = log(sum(exp(x - top); {k})) + top""", """let most = max(x; {k})
+        let top = where(abs(most) == inf, 0.0, most)
+        let e = exp(x - top)
+        let total = sum(e; {k})
+        store {dX} = g * e / total"""),
+    "var": Row("""let mean = sum(x; {k}) / {count}
+        let d = x - mean
+        store {Y} = sum(d*d; {k}) {freedom}""", """let mean = sum(x; {k}) / {count}
+        store {dX} = g * 2.0 * (x - mean) {freedom}"""),
+    "std": Row("""let mean = sum(x; {k}) / {count}
+        let d = x - mean
+        store {Y} = sqrt(sum(d*d; {k}) {freedom})""", """let mean = sum(x; {k}) / {count}
+        store {dX} = where(y == 0.0, 0.0, g * (x - mean) {freedom} / y)"""),
+    "any": Row("store {Y} = max({truth}; {k}) != 0.0"),
+    "all": Row("store {Y} = min({truth}; {k}) != 0.0"),
+}
+SIGN = "where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0))"
+OF_SIZES = EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)
+# The norms that need no power, by their order.
+NORMS = {
+    0.0: Row("store {Y} = sum(where(x == 0.0, 0.0, 1.0); {k})", "store {dX} = 0.0 * g"),
+    1.0: Row("store {Y} = sum(abs(x); {k})", f"store {{dX}} = g * {SIGN}"),
+    2.0: Row("store {Y} = sqrt(sum(x*x; {k}))", "store {dX} = where(y == 0.0, 0.0, g * x / y)"),
+    inf: Row("store {Y} = max(abs(x); {k})", OF_SIZES),
+    -inf: Row("store {Y} = min(abs(x); {k})", OF_SIZES),
+}
+
+
+def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
+            y: Strided | None = None, correction: float = 1.0, order: float = 2.0) -> Formula:
+    """The reduction ``name`` over ``dims`` (each 0 <= d < rank, at least one element), kept as size 1 or
+    dropped. ``dtype``: of the result, default that of x, boolean for any and all; ``y``: the result as it
+    is to lie in memory; ``correction``: of var and std; ``order``: of a norm, a key of NORMS."""
+    row = NORMS[order] if name == "norm" else ROWS[name]
+    dtype = dtype or (boolean if name in ("any", "all") else x.dtype)
+    page = _page(x, dims, keep, dtype, y)
+    count = page.count("k")
+    freedom = count - correction
+    truth = "where(x, 1.0, 0.0)" if x.dtype is boolean else "where(x == 0.0, 0.0, 1.0)"
+    words = {"count": float(count), "truth": truth,
+             "freedom": f"/ {float(freedom)}" if freedom > 0 else "* inf"}
+    narrow = dtype.kind == x.dtype.kind == "float" and dtype.bits < x.dtype.bits
+    read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
+    text = page.text(name, *read, *lines(row.steps), **words)
+    if not row.gradient:
+        return Formula(page, text, ("X",))
+    behind = lines(row.gradient)
+    used = {word for line in behind for word in WORD.findall(line)}
+    back = page.text(f"{name}_gradient", *(read if "x" in used else []),
+                     "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
+    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def _page(x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None) -> Page:
+    rank = len(x.shape)
+    left = [d for d in range(rank) if d not in dims]
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
+    y = y or Strided.dense(shape, dtype)
+    of_y: Sequence[int] = range(rank) if keep else left
+    return Page(["k" if d in dims else "n" for d in range(rank)], x.shape, {
+        "X": (x, range(rank)), "Y": (y, of_y), "G": (y, of_y), "dX": (x.like(), range(rank))})

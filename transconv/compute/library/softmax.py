@@ -1,0 +1,88 @@
+"""Rows that are divided by what they amount to: softmax, log_softmax, normalize; cross entropy of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transconv.compute.library.formula import Formula, Gradient, held, lines
+from transconv.compute.library.page import Page, Strided
+from transconv.ir import DType, f32, f64
+
+EXPONENTIALS = """read x = {X}
+    let top = max(x; {k})
+    let total = sum(exp(x - top); {k})"""
+
+
+def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> Formula:
+    """exp(x) over its sum along ``dim``; ``dtype`` of the result, default that of x."""
+    page = _page(x, [dim], y or x.like(dtype))
+    text = page.text("softmax", *lines("""read x = {X}
+        let top = max(x; {k})
+        let e = exp(x - top)
+        let total = sum(e; {k})
+        store {Y} = e / total"""))
+    back = page.text("softmax_gradient", *lines("""read y = {Y}
+        read g = {G}
+        let s = sum(y*g; {k})
+        store {dX} = y * (g - s)"""))
+    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def log_softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> Formula:
+    """The logarithm of ``softmax``, which never underflows."""
+    page = _page(x, [dim], y or x.like(dtype))
+    text = page.text("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
+    back = page.text("log_softmax_gradient", *lines("""read y = {Y}
+        read g = {G}
+        let s = sum(g; {k})
+        store {dX} = g - exp(y) * s"""))
+    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | None = None) -> Formula:
+    """x over its Euclidean norm along ``dims``, or over ``eps`` where that is larger."""
+    page = _page(x, dims, y or x.like())
+    size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
+    text = page.text("normalize", *size, "store {Y} = x / d", eps=float(eps))
+    back = page.text("normalize_gradient", *size, *lines("""read g = {G}
+        let s = sum(x*g; {k})
+        let along = where(size >= {eps}, s / (d*d), 0.0)
+        store {dX} = (g - x * along) / d"""), eps=float(eps))
+    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def _page(x: Strided, dims: Sequence[int], y: Strided) -> Page:
+    whole = range(len(x.shape))
+    return Page(["k" if d in dims else "n" for d in whole], x.shape, {
+        "X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole)})
+
+
+LARGEST_CLASS = 1 << 24  # beyond it not every number of a class is one in f32
+
+
+def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: DType | None = None,
+                  y: Strided | None = None) -> Formula:
+    """``-log_softmax(x)[t]`` along ``dim`` for whole numbers t of the shape of x without it; 0 where t is
+    ``ignore``, infinite where t is no class. ``dtype`` of the result, default f32, or f64 as x. ValueError
+    for more than ``LARGEST_CLASS`` classes."""
+    if x.shape[dim] >= LARGEST_CLASS:
+        raise ValueError(f"{x.shape[dim]} classes; expected fewer than {LARGEST_CLASS}")
+    whole = range(len(x.shape))
+    left = [d for d in whole if d != dim]
+    y = y or Strided.dense(t.shape, dtype or held(x.dtype))
+    kept = Strided.dense(t.shape, f64 if x.dtype is f64 else f32)
+    page = Page(["k" if d == dim else "n" for d in whole], x.shape, {
+        "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "G": (y, left),
+        "dX": (x.like(), whole)})
+    words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
+    text = page.text("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
+        let hit = max(where({at} == t, x, -inf); {k})
+        store {Y} = where(t == {ignore}, 0.0, log(total) + top - hit)
+        store {Z} = log(total) + top"""), **words)
+    back = page.text("cross_entropy_gradient", *lines("""read x = {X}
+        read t = {T}
+        read z = {Z}
+        read g = {G}
+        let d = exp(x - z) - where({at} == t, 1.0, 0.0)
+        store {dX} = where(t == {ignore}, 0.0, g * d)"""), **words)
+    return Formula(page, text, ("X", "T"), gradients=(Gradient(back, {"dX": "X"}),))

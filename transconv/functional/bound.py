@@ -1,0 +1,196 @@
+"""One kind of call: a function of the library bound to shapes, strides, types and numbers.
+
+torch's own function, called on tensors without values, says what the results look like and whether the
+call is right; the library says which texts compute them. What a text needs and stores are tensors by name
+(``X``, ``Y``, ``dX``: see library.Formula); here they get the shapes that torch's callers see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from transconv.compute import library
+from transconv.errors import ComputeError, Unsupported
+from transconv.functional.launches import TORCH, TYPES, Memory, program
+
+Tensor = torch.Tensor
+_unseen: Any = _disable_current_modes  # by tracers and other modes
+
+Values = dict[str, Tensor]
+Numbers = tuple[Any, ...]
+Specs = Sequence[library.Strided | None]  # of tensors, None for one that is missing
+Made = Sequence[library.Strided]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A public function. ``torch``: torch's, of tensors (None for one that is missing) and then numbers,
+    without side effects, to a tensor or several; ``formula``: the library's, of the tensors' and results'
+    library.Strided, the numbers, and whether gradients will be asked for; ValueError or Unsupported where
+    it has none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where
+    torch casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their
+    texts do not read; ``again``: gradients in torch's operations, of values by name, numbers and the
+    result's gradient, for a function that does not keep its operands. Else they are kept, but for those of
+    ``passing``, which gradients depend on only where their texts read them."""
+
+    name: str
+    torch: Callable[..., Any]
+    formula: Callable[[Specs, Made, Numbers, bool], library.Formula]
+    whole: tuple[bool, ...] = ()
+    autocast: str = ""
+    linear: bool = False
+    again: Callable[[Values, Numbers, Tensor], tuple[Tensor, ...]] | None = None
+    passing: tuple[str, ...] = ()
+    handed: Callable[..., Any] | None = None  # torch's with its side effects, if it has any
+    finish: Callable[..., Any] | None = None  # of tensors, numbers and results: what the caller gets
+
+    def by_torch(self, tensors: Sequence[Tensor | None], numbers: Numbers) -> Any:
+        """torch's result; its errors name the operands."""
+        try:
+            return (self.handed or self.torch)(*tensors, *numbers)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            named(error, self.name, tensors)
+
+
+def named(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
+    """Raise an error of torch with the operands before its sentence; the same class."""
+    if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or str(error).startswith(name):
+        raise error
+    said = ", ".join("None" if t is None else f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+                     if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
+    raise type(error)(f"{name}({said}): {error}") from error
+
+
+def as_tuple(made: Any) -> tuple[Any, ...]:
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A text with the names of what it reads and what it stores; ``of``: which stores are whose
+    gradient."""
+
+    text: str
+    given: tuple[str, ...]
+    stored: dict[str, Memory]
+    of: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """``operands``: the names of the tensors that are there; ``saved``: what gradients need; ``wanted``:
+    of the operands, which get gradients."""
+
+    function: Function
+    numbers: Numbers
+    arity: int  # of the function: tensors, present or not
+    places: tuple[int, ...]  # of the operands among them
+    operands: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the operands
+    seen: dict[str, library.Seen]
+    forward: Step
+    results: tuple[str, ...]
+    backward: tuple[Step, ...]
+    saved: tuple[str, ...]
+    wanted: tuple[bool, ...]
+
+    def spread(self, given: Iterable[Tensor | None]) -> list[Tensor | None]:
+        """The function's tensors, None where there is none, of the operands."""
+        found: list[Tensor | None] = [None] * self.arity
+        for place, t in zip(self.places, given, strict=True):
+            found[place] = t
+        return found
+
+
+def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
+         wanted: tuple[bool, ...]) -> Bound:
+    """``wanted``: of the tensors that are there, which need gradients; empty: none. Raises what torch
+    raises for a wrong call, Unsupported where the library has no text."""
+    places = tuple(i for i, t in enumerate(tensors) if t is not None)
+    metas = _results(f, tensors, numbers)
+    if any(m.numel() == 0 for m in metas):
+        raise Unsupported("shape:empty")
+    if any(m.dtype not in TYPES for m in metas):
+        raise Unsupported(f"dtype:{str(metas[0].dtype).removeprefix('torch.')}")
+    try:
+        formula = f.formula([t if t is None else strided(t) for t in tensors], [strided(m) for m in metas],
+                            numbers, any(wanted))
+        shapes = {name: Memory(tuple(m.shape), m.stride(), m.dtype)
+                  for name, m in zip(formula.results, metas, strict=True)}
+        real = {name: ints(tensors[i].shape) for name, i in zip(formula.given, places, strict=True)}  # type: ignore[union-attr]
+        forward = _step(formula, formula.text, shapes, real, {})
+        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of)) for g in formula.gradients)
+    except IndexError as error:
+        named(error, f.name, tensors)
+    except (ValueError, ComputeError) as error:
+        raise Unsupported("formula:none", f"{f.name}: {error}") from error
+    chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
+    backward = tuple(s for s in backward if not s.of or chosen & {*s.of.values()}) if chosen else ()
+    if not chosen <= {name for s in backward for name in s.of.values()}:
+        raise Unsupported(f"gradient:{f.name}", f"{f.name} has no gradient of {' '.join(sorted(chosen))}")
+    made = {name for s in backward for name in s.stored}
+    read = {name for s in backward for name in s.given}
+    between = read - made - {*formula.given, "G"}  # what the forward text has stored
+    less = f.again is not None or f.linear and not between
+    kept = read if less else read | {*formula.given} - {*f.passing}
+    saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
+    return Bound(f, numbers, len(tensors), places, formula.given, tuple(real.values()),
+                 formula.page.seen, forward, formula.results, backward, saved, wanted)
+
+
+def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
+    """torch's results on tensors without values."""
+    memory = [t if t is None else Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors]
+    try:
+        with _unseen(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            metas = [m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
+                     for m in memory]
+            return as_tuple(f.torch(*metas, *numbers))
+    except NotImplementedError as error:
+        raise Unsupported("meta:none", str(error)) from error
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        named(error, f.name, tensors)
+
+
+def ints(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes as numbers: symbolic ones become what they are in this call."""
+    return tuple(int(n) for n in sizes)
+
+
+def strided(t: Tensor) -> library.Strided:
+    """A tensor without its values; one without dims has one of size 1."""
+    return library.Strided(ints(t.shape) or (1,), ints(t.stride()) or (1,), TYPES[t.dtype])
+
+
+def _step(formula: library.Formula, text: str, results: dict[str, Memory],
+          operands: dict[str, tuple[int, ...]], of: dict[str, str]) -> Step:
+    found = program(text)
+    stored = {}
+    for name in found.stored:
+        made = formula.page.tensors[name]
+        shape = operands[of[name]] if name in of else made.shape
+        stored[name] = results.get(name) or Memory(shape, _strides(made, shape), TORCH[made.dtype])
+    return Step(text, tuple(found.given), stored, of)
+
+
+def _strides(made: library.Strided, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of the same memory in another shape, whose dims are one or several of its dims."""
+    if tuple(shape) == made.shape:
+        return made.strides
+    inner = list(zip(made.shape, made.strides, strict=True))
+    found = []
+    for size in shape:
+        whole, step = 1, 1
+        while whole < size:
+            part, step = inner.pop(0)
+            whole *= part
+        found.append(step)
+    if prod(shape) != prod(made.shape):
+        raise ValueError(f"sizes {list(shape)} of a tensor of sizes {list(made.shape)}")
+    return tuple(found)

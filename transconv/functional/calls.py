@@ -1,0 +1,246 @@
+"""Sending one call of a public function the right way.
+
+Plain eager tensors are looked up by what they look like, and launched. Whatever wants to see the call is
+given it: torch computes under functorch's transforms, forward derivatives and for subclasses; compilers
+and modes see the operator ``transconv::function``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from transconv.errors import Unsupported
+from transconv.functional import operators, proof
+from transconv.functional.bound import Bound, Function, Numbers, Values, as_tuple, bind
+from transconv.functional.launches import aligned, refused
+from transconv.functional.routes import Route, made_of
+from transconv.torch_ops import routes, stats
+from transconv.torch_ops.dispatch import is_known, is_plain
+from transconv.torch_ops.operators import library, register_fake
+from transconv.torch_ops.route import ALIGNMENT
+
+Tensor = torch.Tensor
+Tensors = tuple[Tensor | None, ...]
+
+# Asked at every call; each is a plain function.
+_compiling = torch.compiler.is_dynamo_compiling
+_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_grad_enabled = torch.is_grad_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+
+
+def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A public function's result. Raises what torch raises for a wrong call."""
+    if _compiling():
+        return _traced(f, tensors, numbers)
+    if _autocast():
+        tensors = _cast(f, tensors)
+    if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+        return _watched_call(f, tensors, numbers)
+    given: list[Tensor] = []
+    looks: list[Any] = []
+    bits = 0
+    for t in tensors:
+        if t is None:
+            looks.append(None)
+            continue
+        if not is_plain(t) or t.is_neg() or t._is_zerotensor():
+            return _handed(f, tensors, numbers, _unusual(t))
+        given.append(t)
+        looks += (t.shape, t.stride(), t.dtype, t.device)
+        bits |= t.data_ptr()
+    wanted = tuple([t.requires_grad for t in given]) if _grad_enabled() else ()
+    key = (f, numbers, *map(type, numbers), wanted, _deterministic(), not bits & ALIGNMENT, *looks)
+    try:
+        route = routes.find(key)
+    except TypeError:  # a list among the numbers has no hash
+        return call(f, tensors, tuple(tuple(n) if isinstance(n, list) else n for n in numbers))
+    if route is None:
+        route = _made(f, tensors, numbers, wanted)
+        if route.reason != "capture:cold":  # outside the capture a kernel may be built
+            route = routes.keep(key, route, [])
+    route.calls += 1
+    if route.bound is None:
+        return f.by_torch(tensors, numbers)
+    results = apply(route, *given) if True in wanted else route.forward(given)[0]
+    if f.finish is not None:
+        return f.finish(tensors, numbers, as_tuple(results))
+    return results if isinstance(results, Tensor) else results[0]
+
+
+def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A call that a transform, a mode or a tracer must see."""
+    if _transforms():
+        return _handed(f, tensors, numbers, "transform:functorch")
+    if forward_ad._current_level >= 0:
+        return _handed(f, tensors, numbers, "transform:forward_ad")
+    odd = next((t for t in tensors if t is not None and not (isinstance(t, Tensor) and is_known(t))), None)
+    if odd is not None:
+        return _handed(f, tensors, numbers, _unusual(odd))
+    return _traced(f, tensors, numbers)
+
+
+def _handed(f: Function, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
+    stats.handed_over(reason, f.name)
+    return f.by_torch(tensors, numbers)
+
+
+def _unusual(t: Any) -> str:
+    """Why no kernel takes what is no plain tensor, or means more than its memory."""
+    if not isinstance(t, Tensor):
+        return f"form:{type(t).__name__}"
+    if type(t) not in (Tensor, torch.nn.Parameter):
+        return f"subclass:{type(t).__name__}"
+    return "layout:view" if is_plain(t) else "layout:sparse"
+
+
+def _cast(f: Function, tensors: Tensors) -> Tensors:
+    """The casts that torch's autocast makes for this function on a GPU."""
+    near = next(t for t in tensors if t is not None)
+    device = near.device.type
+    if not f.autocast or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.float32 if f.autocast == "f32" else torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype is torch.float64 or not t.is_floating_point() else t.to(dtype)
+                 for t in tensors)
+
+
+# -- making a route --------------------------------------------------------------------------------
+
+
+def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> Route:
+    """Decide who computes calls of one kind."""
+    given = [t for t in tensors if t is not None]
+    why, message = _refused(f, tensors), ""
+    if not why:
+        try:
+            bound = bind(f, tensors, numbers, wanted)
+            route = made_of(bound, given[0].device, aligned(given))
+            proof.agree(route, tensors)
+            return route
+        except Unsupported as error:
+            why, message = error.reason, error.message
+    stats.announce(why, message, f.name)
+    return Route(None, why, f.name)
+
+
+def _refused(f: Function, tensors: Tensors) -> str:
+    given = [t for t in tensors if t is not None]
+    whole = [f.whole[i] for i, t in enumerate(tensors) if t is not None and i < len(f.whole)]
+    why = refused(given, whole)
+    if not why and torch.is_autocast_enabled(given[0].device.type) and (
+            f.autocast == "torch" or given[0].device.type == "cpu"):
+        return "autocast"
+    return why
+
+
+# -- derivatives -----------------------------------------------------------------------------------
+
+
+class _Apply(torch.autograd.Function):
+    """``apply(how, *operands)``: how is a Route, or a Bound inside a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
+        results, values = how.forward(given) if isinstance(how, Route) else _forward_in_graph(how, given)
+        bound = _bound(how)
+        ctx.how = how
+        ctx.save_for_backward(*(values[name] for name in bound.saved))
+        if len(results) > 1:
+            ctx.mark_non_differentiable(*results[1:])
+            return results
+        return results[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        how = ctx.how
+        bound = _bound(how)
+        values = dict(zip(bound.saved, ctx.saved_tensors, strict=True))
+        if torch.is_grad_enabled():
+            return None, *_again(bound, values, grad)
+        if isinstance(how, Route) and not _watched(grad):
+            return None, *how.backward(values, grad)
+        memory = bound.forward.stored[bound.results[0]]
+        values["G"] = grad.expand(memory.shape)
+        for step in bound.backward:
+            operators.run(bound, step, values)
+        return None, *(values.get(f"d{n}") if on else None
+                       for n, on in zip(bound.operands, bound.wanted, strict=True))
+
+
+def _bound(how: Any) -> Bound:
+    return how.bound if isinstance(how, Route) else how  # type: ignore[return-value]
+
+
+apply: Any = super(torch.autograd.Function, _Apply).apply
+_apply_in_graph: Any = _Apply.apply
+
+
+def _watched(grad: Tensor) -> bool:
+    """Whether somebody wants to see the operations behind a gradient, or it is no plain tensor."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
+                or torch._C._are_functorch_transforms_active() or not is_plain(grad))
+
+
+def _again(bound: Bound, values: Values, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated themselves, in torch's operations."""
+    f = bound.function
+    if f.again is not None:
+        return f.again(values, bound.numbers, grad)
+    with torch.enable_grad():
+        given = [values[name] if name in values else grad.new_zeros(()).expand(shape).requires_grad_()
+                 for shape, name in zip(bound.shapes, bound.operands, strict=True)]
+        made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
+        of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
+        found = iter(torch.autograd.grad(made, of, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if on else None for on in bound.wanted)
+
+
+# -- in graphs -------------------------------------------------------------------------------------
+
+
+def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """Inside compilers, tracers and modes: the operator, whatever comes of it."""
+    for t in tensors:
+        if t is not None and not isinstance(t, Tensor):
+            return f.by_torch(tensors, numbers)
+    results = operators.function(operators.spelled(f, numbers), list(tensors))
+    return results[0] if f.finish is None else f.finish(tensors, numbers, results)
+
+
+def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
+    values = dict(zip(bound.operands, given, strict=True))
+    operators.run(bound, bound.forward, values)
+    return tuple(values[name] for name in bound.results), values
+
+
+def _function(call: str, tensors: list[Tensor | None]) -> list[Tensor]:
+    """The operator ``function``, with derivatives where autograd is on."""
+    f, numbers = operators.read(call)
+    if _autocast() and forward_ad._current_level < 0:
+        tensors = list(_cast(f, tuple(tensors)))
+    given = [t for t in tensors if t is not None]
+    why = "transform:forward_ad" if forward_ad._current_level >= 0 else _refused(f, tuple(tensors))
+    message = ""
+    if not why:
+        wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()
+        try:
+            bound = bind(f, tensors, numbers, wanted)
+            made = (as_tuple(_apply_in_graph(bound, *given)) if True in wanted
+                    else _forward_in_graph(bound, tuple(given))[0])
+            return list(made)
+        except Unsupported as error:
+            why, message = error.reason, error.message
+    stats.announce(why, message, f.name)
+    return list(as_tuple(f.torch(*tensors, *numbers)))
+
+
+library.impl("function", _function, "Autograd")
+for _key in ("CPU", "CUDA"):
+    library.impl("function", _function, _key)
+register_fake("transconv::function", _function, lib=library)

@@ -1,0 +1,66 @@
+"""``transconv.computation(text)``: a text as a function of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from transconv.compute import Compute
+from transconv.errors import TensorError
+from transconv.functional import operators
+from transconv.functional.launches import Memory, Program, program
+
+Tensor = torch.Tensor
+
+
+class Computation:
+    """A function of the tensors that a text reads, in the order of its reads or by their names; its result
+    is the tensor that is stored, or a tuple of them in the order of the stores."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.program: Program = program(text)
+
+    @property
+    def compute(self) -> Compute:
+        """What the text says."""
+        return self.program.compute
+
+    def __call__(self, *given: Tensor, **named: Tensor) -> Any:
+        """Raises TensorError, one line, for a tensor that is missing or unlike the text's; TypeError for
+        one that the text does not read. Strides that are others than the text's are copied."""
+        known = self.program.given
+        if len(given) > len(known):
+            raise TypeError(f"{self.compute.name} reads {len(known)} tensors ({', '.join(known)}), "
+                            f"got {len(given)}")
+        found = dict(zip(known, given, strict=False))
+        for name in named:
+            if name not in known or name in found:
+                why = "was given already" if name in found else f"is not read; expected {', '.join(known)}"
+                raise TypeError(f"{self.compute.name}: {name} {why}")
+        found |= named
+        made = operators.compute(self.text, [self._checked(found, name, m) for name, m in known.items()])
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _checked(self, found: dict[str, Any], name: str, m: Memory) -> Tensor:
+        t = found.get(name)
+        if not isinstance(t, Tensor):
+            raise TensorError(f"{self.compute.name}: {name}: expected a tensor, got {type(t).__name__}")
+        if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
+            raise TensorError(f"{self.compute.name}: {name}: expected {m.dtype} of shape {m.shape}, "
+                              f"got {t.dtype} of shape {tuple(t.shape)}")
+        return t
+
+    def __repr__(self) -> str:
+        return f"transconv.computation({self.compute.name}: {', '.join(self.program.given)} -> " \
+               f"{', '.join(self.program.stored)})"
+
+
+def computation(text: str | Compute) -> Computation:
+    """The function of a computation's text (docs/computations.md): takes torch tensors, allocates and
+    returns what is stored. On a GPU a kernel computes it; on a CPU its meaning in NumPy, or Triton's
+    interpreter where ``transconv.config.cpu`` says so. torch.compile holds it as one operator,
+    ``transconv::compute``. It has no derivative: see ``transconv.functional``. Raises ComputeError for a
+    text that cannot be read."""
+    return Computation(text if isinstance(text, str) else str(text))

@@ -1,0 +1,162 @@
+"""A computation's text as something to launch: compiled once for a device, started on torch's tensors.
+
+``launch`` finds it by the text; ``Launch.start`` takes tensors of any shape whose memory is what the text
+says, in the order of its reads and then of its stores.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from transconv.compute import Alone, Compute, parse
+from transconv.errors import ProblemError, ScheduleError, StageError, Unsupported
+from transconv.ir import DType, boolean, i8, i32, i64
+from transconv.ir import Tensor as Declared
+from transconv.runtime import Plan, plan
+from transconv.torch_ops.execute import DTYPES, capturing, target_of
+from transconv.torch_ops.route import ALIGNMENT, current_device
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+
+log = logging.getLogger("transconv.functional")
+
+TYPES: dict[torch.dtype, DType] = DTYPES | {
+    torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
+TORCH = {ours: theirs for theirs, ours in TYPES.items()}
+LIMIT = 4096  # launches kept
+
+
+class Memory(NamedTuple):
+    """A tensor of a text, as torch says it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Program(NamedTuple):
+    """A text that was read: what it reads in order, and what it stores."""
+
+    compute: Compute
+    given: dict[str, Memory]
+    stored: dict[str, Memory]
+
+
+@lru_cache(maxsize=LIMIT)
+def program(text: str) -> Program:
+    """Raises ComputeError, and Unsupported for layouts that no strides describe."""
+    compute = parse(text)
+    stored = {w.view.tensor.name for w in compute.writes}
+    memory = {t.name: _memory(t) for t in compute.tensors}
+    if both := {r.view.tensor.name for r in compute.reads} & stored:
+        raise Unsupported("tensor:both", f"{min(both)} is read and stored; expected two tensors")
+    return Program(compute, {n: m for n, m in memory.items() if n not in stored},
+                   {n: m for n, m in memory.items() if n in stored})
+
+
+def _memory(tensor: Declared) -> Memory:
+    strides = tensor.layout.strides()
+    if strides is None or tensor.layout.offset:
+        raise Unsupported("layout:blocked",
+                          f"{tensor.name} lies in memory as {tensor.layout}; expected strides")
+    return Memory(tensor.shape, strides, TORCH[tensor.dtype])
+
+
+class Launch:
+    """A plan of a text on one kind of device, and what starts it without asking once it has run there."""
+
+    __slots__ = ("aligned", "begin", "device", "memory", "names", "plan")
+
+    def __init__(self, found: Program, device: torch.device, aligned: bool) -> None:
+        self.memory = [*found.given.values(), *found.stored.values()]
+        self.names = (*found.given, *found.stored)
+        self.aligned = aligned
+        self.begin: Callable[..., None] | None = None
+        self.device = -1
+        self.plan = _planned(found.compute, device)
+
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        """Launch on the current stream of the tensors' device."""
+        if self.begin is not None and current_device() == self.device:
+            self.begin(*tensors)
+            return
+        views = {name: t.detach().as_strided(m.shape, m.strides, t.storage_offset())
+                 for name, t, m in zip(self.names, tensors, self.memory, strict=True)}
+        device = tensors[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            self.plan.launch(**views)
+            if device.type == "cuda":
+                self.begin = self.plan.starter(device.index, self.aligned, self.names)
+                self.device = device.index
+
+
+_launches: dict[Hashable, Launch] = {}
+
+
+def launch(text: str, device: torch.device, aligned: bool) -> Launch:
+    """The launch of a text, made when it is first asked for. Raises ComputeError, and Unsupported where no
+    kernel can be made, with the reason."""
+    key = (text, device.type, device.index, aligned, deterministic())
+    found = _launches.get(key)
+    if found is None:
+        if capturing(device):
+            raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
+                              "call once before capturing")
+        if len(_launches) >= LIMIT:
+            _launches.clear()
+        found = _launches.setdefault(key, Launch(program(text), device, aligned))
+    return found
+
+
+def deterministic() -> bool:
+    """Whether the same bits are asked for at every run."""
+    return bool(torch._C._get_deterministic_algorithms())
+
+
+def _planned(compute: Compute, device: torch.device) -> Plan:
+    try:
+        return plan(Alone(compute), target_of(device), None, deterministic(), Plan)
+    except (ScheduleError, ProblemError) as error:
+        raise Unsupported("schedule:refused", str(error)) from error
+    except StageError as error:  # a program in training must not stop for a bug of ours
+        log.warning("no kernel for %s: %s", compute.name, error, exc_info=True)
+        raise Unsupported("error:StageError", str(error)) from error
+
+
+def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = ()) -> str:
+    """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may hold whole
+    numbers and truth values."""
+    device = tensors[0].device
+    if device.type == "cpu":
+        if settings.cpu != "interpret":
+            return "device:cpu"
+    elif device.type != "cuda":
+        return f"device:{device.type}"
+    for i, t in enumerate(tensors):
+        if t.dtype not in (TYPES if i < len(whole) and whole[i] else DTYPES):
+            return f"dtype:{str(t.dtype).removeprefix('torch.')}"
+        if t.device != device:
+            return "device:several"
+        if t.layout is not torch.strided:
+            return f"layout:{str(t.layout).removeprefix('torch.')}"
+        if t.numel() == 0:
+            return "shape:empty"
+    return ""
+
+
+def aligned(tensors: Sequence[Any]) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes."""
+    bits = 0
+    for t in tensors:
+        bits |= t.data_ptr()
+    return not bits & ALIGNMENT
+
+
+settings.on_change(_launches.clear)

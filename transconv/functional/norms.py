@@ -1,0 +1,133 @@
+"""Norms with the signatures of torch.nn.functional: layer, rms, group, instance and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from transconv.compute import library
+from transconv.errors import Unsupported
+from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.calls import call
+from transconv.functional.operators import declare
+
+Tensor = torch.Tensor
+
+
+def _layer(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, w, b = given
+    assert x is not None
+    return library.layer_norm(x, len(numbers[0]), w, b, numbers[1], saves, made[0])
+
+
+def _rms(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, w = given
+    assert x is not None
+    eps = x.dtype.spacing if numbers[1] is None else numbers[1]
+    return library.rms_norm(x, len(numbers[0]), w, eps, saves, made[0])
+
+
+def _group(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, w, b = given
+    assert x is not None
+    return library.group_norm(x, numbers[0], w, b, numbers[1], saves, made[0])
+
+
+def _instance(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, mean, variance, w, b = given
+    own, _, eps = numbers
+    assert x is not None
+    if not own:
+        return library.batch_norm(x, mean, variance, w, b, False, 0.0, eps, saves, made[0])
+    if mean is not None:
+        raise Unsupported("stats:instance", "running statistics of instances")
+    return library.group_norm(x, x.shape[1], w, b, eps, saves, made[0])
+
+
+def _batch(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, mean, variance, w, b = given
+    training, momentum, eps = numbers
+    assert x is not None
+    if (mean is None) is not (variance is None):
+        raise Unsupported("stats:one", "one of the running statistics")
+    return library.batch_norm(x, mean, variance, w, b, training, momentum, eps, saves, made[0])
+
+
+def _by_batch(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor | None, b: Tensor | None,
+              training: bool, momentum: float, eps: float) -> Any:
+    """torch's batch_norm without its side effects: the new running statistics are results."""
+    if not training or mean is None or variance is None:
+        return F.batch_norm(x, mean, variance, w, b, training, momentum, eps)
+    mean, variance = mean.detach().clone(), variance.detach().clone()
+    return F.batch_norm(x, mean, variance, w, b, training, momentum, eps), mean, variance
+
+
+def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, *rest: Any) -> Tensor:
+    """torch's instance_norm without its side effects."""
+    mean, variance = (t if t is None else t.detach().clone() for t in (mean, variance))
+    return F.instance_norm(x, mean, variance, *rest)
+
+
+def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
+                     results: Sequence[Tensor]) -> Tensor:
+    """Move the running statistics, in place as torch does."""
+    if len(results) == 3:
+        with torch.no_grad():
+            for held, new in zip(tensors[1:3], results[1:], strict=True):
+                assert held is not None
+                held.copy_(new)
+    return results[0]
+
+
+LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+                         _layer, autocast="f32"))
+RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
+                       autocast="torch"))
+GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
+                         _group, autocast="f32"))
+INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q"),
+                            handed=F.instance_norm))
+BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q"), handed=F.batch_norm,
+                         finish=_keep_statistics))
+
+
+def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+               bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """torch.nn.functional.layer_norm: over the last dims, whose sizes ``normalized_shape`` says, as do
+    weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
+    and f64 have kernels. Raises what torch raises, with the operands named."""
+    shape = tuple(normalized_shape)
+    return call(LAYER, (input, weight, bias), (shape, eps))  # type: ignore[no-any-return]
+
+
+def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+             eps: float | None = None) -> Tensor:
+    """torch.nn.functional.rms_norm; ``eps`` None is the type's. As layer_norm."""
+    return call(RMS, (input, weight), (tuple(normalized_shape), eps))  # type: ignore[no-any-return]
+
+
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+               eps: float = 1e-5) -> Tensor:
+    """torch.nn.functional.group_norm of input (n, c, ...), weight and bias (c,). As layer_norm."""
+    return call(GROUP, (input, weight, bias), (num_groups, eps))  # type: ignore[no-any-return]
+
+
+def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+                  weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+                  momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+    """torch.nn.functional.instance_norm of input (n, c, ...); running statistics that would move are
+    torch's. As layer_norm."""
+    return call(INSTANCE, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
+                (use_input_stats, momentum, eps))
+
+
+def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+               weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+               momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+    """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, towards
+    which the running ones move in place; else by the running ones. As layer_norm."""
+    return call(BATCH, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
+                (training, momentum, eps))

@@ -1,0 +1,174 @@
+"""The operators that compiled graphs hold.
+
+    transconv::compute    the stores of a computation's text, of what it reads in order; no derivatives
+    transconv::function   a function of ``transconv.functional`` by its name and numbers; differentiable
+
+While a graph is traced the second becomes the first, of the texts of its formula and of its gradients, or
+torch's operations where no kernel may take the tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from math import frexp, ldexp
+from typing import Any
+
+import numpy as np
+import torch
+
+from transconv.compute import execute
+from transconv.errors import TensorError, Unsupported
+from transconv.functional.bound import Bound, Function, Step, Values
+from transconv.functional.launches import Memory, aligned, launch, program, refused
+from transconv.torch_ops import stats
+from transconv.torch_ops.operators import library, register_fake
+
+Tensor = torch.Tensor
+
+library.define("compute(str text, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+library.define("function(str call, Tensor?[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+compute: Callable[[str, Sequence[Tensor]], list[Tensor]] = torch.ops.transconv.compute.default
+function: Callable[[str, Sequence[Tensor | None]], list[Tensor]] = torch.ops.transconv.function.default
+
+
+# -- one text --------------------------------------------------------------------------------------
+
+
+def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
+    found = program(text)
+    given = [as_wanted(name, t, m) for t, (name, m) in zip(given, found.given.items(), strict=True)]
+    why = refused(given, [True] * len(given))
+    message = ""
+    if not why:
+        made = _fake_compute(text, given)
+        try:
+            launch(text, given[0].device, aligned(given)).start([*given, *made])
+        except Unsupported as error:
+            why, message = error.reason, error.message
+        else:
+            stats.add(True, found.compute.name, 1)
+            return made
+    stats.announce(why, message, f"the computation {found.compute.name}")
+    stats.add(False, why, 1)
+    return by_numpy(text, given)
+
+
+def by_numpy(text: str, given: Sequence[Tensor]) -> list[Tensor]:
+    """What a text means, computed in f64: slow, and anywhere."""
+    found = program(text)
+    wide = [t.detach().cpu() for t in given]
+    arrays = {name: (t.double() if t.is_floating_point() else t).numpy()
+              for name, t in zip(found.given, wide, strict=True)}
+    answers = execute(found.compute, arrays)
+    made = []
+    for name, m in found.stored.items():
+        like = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=given[0].device)
+        made.append(like.copy_(torch.from_numpy(np.ascontiguousarray(answers[name].value))))
+    return made
+
+
+def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
+    """The tensor, copied if its strides are others. Raises TensorError for another type or shape."""
+    if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
+        raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
+                          f"got {t.dtype} of shape {tuple(t.shape)}")
+    if t.is_neg():
+        t = t.resolve_neg()
+    if all(n == 1 or a == b for n, a, b in zip(m.shape, t.stride(), m.strides, strict=True)):
+        return t
+    span = 1 + sum((n - 1) * s for n, s in zip(m.shape, m.strides, strict=True))
+    return t.new_empty(span).as_strided(m.shape, m.strides).copy_(t)
+
+
+def _fake_compute(text: str, given: list[Tensor]) -> list[Tensor]:
+    """The stores, without values."""
+    return [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
+            for m in program(text).stored.values()]
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("compute", _compute, _key)
+register_fake("transconv::compute", _fake_compute, lib=library)
+
+
+class _NoDerivative(torch.autograd.Function):
+    """A text by itself has no gradient: asking for one says so."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.name = program(text).compute.name
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(compute(text, given))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(f"the computation {ctx.name} has no derivative: a text says what is computed "
+                           "alone; transconv.functional has functions with gradients")
+
+
+_apply: Any = _NoDerivative.apply
+
+
+def _with_refusal(text: str, given: list[Tensor]) -> list[Tensor]:
+    return list(_apply(text, *given))
+
+
+library.impl("compute", _with_refusal, "Autograd")
+
+
+# -- a step of a function in a graph ---------------------------------------------------------------
+
+
+def run(bound: Bound, step: Step, values: Values) -> None:
+    """Add what a step stores to the values, by the operator, so that a graph can hold it."""
+    seen = bound.seen
+    views = [(values[name], seen[name]) for name in step.given]
+    given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
+    with torch._C._AutoDispatchBelowAutograd():
+        made = compute(step.text, given)
+    for (name, memory), t in zip(step.stored.items(), made, strict=True):
+        order = seen[name].order
+        back = [order.index(i) for i in range(len(order))]
+        values[name] = t.reshape([seen[name].shape[i] for i in order]).permute(back).reshape(memory.shape)
+
+
+# -- a function by its name ------------------------------------------------------------------------
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def declare(f: Function) -> Function:
+    """Let graphs name a function."""
+    return FUNCTIONS.setdefault(f.name, f)
+
+
+def spelled(f: Function, numbers: Sequence[Any]) -> str:
+    """A call without its tensors, as ``read`` has it: ``softmax (1, 'torch.float32',)``."""
+    return f"{f.name} ({''.join(f'{_spelled(n)}, ' for n in numbers)})"
+
+
+def _spelled(n: Any) -> str:
+    if isinstance(n, (tuple, list)):
+        return f"({''.join(f'{_spelled(part)}, ' for part in n)})"
+    if isinstance(n, torch.dtype):
+        return f"'{n}'"
+    if isinstance(n, str):
+        return f"'{n}'"
+    if n is None or isinstance(n, bool):
+        return str(n)
+    # Symbolic numbers become what they are in this call; of floats only their halves do.
+    return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
+
+
+def read(call: str) -> tuple[Function, tuple[Any, ...]]:
+    """What ``spelled`` wrote. RuntimeError for any other text."""
+    name, _, numbers = call.partition(" ")
+    try:
+        return FUNCTIONS[name], tuple(_typed(n) for n in ast.literal_eval(numbers))
+    except (KeyError, SyntaxError, ValueError):
+        raise RuntimeError(f"expected a call such as \"softmax (1, None,)\", got {call!r}") from None
+
+
+def _typed(n: Any) -> Any:
+    return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n

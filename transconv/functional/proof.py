@@ -1,0 +1,90 @@
+"""The first result of a kind of call is held against torch's.
+
+Compilers below us translate a few kernels wrongly, the same way every time: a route is believed after its
+result and its gradients have agreed with those of torch's own function, once in a process. Triton's
+interpreter is believed, unless TRANSCONV_TRUST=always.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from transconv import knobs
+from transconv.errors import Unsupported
+from transconv.functional.bound import as_tuple
+from transconv.functional.routes import Route
+from transconv.torch_ops.execute import capturing
+
+Tensor = torch.Tensor
+
+log = logging.getLogger("transconv.functional")
+
+# Of the largest element beside it: two roundings of a type, and of sums of many terms.
+ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
+           torch.float64: 2.0**-30}
+
+
+def agree(route: Route, tensors: Sequence[Tensor | None]) -> None:
+    """Raises Unsupported("miscompiled") where a kernel's result is not torch's."""
+    bound = route.bound
+    assert bound is not None
+    given = [t for t in tensors if t is not None]
+    policy, device = knobs.trust(), given[0].device
+    if policy == "never" or (policy != "always" and device.type == "cpu") or capturing(device):
+        return
+    try:
+        _hold(route, given)
+    except (Unsupported, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a program in training must not stop for a bug of ours
+        log.warning("no kernel for %s: %s", route.name, error, exc_info=True)
+        raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
+    route.calls = route.calls_back = 0
+
+
+def _hold(route: Route, given: Sequence[Tensor]) -> None:
+    """Compare results and gradients of one call."""
+    bound = route.bound
+    assert bound is not None
+    grads, device = any(bound.wanted), given[0].device
+    with torch.enable_grad() if grads else torch.no_grad(), torch.autocast(device.type, enabled=False):
+        leaves = [_wide(t.detach()) for t in given]
+        for t, on in zip(leaves, bound.wanted or [False] * len(leaves), strict=True):
+            t.requires_grad_(on)
+        want = as_tuple(bound.function.torch(*bound.spread(leaves), *bound.numbers))
+        with torch.no_grad():
+            results, values = route.forward([t.detach() for t in given])
+        _compare(route, results, want)
+        if grads:
+            own = torch.Generator(device).manual_seed(0)  # the program's random numbers stay as they are
+            g = torch.randn(results[0].shape, generator=own, dtype=results[0].dtype, device=device)
+            of = [t for t in leaves if t.requires_grad]
+            wanted = torch.autograd.grad(want[0], of, g.to(want[0].dtype))
+            with torch.no_grad():
+                made = route.backward({n: values[n] for n in bound.saved}, g)
+            _compare(route, [t for t in made if t is not None], wanted)
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In f32 what has 16 bits: torch rounds on the way."""
+    return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
+
+
+def _compare(route: Route, got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    for ours, theirs in zip(got, want, strict=True):
+        if not ours.dtype.is_floating_point:
+            right = torch.equal(ours, theirs)
+        else:
+            wide = torch.float64 if ours.dtype is torch.float64 else torch.float32
+            a, b = ours.to(wide), theirs.detach().to(wide)
+            near = torch.nan_to_num(b.abs(), 0.0, 0.0, 0.0)
+            allowed = ALLOWED[ours.dtype] * (near + near.mean())
+            same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)
+            right = bool(same.all())
+        if not right:
+            step = route.step
+            log.warning("rejected: %s differs from torch's\n%s", route.name, step and step.text)
+            raise Unsupported("miscompiled", f"the kernel's result of {route.name} differs from torch's")

@@ -1,0 +1,134 @@
+"""Reductions with the signatures of torch: sum, mean, prod, amax, amin, logsumexp, var, std, any, all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from transconv.compute import library
+from transconv.errors import Unsupported
+from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.calls import call
+from transconv.functional.launches import TORCH
+from transconv.functional.operators import declare
+
+Tensor = torch.Tensor
+Dims = int | Sequence[int] | None
+Dtype = torch.dtype | None
+
+
+def dims(dim: Any, rank: int) -> tuple[int, ...]:
+    """The dims that an argument of torch names, from 0: all for None and for none; of a tensor without
+    dims its one element. IndexError for one that is out of range: torch does not look at every one of
+    tensors without values."""
+    named = (dim,) if isinstance(dim, int) else tuple(dim or range(rank))
+    for d in named:
+        if not -rank <= d < rank:
+            raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], "
+                             f"but got {d})")
+    return tuple(sorted({d % rank for d in named}))
+
+
+def _formula(name: str) -> Callable[..., library.Formula]:
+    """Numbers: dim, keepdim, and the dtype, or the correction of a variance."""
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        x, dim, keep = given[0], numbers[0], bool(numbers[1])
+        assert x is not None
+        dtype = numbers[2] if len(numbers) > 2 else None
+        if isinstance(dtype, torch.dtype) and TORCH[x.dtype] is not dtype and saves:
+            raise Unsupported("dtype:two", "a gradient of another type than the result's")
+        correction = numbers[2] if name in ("var", "std") else 1.0
+        over = dims(dim, len(x.shape))
+        rank = len(x.shape)
+        whole = made[0] if len(made[0].shape) == (rank if keep else rank - len(over)) else None
+        return library.reduced(name, x, over, keep and whole is not None, made[0].dtype, whole,
+                               correction=1.0 if correction is None else float(correction))
+    return formula
+
+
+def _declared(name: str, function: Callable[..., Any], **more: Any) -> Function:
+    return declare(Function(name, function, _formula(name), **more))
+
+
+def _of_all(f: Callable[..., Tensor], x: Tensor, dim: Dims, keep: bool, **more: Any) -> Tensor:
+    """A function of torch whose overload without dims takes no ``keepdim``."""
+    return f(x, **more) if dim is None else f(x, dim, keep, **more)
+
+
+SUM = _declared("sum", lambda x, dim, keep, dtype: torch.sum(x, dim, keep, dtype=dtype), autocast="f32",
+                linear=True)
+MEAN = _declared("mean", lambda x, dim, keep, dtype: torch.mean(x, dim, keep, dtype=dtype), linear=True)
+PROD = _declared("prod", lambda x, dim, keep, dtype: _of_all(torch.prod, x, dim, keep, dtype=dtype),
+                 autocast="f32")
+AMAX = _declared("amax", torch.amax)
+AMIN = _declared("amin", torch.amin)
+LOGSUMEXP = _declared("logsumexp", torch.logsumexp)
+VAR = _declared("var", lambda x, dim, keep, c: torch.var(x, dim, keepdim=keep, correction=c))
+STD = _declared("std", lambda x, dim, keep, c: torch.std(x, dim, keepdim=keep, correction=c))
+ANY = _declared("any", lambda x, dim, keep: _of_all(torch.any, x, dim, keep), whole=(True,))
+ALL = _declared("all", lambda x, dim, keep: _of_all(torch.all, x, dim, keep), whole=(True,))
+
+
+def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+    """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
+    Summed in f32, f64 in f64; whole numbers are torch's, as is what is empty. Raises what torch raises:
+    IndexError for a dim out of range, with the operands named."""
+    return call(SUM, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+
+
+def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+    """torch.mean. Arguments, dtypes and errors as sum."""
+    return call(MEAN, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+
+
+def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+    """torch.prod. Arguments, dtypes and errors as sum."""
+    return call(PROD, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+
+
+def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """torch.amax; equal elements share the gradient. Arguments, dtypes and errors as sum."""
+    return call(AMAX, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """torch.amin; as amax."""
+    return call(AMIN, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+    """torch.logsumexp: never overflows. Arguments, dtypes and errors as sum."""
+    return call(LOGSUMEXP, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def var(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
+        correction: float | None = None) -> Tensor:
+    """torch.var: the mean first, then squared deviations from it, over their number less ``correction``
+    (default 1; ``unbiased`` False is 0). Dtypes and errors as sum."""
+    return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction))  # type: ignore[no-any-return]
+
+
+def std(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
+        correction: float | None = None) -> Tensor:
+    """torch.std: the root of ``var``."""
+    return call(STD, (input,), _spread(dim, unbiased, keepdim, correction))  # type: ignore[no-any-return]
+
+
+def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None) -> Numbers:
+    if isinstance(dim, bool):  # torch's form without dims
+        dim, unbiased = None, dim
+    if unbiased is not None and correction is not None:
+        raise TypeError("expected unbiased or correction, got both")
+    return dim, keepdim, correction if unbiased is None else int(unbiased)
+
+
+def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """torch.any: whether an element is not zero, for floats, i8, i32, i64 and bool."""
+    return call(ANY, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """torch.all: whether no element is zero, for floats, i8, i32, i64 and bool."""
+    return call(ALL, (input,), (dim, keepdim))  # type: ignore[no-any-return]

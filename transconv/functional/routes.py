@@ -1,0 +1,102 @@
+"""Calls of one kind, made once: the launches of a bound formula, or the reason why torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from transconv.functional.bound import Bound, Step, Values
+from transconv.functional.launches import Launch, Memory, aligned, launch
+from transconv.runtime import allocator
+from transconv.torch_ops import stats
+from transconv.torch_ops.route import current_device
+
+Tensor = torch.Tensor
+
+_empty = allocator.quickest()
+
+
+class Started:
+    """A step with its launch: from values to values."""
+
+    __slots__ = ("device", "given", "launch", "of", "stored", "text")
+
+    def __init__(self, step: Step, device: torch.device, is_aligned: bool) -> None:
+        self.launch: Launch = launch(step.text, device, is_aligned)
+        self.text, self.device = step.text, device
+        self.given = step.given
+        self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
+        self.of = step.of
+
+    def run(self, values: Values) -> None:
+        """Add what is stored to the values."""
+        found = self.launch
+        given = [values[name] for name in self.given]
+        if found.begin is not None and current_device() == found.device:
+            made = [_empty(m.shape, m.strides, m.dtype) for _, m in self.stored]
+            found.begin(*given, *made)
+        else:
+            made = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+                    for _, m in self.stored]
+            found.start([*given, *made])
+        for (name, _), t in zip(self.stored, made, strict=True):
+            values[name] = t
+
+
+class Route:
+    """``bound`` is None where torch computes, for ``reason``."""
+
+    __slots__ = ("bound", "calls", "calls_back", "gradients", "name", "reason", "step")
+
+    def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
+        self.bound, self.reason, self.name = bound, reason, name
+        self.step: Started | None = None
+        self.gradients: list[Started] = []
+        self.calls = self.calls_back = 0
+
+    def routes(self) -> list[Route]:
+        """Itself: what the table of routes counts."""
+        return [self]
+
+    def count(self) -> None:
+        """Move the calls so far into the totals."""
+        calls, back = self.calls, self.calls_back
+        self.calls = self.calls_back = 0
+        if calls:
+            stats.add(not self.reason, self.reason or self.name, calls)
+        if back:
+            stats.add(True, f"{self.name}_gradient", back)
+
+    def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
+        """The results of the operands, and all values by name."""
+        bound, step = self.bound, self.step
+        assert bound is not None and step is not None
+        values = dict(zip(bound.operands, given, strict=True))
+        step.run(values)
+        return tuple([values[name] for name in bound.results]), values
+
+    def backward(self, values: Values, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the operands, None where none is wanted. A gradient that lies in memory unlike
+        the result is copied."""
+        bound = self.bound
+        assert bound is not None
+        self.calls_back += 1
+        memory = bound.forward.stored[bound.results[0]]
+        if (grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor()
+                or not aligned((grad,))):
+            grad = torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype,
+                                       device=grad.device).copy_(grad)
+        values["G"] = grad
+        for step in self.gradients:
+            step.run(values)
+        return tuple([values[f"d{n}"] if on else None
+                      for n, on in zip(bound.operands, bound.wanted, strict=True)])
+
+
+def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
+    """Raises Unsupported where a text has no kernel."""
+    route = Route(bound, "", bound.function.name)
+    route.step = Started(bound.forward, device, is_aligned)
+    route.gradients = [Started(step, device, is_aligned) for step in bound.backward]
+    return route
