@@ -12,6 +12,7 @@ from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
+from transconv.compute.parts import parted
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.sweeps import Sweep, Sweeps
@@ -25,6 +26,6 @@ __all__ = [
     "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction",
     "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "axis_facts", "axis_steps", "axis_strides",
     "describe", "execute", "is_exact", "kernels", "library", "moved", "named", "outside",
-    "parse", "places", "product", "register", "table", "total", "touched", "unregister",
+    "parse", "parted", "places", "product", "register", "table", "total", "touched", "unregister",
     "why_not_lowered",
 ]

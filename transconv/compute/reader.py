@@ -241,5 +241,5 @@ def _number(text: str) -> float:
 
 
 def _types() -> list[str]:
-    known = [t for t in DTYPES.values() if t.torch and t.kind != "bool" and not t.within]
+    known = [t for t in DTYPES.values() if t.torch and not t.within]
     return [*(t.name for t in known), *(name for t in known for name in t.aliases)]

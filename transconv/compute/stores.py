@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transconv.compute.steps import Axis, Write
-from transconv.ir import Array, Const, Evaluator, Memory, Tensor, Var, substitute
+from transconv.ir import Array, Const, Evaluator, Expr, Memory, Tensor, Var, substitute
 from transconv.simplify import simplify
 
 if TYPE_CHECKING:
@@ -59,15 +59,28 @@ def _axes(compute: Compute, write: Write) -> list[Axis]:
 
 
 def _is_apart(compute: Compute, write: Write) -> bool:
-    """Whether every axis of more than one position has a coordinate that it alone moves."""
-    own: set[str] = set()
+    """Whether every axis of more than one position is told by a coordinate."""
+    told: set[str] = set()
     for dim in write.view.dims:
-        wide = [a for a in compute.roots(dim.coord) if compute.size(a) > 1]
-        if len(wide) == 1:
-            axis = Var(wide[0])
-            ahead = simplify(substitute(dim.coord, {axis: axis + 1}) - dim.coord)
-            own |= {wide[0]} if isinstance(ahead, Const) and ahead.value != 0 else set()
-    return own >= {x.name for x in _axes(compute, write) if x.size > 1}
+        told |= _told(compute, dim.coord)
+    return told >= {x.name for x in _axes(compute, write) if x.size > 1}
+
+
+def _told(compute: Compute, coord: Expr) -> set[str]:
+    """The axes whose positions a coordinate tells: all that it depends on, where the steps of each are
+    longer than those of the ones before it together (``part*128 + within``); else none."""
+    steps: dict[str, int] = {}
+    for name in compute.roots(coord):
+        axis = Var(name)
+        ahead = simplify(substitute(coord, {axis: axis + 1}) - coord)
+        if compute.size(name) > 1:
+            steps[name] = abs(int(ahead.value)) if isinstance(ahead, Const) else 0
+    reach = 0
+    for name, step in sorted(steps.items(), key=lambda s: s[1]):
+        if step <= reach:
+            return set()
+        reach += step * (compute.size(name) - 1)
+    return set(steps)
 
 
 def _places(compute: Compute, write: Write) -> Array:

@@ -126,7 +126,7 @@ class _Shelf:
 
     def between(self, compute: Compute) -> list[Tensor]:
         """What a computation stores for those behind it."""
-        if compute not in self.workload.computations:
+        if compute.does != "compute":
             return []
         return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 

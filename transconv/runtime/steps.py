@@ -25,6 +25,7 @@ from transconv.schedule import (
     without,
 )
 from transconv.selection import choice
+from transconv.selection.parts import spread
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]
@@ -41,7 +42,10 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     workload.refuse()
     choose = choose or (lambda a, t: choice.default(a, t, workload))
     mains: Planned = []
-    for compute in workload.computations:
+    computations = workload.computations
+    if schedule is None:
+        computations = tuple(k for c in computations for k in spread(c, target))
+    for compute in computations:
         if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
             continue
         empty = any(x.size == 0 for x in compute.axes_of("K"))

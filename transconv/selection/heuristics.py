@@ -90,7 +90,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
     us = {c: estimate(c, compute, target) for c in proposed}
     ranked = sorted(us, key=lambda c: (too_long(c, compute, target), us[c], str(c) if interpreted else ""))
     if compute.streams and not interpreted:
-        ranked = even(ranked, us, target)
+        ranked = even(ranked, us, compute, target)
     return (c for c in ranked if why_not(c, compute, target) is None)
 
 

@@ -50,14 +50,17 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
                             for parts in _splits(schedule, compute, target))
 
 
-def even(ranked: list[Schedule], us: dict[Schedule, float], target: Target) -> list[Schedule]:
-    """Ranked schedules with those first that are estimated as good as the best, by how many elements each
-    thread has: the estimate does not see what Triton makes of very few or many."""
+def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
+         target: Target) -> list[Schedule]:
+    """Ranked schedules with those first that are estimated as good as the best: of them rows that are
+    held, then by how many elements each thread has. The estimate does not see what Triton makes of very
+    few or many."""
     first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
-    def odd(s: Schedule) -> float:
+    def odd(s: Schedule) -> tuple[bool, float]:
         elements = prod(b.extent for b in s.blocks)
-        return abs(log2(elements / (s.warps * target.warp_size * USUAL)))
+        again = compute.again and k_steps(s, compute) > 1
+        return again, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

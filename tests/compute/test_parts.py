@@ -1,0 +1,73 @@
+"""Rows as rows of parts mean what they meant, and are chosen where there are few of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.compute.test_sweeps import BACKWARD, LAYER_NORM, MOMENTS, SM90, SOFTMAX
+from transconv.compute import Compute, execute, kernels, parse, parted
+from transconv.runtime import build_compute
+from transconv.selection.parts import spread
+from transconv.verify.computation import Case, after_every_pass
+
+SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),
+         BACKWARD: ("k", 3, ())}
+GROUP_NORM = """compute group_norm
+    tensor X bf16 [s=65536, g=8, c=4]
+    tensor Y bf16 [s=65536, g=8, c=4]
+    axes   g=8 | s=65536 c=4
+    read   x = X[s, g, c]
+    let    mean = sum(x; s c) / 262144
+    let    d = x - mean
+    let    r = rsqrt(sum(d*d; s c) / 262144 + 0.00001)
+    store  Y[s, g, c] = d * r"""
+
+
+@pytest.mark.parametrize("text", SHORT, ids=lambda x: x.split("\n")[0][8:])
+def test_parts_mean_the_same(text: str) -> None:
+    whole = parse(text)
+    axis, within, late = SHORT[text]
+    made = parted(whole, axis, within, late)
+    case = Case(whole, "float")
+    for name, answer in execute(made, case.given).items():
+        np.testing.assert_allclose(answer.value, case.answers[name].value, rtol=1e-9, atol=1e-9)
+    assert parse(str(made)) == replace(made, axes=parse(str(made)).axes)
+    plan = build_compute(made, SM90)
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
+
+
+def test_deviations_take_no_sweep_of_their_own() -> None:
+    """Mean and deviations of every part, those of the row, and what is done with them."""
+    made = kernels(parted(parse(GROUP_NORM), "s", 128, ("c",)))
+    assert [{x.name for x in k.axes_of("K")} for k in made] == [{"s"}, {"s_part", "c"}, set()]
+    reads = [sum(r.view.tensor.name == "X" for r in k.reads) for k in made]
+    assert reads == [1, 0, 1]
+
+
+def test_deviations_from_something_else_are_summed_as_they_are() -> None:
+    made = kernels(parted(parse(GROUP_NORM.replace("d = x - mean", "d = x - mean / 2")), "s", 128, ("c",)))
+    assert sum(any(r.view.tensor.name == "X" for r in k.reads) for k in made) == 3
+
+
+def test_few_long_rows_are_spread_and_many_are_not() -> None:
+    def count(c: Compute) -> int:
+        return len(spread(c, SM90))
+
+    assert count(parse(GROUP_NORM)) == 3
+    assert count(parse(GROUP_NORM.replace("65536", "64").replace("262144", "256"))) == 1
+    assert count(parse(GROUP_NORM.replace("65536", "65537").replace("262144", "262148"))) == 1  # a prime
+    assert count(parse(SOFTMAX)) == count(parse("compute s\n axes n=2 | k=9\n read x = X[n, k]\n"
+                                                "store Y[n] = sum(x; k)")) == 1
+    plan = build_compute(parse(GROUP_NORM), SM90)
+    assert len(plan.steps) == 3
+    assert {*plan.workspaces} == {"sum_1_of_kept", "sum_4_of_kept", "sum_1_kept", "sum_4_kept"}
+
+
+def test_what_cannot_be_parted() -> None:
+    with pytest.raises(ValueError, match="k=77 has no parts of 10; expected a reduced axis"):
+        parted(parse(SOFTMAX), "k", 10)
+    with pytest.raises(ValueError, match="n=5 has no parts of 5"):
+        parted(parse(SOFTMAX), "n", 5)
