@@ -30,7 +30,7 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
     found: list[list[Step]] = []
     while left := cut.left():
         found.append(cut.kernel(left))
-    if len(found) <= 1:
+    if len(found) == 1 and cut.ends >= {s for s in compute.steps if isinstance(s, Reduction)}:
         return (compute,)
     return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
 
@@ -52,11 +52,16 @@ class _Cut:
             self.axes[step] = along - {*step.axes} if isinstance(step, Reduction) else along
             self.needs[step] = {r for s in before
                                 for r in ({s} if isinstance(s, Reduction) else self.needs[s])}
+        self.ends: set[Step] = set()  # stores, and the reductions that they need
+        left: list[Step] = list(compute.writes)
+        while left:
+            self.ends.add(step := left.pop())
+            left += self.needs[step] - self.ends
         self.done: set[Step] = set()
 
     def left(self) -> list[Step]:
         """The reductions and stores that are not done, those that could be next first."""
-        ends = [s for s in self.steps if isinstance(s, (Reduction, Write)) and s not in self.done]
+        ends = [s for s in self.steps if s in self.ends and s not in self.done]
         return sorted(ends, key=lambda s: (not self.needs[s] <= self.done, isinstance(s, Write)))
 
     def kernel(self, left: list[Step]) -> list[Step]:
@@ -92,7 +97,8 @@ class _Cut:
                   if isinstance(s, Reduction) and s in later]
         along = frozenset().union(*(self.axes[s] | (frozenset(s.axes) if isinstance(s, Reduction) else
                                                     frozenset()) for s in ends))
-        made = replace(self.compute, name=f"{self.compute.name}_{number + 1}", steps=tuple(steps),
+        name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
+        made = replace(self.compute, name=name, steps=tuple(steps),
                        axes=tuple(x for x in self.compute.axes if x.name in along))
         return with_roles(made)
 

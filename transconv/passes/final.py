@@ -48,6 +48,9 @@ from transconv.passes.simplification import Scope
 from transconv.simplify import Range, one_value, range_of
 
 
+FARTHEST = 1 << 24  # below 0: a numerator that is shifted further might leave 32 bits
+
+
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
     """Make every division one of a non-negative number by a positive one, name values that two bounds
     leave, and cast operands where asked to."""
@@ -133,7 +136,7 @@ class _Spelled(ExprMutator):
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return FloorDiv(x, by)
-        if low is not None and isinstance(by, Const):
+        if low is not None and low >= -FARTHEST and isinstance(by, Const):
             shift = -(low // int(by.value))
             return FloorDiv(x + shift * int(by.value), by) - shift
         last = Const(-1, x.dtype)
@@ -144,7 +147,7 @@ class _Spelled(ExprMutator):
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return Mod(x, by)
-        if low is not None and isinstance(by, Const):
+        if low is not None and low >= -FARTHEST and isinstance(by, Const):
             return Mod(x - low // int(by.value) * int(by.value), by)
         return Mod(Mod(x, by) + by, by)
 

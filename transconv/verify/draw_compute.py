@@ -1,9 +1,9 @@
 """Verification. In: a random generator. Out: a small computation as text.
 
 Products with any number of batch, row, column and summed axes, reductions over windows, chains of
-elementwise operations; everything that a text can say about where an element lies is drawn: flips,
-strides, pads of every kind, fused and divided coordinates, broadcasts, gathers, concatenations, permuted
-and partial stores, layouts with gaps. Sizes rarely divide anything.
+elementwise operations, rows that are swept several times; everything that a text can say about where an
+element lies is drawn: flips, strides, pads of every kind, fused and divided coordinates, broadcasts,
+gathers, concatenations, permuted and partial stores, layouts with gaps. Sizes rarely divide anything.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 
 def text(rng: Random) -> str:
-    """A computation that one kernel can do."""
-    return rng.choice((_product, _product, _reduction, _chain))(_Page(rng))
+    """A computation that one kernel can do, or a few."""
+    return rng.choice((_product, _product, _reduction, _chain, _rows))(_Page(rng))
 
 
 @dataclass
@@ -97,11 +97,12 @@ class _Page:
                           + (f" else {fill}" if fill else ""))
         return name
 
-    def store(self, name: str, value: str) -> None:
-        """A line that stores a value at every point of the axes that are left."""
-        coords, shape = _coordinates(self, self.kept, stored=True)
+    def store(self, name: str, value: str, axes: list[str] | None = None) -> None:
+        """A line that stores a value at every point of some axes, or of those that are left."""
+        axes = self.kept if axes is None else axes
+        coords, shape = _coordinates(self, axes, stored=True)
         self.tensor(name, shape, stored=True)
-        where = _condition(self, self.kept) if chance(self.rng, 12) else ""
+        where = _condition(self, axes) if chance(self.rng, 12) else ""
         self.steps.append(f"store {name}[{', '.join(coords)}]{where} = {value}")
 
     def made(self, name: str) -> str:
@@ -159,6 +160,33 @@ def _chain(page: _Page) -> str:
         value = names[-1] if chance(rng, 2) else _value(page, names)
         page.store(f"C{at}", value)
     return page.made("chain")
+
+
+def _rows(page: _Page) -> str:
+    """Elements of rows that are needed again behind reductions; some of these over other axes."""
+    rng = page.rng
+    page.add_axes("m", rng.choice((1, 1, 2)))
+    page.add_axes("k", rng.choice((1, 1, 2)), summed=True)
+    axes = list(page.axes)
+    names = [page.read("x", axes)]
+    if chance(rng, 3):
+        names.append(page.read("y", _some(rng, axes)))
+    own = list(names)
+    for at in range(rng.choice((1, 2, 2, 3))):
+        op = rng.choice(("sum", "max", "min"))
+        over = page.summed if rng.randrange(5) else rng.sample(axes, rng.randint(1, len(axes)))
+        first = rng.choice((*own, _value(page, own, True)))
+        term = f"{rng.choice(own)} - {rng.choice(names)}" if at else first
+        term = f"({term})**2" if op == "sum" and chance(rng, 3) and at < 2 else term
+        page.steps.append(f"let s{at} = {op}({term}; {' '.join(over)})")
+        names.append(f"s{at}")
+        if chance(rng, 3):
+            page.steps.append(f"let d{at} = {rng.choice(own)} - s{at}")
+            own.append(f"d{at}")
+    page.store("C", " + ".join(dict.fromkeys((own[-1], names[-1], rng.choice(names)))), axes)
+    if chance(rng, 4):
+        page.store("D", f"{rng.choice(own)} - {names[-1]}", axes)
+    return page.made("rows")
 
 
 def _finished(page: _Page, name: str) -> str:
