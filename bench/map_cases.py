@@ -135,25 +135,9 @@ def _norms() -> list[MapCase]:
 
 
 def _images() -> list[MapCase]:
-    """Norms over images: few rows that are long, as rows of parts (see docs/computations.md)."""
+    """Norms over images: few rows that are long."""
     found = []
     for c, size in ((512, 128), (512, 256), (256, 512), (256, 1024), (128, 1024)):
-        each, part = c // 32, 128
-        parts = size * size // part
-        shape = f"[n=1, s={size * size}, g=32, c={each}]"
-        found.append(MapCase(f"group norm by parts {c}x{size}x{size}", _with(
-            f"X bf16 {shape}; G bf16 [g=32, c={each}]; B bf16 [g=32, c={each}]; Y bf16 {shape}",
-            _text("group_norm", f"n=1 p={parts} g=32 c={each} | k={part}",
-                  f"read   x = X[n, p*{part} + k, g, c]", "read   gamma = G[g, c]",
-                  "read   beta = B[g, c]",
-                  f"let    m = sum(x; k) / {part}", "let    d = x - m", "let    q = sum(d*d; k)",
-                  f"let    mean = sum(m; p c) / {parts * each}",
-                  f"let    whole = sum(q + {part}*(m - mean)**2; p c)",
-                  f"let    r = rsqrt(whole / {size * size * each} + 0.00001)",
-                  f"store  Y[n, p*{part} + k, g, c] = (x - mean) * r * gamma + beta")),
-            lambda t, c=c, size=size: F.group_norm(
-                t["X"].reshape(1, size, size, c).permute(0, 3, 1, 2), 32, t["G"].flatten(),
-                t["B"].flatten(), 1e-5).permute(0, 2, 3, 1)))
         shape = f"[n=1, g=32, c={c // 32}, h={size}, w={size}] strides({c * size * size},{c // 32},1," \
                 f"{size * c},{c})"
         found.append(MapCase(f"group norm {c}x{size}x{size}", _with(

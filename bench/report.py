@@ -207,10 +207,24 @@ def _host(torch: Row | None, ours: Row | None) -> str:
     return "{:.1f} → {:.1f}".format(*times) + f" ({_ratio(number(ours, 'ratio'))})"
 
 
+def maps_table(rows: list[Row]) -> str:
+    """Microseconds of maps, reductions and norms beside torch's, and ours as a share of the limit: each
+    tensor read or written once, at the rate of a large copy."""
+    cells = [[r["case"], r["us"], r["torch_us"], r["inductor_us"] or "not run", r["limit_us"],
+              r["of_limit"]] for r in rows]
+    for other in ("torch_us", "inductor_us"):
+        ratios = [float(r[other]) / float(r["us"]) for r in rows if r[other]]
+        cells.append([f"geometric mean of {len(ratios)} ratios to {other[:-3]}",
+                      _ratio(geometric_mean(ratios)), "", "", "", ""])
+    shares = geometric_mean(float(r["of_limit"]) for r in rows)
+    cells.append(["geometric mean of the shares", "", "", "", "", f"{shares:.3f}"])
+    return markdown(["case", "us", "torch", "torch.compile", "limit", "of the limit"], cells)
+
+
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "summary": ("timing", summary_table), "layers": ("timing", layer_table),
     "check": ("check", check_table), "networks": ("networks", networks_table),
-    "overhead": ("overhead", overhead_table), "cpu": ("cpu", cpu_table),
+    "overhead": ("overhead", overhead_table), "cpu": ("cpu", cpu_table), "maps": ("maps", maps_table),
 }
 
 
@@ -219,7 +233,7 @@ def kind_of(row: Row) -> str:
     if row.get("device") == "cpu" and "ours_us" in row:
         return "cpu"  # beside oneDNN; an interpreter's times are compared with nothing
     return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
-                                           ("mode", "overhead"),
+                                           ("mode", "overhead"), ("of_limit", "maps"),
                                            ("exact_err", "check")) if column in row), "")
 
 
@@ -242,7 +256,7 @@ def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` beside the first CSV (or to --out),
     and fill in the README. Raises ValueError if there is nothing to report."""
     by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": [],
-                                    "cpu": []}
+                                    "cpu": [], "maps": []}
     for source in options.csv:
         for row in read(Path(source)):
             if not kind_of(row):
