@@ -159,6 +159,10 @@ def test_the_first_result_of_a_kind_of_call_is_checked(monkeypatch: pytest.Monke
             f(x, 1).sum().backward()
         ours.layer_norm(x, (70,), x[0], x[1])
     assert not counts()[1] and torch.equal(state, torch.random.get_rng_state())
+    torch.manual_seed(0)  # a gradient drawn alike would be what is normalized, of which nothing is left
+    z = torch.randn(64, 96, requires_grad=True)
+    ours.batch_norm(z, None, None, x.new_ones(96).float(), x.new_ones(96).float(), True)
+    assert not counts()[1]
     wrong = replace(operators.FUNCTIONS["sum"], torch=lambda x, *_: x.sum(1) * 2)
     x = torch.randn(3, 4)
     torch.testing.assert_close(call(wrong, (x,), (1, False, None)), x.sum(1) * 2)

@@ -9,23 +9,26 @@ from tests.verify.planted import DEPTHWISE, Bug, Statements
 from transconv.conv.problem import Prop
 from transconv.ir import (
     BoxLoad,
-    Call,
     Cast,
     DType,
     Expr,
     FuncCall,
     Kernel,
+    Load,
     Stmt,
     Store,
+    Tensor,
     Update,
     Var,
     bf16,
+    bound_vars,
     f16,
     f32,
     find,
     rewrite,
     seq,
     substitute,
+    tf32,
 )
 
 MMA = "mb.oh.ow:32 oc:16 ic:16 | mma | stages=2 warps=4"
@@ -71,15 +74,25 @@ def operands_are_cut(before: Kernel, after: Kernel) -> Kernel:
     """Nothing is rounded to tf32: not in registers, not in a copy, not by the copy engine."""
     def plain(e: Expr) -> Expr:
         match e:
-            case Call("tf32", (x,)):
+            case Cast(x, to) if to is tf32:
                 return x
-            case BoxLoad() if e.tensor.near:
-                return replace(e, tensor=replace(e.tensor, near=""))
+            case Var(name, to) if to is tf32:
+                return Var(name, f32)
+            case BoxLoad() | Load():
+                return replace(e, tensor=whole(e.tensor))
         return e
-    made = rewrite(after, plain)
-    # A box names its tensor in the parameters, too.
-    boxed = {t: replace(t, near="") for t in made.params if t.near}
-    return Kernel(made.name, tuple(boxed.get(t, t) for t in made.params), made.body, made.notes)
+
+    def whole(t: Tensor) -> Tensor:
+        layout = replace(t.layout, dtype=f32) if t.dtype is tf32 else t.layout
+        return replace(t, near=None, layout=layout)
+
+    def stored(s: Stmt) -> Stmt:
+        return replace(s, tensor=whole(s.tensor)) if isinstance(s, Store) else s
+
+    names = {v: Var(v.name, f32) for v in bound_vars(after) if v.type is tf32}
+    made = Statements(stored).mutate(substitute(rewrite(after, plain), names))
+    assert isinstance(made, Kernel)
+    return Kernel(made.name, tuple(map(whole, after.params)), made.body, made.notes)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,6 @@ def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize(("words", "text"), [
     (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
-    (["--share", "3"], "--share=3: expected I/N"),
     (["--targets", "sm_20"], "target 'sm_20' is unknown"),
     (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
 ])
@@ -107,6 +106,12 @@ def test_what_cannot_be_asked(words: list[str], text: str,
                               capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_share_is_a_number_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["matrix", "--share", "3"])
+    assert left.value.code == 2 and "'3' is no I/N with I from 0 to N-1" in capsys.readouterr().err
 
 
 def test_versions() -> None:

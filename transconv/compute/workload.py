@@ -145,7 +145,8 @@ class Alone(Workload):
 
     @property
     def computations(self) -> tuple[Compute, ...]:
-        return kernels(self.compute)
+        made = kernels(self.compute)
+        return (self.compute,) if made == (self.compute,) else made
 
     @property
     def math(self) -> str:

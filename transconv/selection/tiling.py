@@ -94,6 +94,9 @@ def extents(run: Run, most: int = 256) -> tuple[int, ...]:
                  and (e == least or e < 2 * run[1]))
 
 
+MOST_TRIED = 1 << 12  # numbers of parts that are tried for one that divides the steps
+
+
 def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
     """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
     fill whole waves; and where an accumulator would take too many products (chains.py). Boxes need a
@@ -111,5 +114,6 @@ def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
         found |= {divisor} if "box" in (schedule.a, schedule.b) else {even}
         found |= {divisor} if divisor * 4 >= split * 3 else set()
     if (least := fewest_parts(schedule, compute, target)) > 1:
-        found.add(next((s for s in range(least, 2 * least) if steps % s == 0), least))
+        near = range(least, min(2 * least, least + MOST_TRIED))
+        found.add(next((s for s in near if steps % s == 0), least))
     return sorted(found)
