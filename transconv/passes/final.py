@@ -47,7 +47,6 @@ from transconv.ir import (
 from transconv.passes.simplification import Scope
 from transconv.simplify import Range, one_value, range_of
 
-
 FARTHEST = 1 << 24  # below 0: a numerator that is shifted further might leave 32 bits
 
 
