@@ -210,15 +210,15 @@ def _host(torch: Row | None, ours: Row | None) -> str:
 def maps_table(rows: list[Row]) -> str:
     """Microseconds of maps, reductions and norms beside torch's, and ours as a share of the limit: each
     tensor read or written once, at the rate of a large copy."""
-    cells = [[r["case"], r["us"], r["torch_us"], r["inductor_us"] or "not run", r["limit_us"],
-              r["of_limit"]] for r in rows]
-    for other in ("torch_us", "inductor_us"):
-        ratios = [float(r[other]) / float(r["us"]) for r in rows if r[other]]
-        cells.append([f"geometric mean of {len(ratios)} ratios to {other[:-3]}",
-                      _ratio(geometric_mean(ratios)), "", "", "", ""])
+    others = {side: head for side, head in (("torch_us", "torch"), ("inductor_us", "torch.compile"))
+              if any(r[side] for r in rows)}
+    cells = [[r["case"], r["us"], *(r[side] or "not run" for side in others), r["limit_us"], r["of_limit"]]
+             for r in rows]
+    ratios = (geometric_mean(float(r[side]) / float(r["us"]) for r in rows if r[side]) for side in others)
     shares = geometric_mean(float(r["of_limit"]) for r in rows)
-    cells.append(["geometric mean of the shares", "", "", "", "", f"{shares:.3f}"])
-    return markdown(["case", "us", "torch", "torch.compile", "limit", "of the limit"], cells)
+    cells.append(["geometric mean of their ratios to ours, and of the shares", "",
+                  *map(_ratio, ratios), "", f"{shares:.3f}"])
+    return markdown(["case", "us", *others.values(), "limit", "of the limit"], cells)
 
 
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
