@@ -62,7 +62,7 @@ CASES = [
     ("mb2ic16ih8oc64oh8kh1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} keep=a programs=1 swap=1"),
 ]
 
-# f32: what lies along K is multiplied as it landed, everything else is turned first.
+# f32: what lies along K is multiplied as it landed, everything else is transposed first.
 TURNED = [
     ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3", []),
     ("mb2ic32ih8oc16oh8kh3ph1", BWD_D, f"mb:1 ih:8 iw:8 ic:16 oc:16 | {ROLE} stages=3", ["wei"]),
@@ -108,14 +108,14 @@ def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule:
     right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule", "turned"), TURNED,
+@pytest.mark.parametrize(("text", "prop", "schedule", "transposed"), TURNED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)])
-def test_what_lies_across_the_sum_is_turned(text: str, prop: Prop, schedule: str,
-                                            turned: list[str]) -> None:
+def test_what_lies_across_the_sum_is_transposed(text: str, prop: Prop, schedule: str,
+                                            transposed: list[str]) -> None:
     launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule)
     rings = [s.what.name for s in ir.find(launches[0], ir.Shared)]
-    assert [r for r in rings if r.endswith("_turned")] == [f"{t}_turned" for t in turned]
-    assert ("turns" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(turned)
+    assert [r for r in rings if r.endswith("_transposed")] == [f"{t}_transposed" for t in transposed]
+    assert ("transposer" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(transposed)
 
 
 def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
@@ -147,8 +147,8 @@ class _Without(ir.Mutator):
     ("fence", "", "is multiplied before it is fenced"),
     ("wait", "taken", "is written"),
     ("wait", "landed", "is used"),
-    ("wait", "turned", "is used and nothing is in it"),
-    ("arrive", "turned", "the roles wait for one another"),
+    ("wait", "transposed", "is used and nothing is in it"),
+    ("arrive", "transposed", "the roles wait for one another"),
 ])
 def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said: str) -> None:
     text, prop, schedule, _ = TURNED[4]
@@ -164,7 +164,7 @@ def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said
 @pytest.mark.parametrize(("math", "k", "said"), [
     ("ieee", 32, "multiplies f32 as tf32 alone, not ieee"),
     ("tf32x3", 32, "multiplies f32 as tf32 alone, not tf32x3"),
-    ("tf32", 64, "is turned in rows of 128 bytes"),
+    ("tf32", 64, "is transposed in rows of 128 bytes"),
     ("tf32", 32, ""),
 ])
 def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None:
@@ -212,7 +212,7 @@ def test_who_fetches_knows_no_lanes() -> None:
     kernel = pipeline.lower(*steps[0], SM90, "conv", "ieee", switches)[-1][1]
     roles = {r.name: r for r in ir.find(kernel, ir.Role)}
     named = {n: {s for s in ir.find(r, ir.Let) if ir.find(s.value, ir.Lane)} for n, r in roles.items()}
-    assert named["products"] and not named["fetches"]
+    assert named["consumer"] and not named["producer"]
 
 
 @pytest.mark.parametrize(("channels", "legal"), [(8, False), (16, True)])
@@ -289,7 +289,7 @@ def test_what_is_kept_is_fetched_once() -> None:
     kernel = kernels(p, FWD, f"oh:8 ow:8 oc:32 ic:16 | {KEPT} stages=3")[0]
     buffers = {s.what.name: s.what.slots for s in ir.find(kernel, ir.Shared)}
     assert buffers == {"src_ring": 3, "wei_kept": 9, "landed": 3, "free": 3, "kept": 9}
-    (fetches,) = (r for r in ir.find(kernel, ir.Role) if r.name == "fetches")
+    (fetches,) = (r for r in ir.find(kernel, ir.Role) if r.name == "producer")
     once, *_, dealt = ir.statements(fetches.body)
     assert [f.tensor.name for f in ir.find(once, ir.Fetch)] == ["wei"]
     assert [f.tensor.name for f in ir.find(dealt, ir.Fetch)] == ["src"]
@@ -316,7 +316,7 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "parts of a sum"),
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=a programs=2", "multiply 5 different pieces"),
     (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
-    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are turned"),
+    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are transposed"),
 ])
 def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str) -> None:
     (compute,) = computes(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)

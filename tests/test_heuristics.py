@@ -19,7 +19,7 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
-from transconv.schedule.counts import k_steps, turned_bytes
+from transconv.schedule.counts import k_steps, transposed_bytes
 from transconv.schedule.legality import why_not
 from transconv.schedule.packing import over_copies
 from transconv.schedule.schedule import Block, Schedule
@@ -126,7 +126,7 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
 
-@pytest.mark.parametrize(("shape", "prop", "pack", "turned"), [
+@pytest.mark.parametrize(("shape", "prop", "pack", "transposed"), [
     ("mb32ic256ih14oc256oh14kh3ph1", Prop.FWD, "", False),
     ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_D, "b", False),  # weights are copied quickly
     ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_W, "a.b", False),  # short rows of images
@@ -135,12 +135,12 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # two images are no row
 ])
 def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack: str,
-                                                    turned: bool) -> None:
+                                                    transposed: bool) -> None:
     text = f"{shape} dt=f32 tag=axb"
     best = first(text, prop)
     assert (best.a, best.b, best.pack) == ("box", "box", pack)
     compute = over_copies(made_of(text, prop), pack)
-    assert bool(turned_bytes(best, compute)) == turned
+    assert bool(transposed_bytes(best, compute)) == transposed
     assert first(f"{text} math=ieee", prop).a == "gather"
     assert first(text, prop, "sm_80").a == "gather"
 

@@ -183,7 +183,7 @@ def test_dump_shows_phases_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (step,) = made.steps
     left = {f.name.split(".")[2]: f.read_text() for f in tmp_path.glob(f"{step.kernel.name}.*")}
     assert set(left) == {"problem", "together", "emit"} and left["emit"] == f"{step.source}\n"
-    assert "role fetches" in left["together"]
+    assert "role producer" in left["together"]
 
 
 @pytest.mark.parametrize(("words", "name"), [

@@ -35,7 +35,7 @@ CASES = [
     ("mb1ic32iw16oc64ow16kw1", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),  # one tap, half a block
     ("mb1ic32iw64oc64ow64kw1 tag=nwc", BWD_W, "kw.ic:64 oc:64 ow:16", "swap=1"),
 ]
-WIDE = [  # f32: turned on the way, K innermost
+WIDE = [  # f32: transposed on the way, K innermost
     (IMAGE, FWD, "ow:64 oc:64 ic:32", "c=box pack=b swap=1 programs=2"),
     (NARROW, BWD_W, "kh.ic:64 oc:64 ow:32", "pack=c swap=1"),
     ("mb1ic64iw64oc32ow64kw3dw7pw8", BWD_W, "kw.ic:64 oc:32 ow:32", "pack=a"),  # its pixels lie inside

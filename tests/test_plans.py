@@ -184,7 +184,7 @@ def test_where_operands_are_rounded() -> None:
 
     over = chosen(first, prop=BWD_D)
     assert over.schedule.pack == "a.b" and "nearest_tf32" not in over.steps[-1].source
-    assert [len(s.compute.axes) for s in over.steps[:2]] == [1, 3]  # a run of memory, turned weights
+    assert [len(s.compute.axes) for s in over.steps[:2]] == [1, 3]  # a run of memory, transposed weights
     beside = chosen("mb64ic672ih1oc168oh1kh1 tag=axb")
     assert beside.schedule.a == "gather" and not beside.schedule.pack
     assert "a_near = nearest_tf32(a)" in beside.steps[0].source

@@ -40,12 +40,12 @@ def test_more_than_2_to_the_31_elements() -> None:
     with torch.no_grad():
         for at in (0, 1, 510, rows - 4):
             lo, hi = max(at - 1, 0), min(at + 4, rows)
-            for source, result, turned in ((x, y, False), (g, dx, True)):
-                kernel = w.transpose(0, 1).flip(2, 3) if turned else w
+            for source, result, transposed in ((x, y, False), (g, dx, True)):
+                kernel = w.transpose(0, 1).flip(2, 3) if transposed else w
                 wanted = F.conv2d(source[:, :, lo:hi, -4096:].float(), kernel.float(), padding=1)
                 rest = slice(None if lo == 0 else 1, None if hi == rows else -1)
                 got = result[:, :, lo:hi, -4095:].float()
-                assert torch.equal(got[:, :, rest], wanted[:, :, rest, 1:]), (at, turned)
+                assert torch.equal(got[:, :, rest], wanted[:, :, rest, 1:]), (at, transposed)
         total = torch.zeros(w.shape, device="cuda", dtype=torch.float64)
         for lo, side in itertools.product((0, rows - 8), (0, width - 128)):
             part, here = x[:, :, lo:lo + 8, side:side + 128], g[:, :, lo:lo + 8, side:side + 128]

@@ -146,9 +146,9 @@ def test_fused(activation: str | None) -> None:
     wanted = ACTIVATIONS[activation or ""](F.conv2d(x, w, b, padding=1) + res)
     torch.testing.assert_close(got, wanted)
     assert transconv.stats().native == {"fwd": 1}
-    turned_res = res.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
-    turned = transconv.fused_conv2d(x, w, b.repeat(2)[::2], padding=1, residual=turned_res)
-    torch.testing.assert_close(turned, F.conv2d(x, w, b.repeat(2)[::2], padding=1) + res)
+    transposed_res = res.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    transposed = transconv.fused_conv2d(x, w, b.repeat(2)[::2], padding=1, residual=transposed_res)
+    torch.testing.assert_close(transposed, F.conv2d(x, w, b.repeat(2)[::2], padding=1) + res)
 
 
 @interpreted

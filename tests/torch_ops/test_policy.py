@@ -167,10 +167,10 @@ def test_explain_names_the_plan() -> None:
     assert found.native and found.reasons == ()
     assert [p.direction.value for p in found.parts] == ["fwd", "bwd_d", "bwd_w"]
     assert all("mb.oh.ow" in p.schedule or "|" in p.schedule for p in found.parts)
-    turned = transconv.explain(x, w, stride=2, transposed=True, output_padding=1)
-    assert [p.direction.value for p in turned.parts] == ["bwd_d", "fwd", "bwd_w"]
-    assert turned.parts[0].problem is not None
-    assert turned.parts[0].problem.i == (14, 14)
+    transposed = transconv.explain(x, w, stride=2, transposed=True, output_padding=1)
+    assert [p.direction.value for p in transposed.parts] == ["bwd_d", "fwd", "bwd_w"]
+    assert transposed.parts[0].problem is not None
+    assert transposed.parts[0].problem.i == (14, 14)
 
 
 class Refusing:

@@ -237,24 +237,24 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
     assert set(routes._routes) == before  # the general way asks torch itself, and finds the same
 
 
-@pytest.mark.parametrize("turned", ["input", "weight", "gradient"])
-def test_gradients_lie_as_input_and_weight_suggest(turned: str) -> None:
+@pytest.mark.parametrize("transposed", ["input", "weight", "gradient"])
+def test_gradients_lie_as_input_and_weight_suggest(transposed: str) -> None:
     """Not as the gradient of the result does."""
     x, w, _ = (t.detach() for t in operands())
     grad = torch.randn(3, 4, 3, 3)
-    x, w, grad = (last(t).detach() if turned == name else t
+    x, w, grad = (last(t).detach() if transposed == name else t
                   for name, t in (("input", x), ("weight", w), ("gradient", grad)))
     given = [t.clone().requires_grad_() for t in (x, w)]
     operator = torch.ops.transconv.convolution_backward
     numbers = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
     for made in (torch.autograd.grad(transconv.conv2d(*given, **KWARGS), given, grad),
                  operator(grad, x, w, *numbers)[:2]):
-        assert [t.is_contiguous() for t in made] == [turned == "gradient"] * 2
+        assert [t.is_contiguous() for t in made] == [transposed == "gradient"] * 2
         assert [t.is_contiguous(memory_format=torch.channels_last) for t in made] == [
-            turned != "gradient"] * 2
+            transposed != "gradient"] * 2
     transconv.config.cpu = "fallback"
     for t in operator(grad, x, w, *numbers)[:2]:
-        assert t.is_contiguous() == (turned == "gradient")
+        assert t.is_contiguous() == (transposed == "gradient")
 
 
 @pytest.mark.parametrize("call", [transconv.fused_conv2d, fused_operator], ids=["eager", "operator"])

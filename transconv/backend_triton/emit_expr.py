@@ -92,7 +92,7 @@ class ExprSpeller:
         level, lanes = LEVEL[type(e)], self.lanes(e)
         left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
         if isinstance(e, Sub) and self.may_count_up(e.b):
-            return f"{left} + {self.turned(e.b, lanes)}", level
+            return f"{left} + {self.transposed(e.b, lanes)}", level
         right = self.fit(e.b, lanes, level + 1)
         return f"{left} {SIGN[type(e)]} {right}", level
 
@@ -136,12 +136,12 @@ class ExprSpeller:
         scaled = isinstance(e, Mul) and isinstance(e.b, Const)
         return e.dtype.is_integer and bool(self.lanes(e)) and not scaled
 
-    def turned(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
+    def transposed(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
         return f"{self.fit(e, lanes, LEVEL[Mul])} * -1"
 
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
         if self.may_count_up(e.x):
-            return self.turned(e.x, self.lanes(e)), LEVEL[Mul]
+            return self.transposed(e.x, self.lanes(e)), LEVEL[Mul]
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def counts(self, e: Expr) -> str:

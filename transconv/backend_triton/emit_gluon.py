@@ -73,7 +73,7 @@ class GluonEmitter(TlEmitter):
         return self.slot(e, self.lanes(e)), POSTFIX
 
     def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
-        """A slot as a matrix: its dimensions in memory are folded, and turned round if need be."""
+        """A slot as a matrix: its dimensions in memory are folded, and transposed if need be."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
         slot = self.text(piece.slot)
         if piece.buffer.members > 1:

@@ -47,7 +47,7 @@ def widest_product(roles: Roles) -> int:
 
 
 def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
-    """How a tile that is turned lies in registers: every thread has one row of what is written,
+    """How a tile that is transposed lies in registers: every thread has one row of what is written,
     which lies along dimension ``along``, and its neighbours are neighbours in what is read. Short
     tiles are dealt out along the rows too."""
     rows, length = lanes[1 - along].extent, lanes[along].extent
@@ -80,7 +80,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             continue
         box = boxed.get(what)
         if box is None:
-            yield from _turned(what, next(iter(boxed.values())))
+            yield from _transposed(what, next(iter(boxed.values())))
             continue
         shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
         yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
@@ -97,7 +97,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
 
 
-def _turned(what: Buffer, box: str) -> Iterator[str]:
+def _transposed(what: Buffer, box: str) -> Iterator[str]:
     """A ring that no box lands in: it lies as the matrix unit likes it."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
     yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "

@@ -146,12 +146,12 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
-    """What a step moves through shared memory where operands are turned there: what lands, what is
+    """What a step moves through shared memory where operands are transposed there: what lands, what is
     read and written again, and what the products read (rows for up to 128 or 256 columns at a time,
     columns once for 64 rows)."""
-    if not w.turned:
+    if not w.transposed:
         return 0.0
     landed = (w.left + w.right) * w.k * w.bits / 8
     wide = 256 if schedule.warps == 4 else 128
     read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
-    return (landed + 2 * w.turned + read) / c.shared_gbs
+    return (landed + 2 * w.transposed + read) / c.shared_gbs

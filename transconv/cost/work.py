@@ -20,7 +20,7 @@ from transconv.schedule import (
     programs,
     shared_bytes,
     tile,
-    turned_bytes,
+    transposed_bytes,
     wants_rounding,
 )
 from transconv.target import Target
@@ -39,7 +39,7 @@ class Fetch:
     row: float  # bytes that follow one another in memory
     ahead: bool = True  # whether it can be under way while earlier ones are multiplied
     alone: bool = False  # whether every element has gaps on both sides
-    through: bool = False  # whether it goes through registers, to be turned or rounded
+    through: bool = False  # whether it goes through registers, to be transposed or rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Work:
     traffic: int  # bytes that cross the memory's pins at least
     partial: int  # bytes of the partial sums, written and read again
     bits: int  # of an operand's element
-    turned: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
+    transposed: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
     kept: float = 0.0  # bytes that a program fetches before its first tile, for all of them
     small: bool = False  # whether f32 is multiplied by the older unit, for want of warps or rows
 
@@ -94,7 +94,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
         traffic=sum(touched(v, compute) for v in (*views, compute.c)),
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
-        bits=compute.a.tensor.dtype.bits, turned=turned_bytes(schedule, compute),
+        bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, small=small)
 
 

@@ -39,30 +39,30 @@ SLOT = Var("slot")
 @dataclass(frozen=True, slots=True)
 class Ring:
     """An operand's buffer, the fetches that fill a slot of it, and what of it is multiplied: a slot
-    itself, or what was ``turned`` of it."""
+    itself, or what was ``transposed`` of it."""
 
     buffer: Buffer
     piece: Piece
     fetches: tuple[Fetch, ...]
-    turned: Piece | None = None
+    transposed: Piece | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rings:
     """The buffers by what they hold, and the barriers that the roles share: a slot has ``landed``, a
-    slot is ``free`` again; where operands are turned, one is ``turned``, and it was ``taken``; where an
-    operand is kept, its boxes of a step are ``kept``."""
+    slot is ``free`` again; where operands are transposed, one is ``transposed``, and it was ``taken``;
+    where an operand is kept, its boxes of a step are ``kept``."""
 
     of: dict[Var, Ring]
     landed: Barrier
     free: Barrier
-    turned: Barrier
+    transposed: Barrier
     taken: Barrier
     kept: Barrier | None = None
 
     @property
     def turns(self) -> list[Ring]:
-        return [r for r in self.of.values() if r.turned is not None]
+        return [r for r in self.of.values() if r.transposed is not None]
 
     @property
     def direct(self) -> bool:
@@ -71,7 +71,7 @@ class Rings:
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        return (self.landed, self.free, *((self.turned, self.taken) if self.turns else ()),
+        return (self.landed, self.free, *((self.transposed, self.taken) if self.turns else ()),
                 *((self.kept,) if self.kept else ()))
 
     def fetches(self, barrier: Barrier) -> list[Fetch]:
@@ -106,21 +106,21 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), barrier, slot)
             for j in range(buffer.members))
-        made[let.var] = Ring(buffer, piece, fetches, _turned(piece, box.tensor))
-    readers = len({r.turned is None for r in made.values()})
+        made[let.var] = Ring(buffer, piece, fetches, _transposed(piece, box.tensor))
+    readers = len({r.transposed is None for r in made.values()})
     free = Barrier("free", stages, readers)
-    return Rings(made, landed, free, Barrier("turned", stages), Barrier("taken", stages),
+    return Rings(made, landed, free, Barrier("transposed", stages), Barrier("taken", stages),
                  kept if keep else None)
 
 
-def _turned(piece: Piece, tensor: Tensor) -> Piece | None:
+def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
     """Where a piece goes, K innermost, that the matrix unit does not take as it lies."""
     if piece.dtype.bits <= 16:
         return None
     along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):
         return None
-    buffer = Buffer(f"{tensor.name}_turned", piece.dtype, piece.buffer.slots,
+    buffer = Buffer(f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots,
                     (across.extent, along.extent))
     return Piece(buffer, SLOT, ZERO, (across, along))
 

@@ -4,11 +4,11 @@ written down, and its warps in two roles (``via=gluon``).
     for pid in 0..784 grid programs=132:          for program in 0..132 grid:
         ...lets                                       shared A_ring[3], B_ring[3], C_tile
         acc = 0                                       barrier landed[3], free[3]
-        for step in 0..36:                            role products warps=8:
+        for step in 0..36:                            role consumer warps=8:
             a = box_load(A, at=[..])                      for pid in program..784 dealt:
             b = box_load(B, at=[..])         ->               for step: wait landed; dot_async; free
             dot(acc, b, a)                                    put, fence, send C_tile
-        box_store(C, at=[..], acc)                    role fetches warps=1:
+        box_store(C, at=[..], acc)                    role producer warps=1:
                                                           for pid in program..784 dealt:
                                                               for step: wait free; fetch A, B
 
@@ -34,12 +34,12 @@ a barrier whose parity is the team whose turn it is.
 With ``keep=b`` all tiles of a program multiply the same boxes of B (one that fits shared memory): these
 are fetched once, before the first tile, each into a buffer of its own, and nobody frees them.
 
-The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.turned``)
-are turned between the two by a third role, into a ring of their own:
+The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.transposed``)
+are transposed between the two by a third role, into a ring of their own:
 
-    role turns warps=4:
+    role transposer warps=4:
         for pid in program..784 dealt:
-            for step: wait landed, taken; put A_turned = A_ring; fence; arrive turned, free
+            for step: wait landed, taken; put A_transposed = A_ring; fence; arrive transposed, free
 """
 
 from __future__ import annotations
@@ -115,15 +115,16 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     own = [_clean(t.name, schedule.warps, TEAM_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
     if ring.turns:
-        own.append(_clean("turns", TURN_WARPS, TURN_REGISTERS,
+        own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
-    reserved += [Shared(r.turned.buffer) for r in ring.of.values() if r.turned is not None]
+    reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
     reserved += [Shared(BATON)] if schedule.teams > 1 else []
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1]
-    own.append(_clean("fetches", 1, FETCH_REGISTERS, _dealt(grid, around, _fetches(tile, ring, grid.var))))
+    body = _dealt(grid, around, _fetches(tile, ring, grid.var))
+    own.append(_clean("producer", 1, FETCH_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
     return Kernel(kernel.name, kernel.params, whole, kernel.notes)
@@ -138,7 +139,7 @@ class _Team:
 
     @property
     def name(self) -> str:
-        return "products" if self.of == 1 else TEAMS[self.number]
+        return "consumer" if self.of == 1 else TEAMS[self.number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +227,10 @@ def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
 def _turns(tile: _Tile, rings: Rings) -> _Act:
     """Write what has landed to the same slot of another ring, K innermost. Before the first round
     that slot has been taken."""
-    puts = [Put(r.turned, r.piece) for r in rings.turns if r.turned is not None]
+    puts = [Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
     step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
                FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
-               FuncCall(ARRIVE, (rings.turned, SLOT, TRUE)),
+               FuncCall(ARRIVE, (rings.transposed, SLOT, TRUE)),
                FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *_advance(rings.slots))
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
@@ -238,7 +239,7 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
     """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
-    ready = [b for b, there in ((rings.landed, rings.direct), (rings.turned, rings.turns)) if there]
+    ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
     read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
     kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
     step = seq(*tile.lets, *kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
@@ -270,7 +271,7 @@ def _operand(arg: Node, rings: Rings) -> Piece:
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
     ring = rings.of[var]
-    return ring.piece if ring.turned is None else ring.turned
+    return ring.piece if ring.transposed is None else ring.transposed
 
 
 def _advance(slots: int) -> list[Stmt]:

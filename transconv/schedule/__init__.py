@@ -14,7 +14,7 @@ from transconv.schedule.counts import (
     shared_bytes,
     tile,
     tiles_along,
-    turned_bytes,
+    transposed_bytes,
 )
 from transconv.schedule.legality import why_not
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN
@@ -46,6 +46,6 @@ __all__ = [
     "Word", "box_of", "chain", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
     "needed", "pile", "priced", "programs", "proposing", "register_word",
     "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
-    "tiles_along", "turned_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",
+    "tiles_along", "transposed_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",
     "with_letter", "without", "words", "words_table",
 ]

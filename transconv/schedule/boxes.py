@@ -146,7 +146,7 @@ def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
 
 
-def turned(view: View, schedule: Schedule, compute: Compute) -> bool:
+def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
     """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
 
     The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
-from transconv.schedule.boxes import turned
+from transconv.schedule.boxes import transposed
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -75,16 +75,16 @@ def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
 def shared_bytes(c: Schedule, compute: Compute) -> int:
     """The bytes of shared memory that the operands of a kernel for the matrix unit take."""
     k = tile(c, compute, "K")
-    need = turned_bytes(c, compute) * max(1, c.stages)
+    need = transposed_bytes(c, compute) * max(1, c.stages)
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
         need += times * tile(c, compute, kind) * k * view.tensor.dtype.bytes if view is not None else 0
     return need
 
 
-def turned_bytes(c: Schedule, compute: Compute) -> int:
+def transposed_bytes(c: Schedule, compute: Compute) -> int:
     """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
     k = tile(c, compute, "K")
     return sum(tile(c, compute, kind) * k * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))
-               if view is not None and turned(view, c, compute))
+               if view is not None and transposed(view, c, compute))

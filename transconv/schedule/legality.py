@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from transconv.compute import Compute, why_not_lowered
-from transconv.schedule.counts import lanes, shared_bytes, tile, turned_bytes
+from transconv.schedule.counts import lanes, shared_bytes, tile, transposed_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
@@ -88,7 +88,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
         held = c.c == "box" or _reordered(c, compute)
         need += c.teams * m * n * compute.c.tensor.dtype.bytes if held else 0
         if need > target.shared_bytes:
-            twice = ", with what is turned" if turned_bytes(c, compute) else ""
+            twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")

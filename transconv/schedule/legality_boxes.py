@@ -10,7 +10,7 @@ from transconv.compute import Compute
 from transconv.ir import View, f32, multiplied_as
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
-from transconv.schedule.counts import k_steps, programs, tile, tiles_along, turned_bytes
+from transconv.schedule.counts import k_steps, programs, tile, tiles_along, transposed_bytes
 from transconv.schedule.packing import ROW_ALIGN
 from transconv.target import Target
 
@@ -113,9 +113,9 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
     if tile(c, compute, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
-    if turned_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
-        return (f"via=gluon: {dtype} is turned in rows of {ROW} bytes, {tile(c, compute, 'K')} steps of "
-                "the sum are more")
+    if transposed_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
+        return (f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
+                "of the sum are more")
     steps = k_steps(c, compute)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
@@ -131,8 +131,8 @@ def why_not_teams(c: Schedule, compute: Compute, target: Target) -> str | None:
         return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
     if c.warps != 4:
         return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
-    if turned_bytes(c, compute):
-        return "teams=2: operands are turned on the way here, which leaves no registers for two teams"
+    if transposed_bytes(c, compute):
+        return "teams=2: operands are transposed on the way here, which leaves no registers for two teams"
     if c.reduce == "stream":
         return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
     tiles, steps = programs(c, compute), k_steps(c, compute)
@@ -152,8 +152,8 @@ def why_not_kept(c: Schedule, compute: Compute, target: Target) -> str | None:
                "that share what is kept"
     if c.split_k > 1 or c.reduce == "stream":
         return f"keep={c.keep}: parts of a sum multiply other boxes than the parts beside them"
-    if turned_bytes(c, compute):
-        return f"keep={c.keep}: operands are turned on the way here, which moves them at every step"
+    if transposed_bytes(c, compute):
+        return f"keep={c.keep}: operands are transposed on the way here, which moves them at every step"
     kind = "M" if c.keep == "a" else "N"
     others = tiles_along(c, compute, kind) * tiles_along(c, compute, "B")
     if others > 1:

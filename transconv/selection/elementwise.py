@@ -72,7 +72,7 @@ def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield Schedule(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 
 
-def turned_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
+def transposed_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Sums of parts that lie in another order than the result: square tiles, as for copies."""
     rows = [x for x in compute.axes_of("M") if x.size > 1]
     if len(rows) < 2 or target.backend == "interpreter":

@@ -23,7 +23,7 @@ from transconv.schedule import (
     needed,
     programs,
     tiles_along,
-    turned_bytes,
+    transposed_bytes,
 )
 from transconv.selection.chains import fewest_parts
 from transconv.selection.tiling import Run, extents, rows_of_positions, run_of, summed_rows, tilings
@@ -32,7 +32,7 @@ from transconv.target import Target
 BARRIERS = 1024  # bytes of shared memory that are not tiles
 DEEPEST = 6  # stages; more have never been faster
 FEWEST = 3  # one is read, one is waited for, one is filled
-FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are turned or filled
+FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are transposed or filled
 SMALL = (64, 64)  # worth it where turning costs more than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
@@ -101,9 +101,9 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     swap = 1 if m >= n or compute.axes_of("K")[-1].role == "position" else 0
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
                     via="gluon")
-    turned = turned_bytes(schedule, compute)
-    schedule = replace(schedule, stages=_stages(m, n, k, c, 1, turned, compute, target))
-    if schedule.stages < (FEWEST_TURNED if turned else FEWEST):
+    transposed = transposed_bytes(schedule, compute)
+    schedule = replace(schedule, stages=_stages(m, n, k, c, 1, transposed, compute, target))
+    if schedule.stages < (FEWEST_TURNED if transposed else FEWEST):
         return
     tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
     waves = tiles / target.sms
@@ -124,7 +124,7 @@ def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
     all tiles of one multiply is kept."""
     made = [replace(schedule, programs=needed(schedule, compute, target))]
     stages = _stages(m, n, k, schedule.c, 2, 0, compute, target)
-    if schedule.warps == 4 and stages >= FEWEST and not turned_bytes(schedule, compute):
+    if schedule.warps == 4 and stages >= FEWEST and not transposed_bytes(schedule, compute):
         made.append(replace(made[0], teams=2, stages=stages))
     yield from made
     if tiles_along(schedule, compute, "N") == tiles_along(schedule, compute, "B") == schedule.split_k == 1:
@@ -135,10 +135,10 @@ def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 yield replace(each, keep="b", stages=stages)
 
 
-def _stages(m: int, n: int, k: int, c: str, teams: int, turned: int, compute: Compute,
+def _stages(m: int, n: int, k: int, c: str, teams: int, transposed: int, compute: Compute,
             target: Target, kept: int = 0) -> int:
-    """As many as fit beside the tiles that wait to be stored; ``turned``: the bytes of a step that are
+    """As many as fit beside the tiles that wait to be stored; ``transposed``: the bytes of a step that are
     written once more; ``kept``: those of B that stay, which then is no part of a stage."""
     waiting = teams * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
-    stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + turned
+    stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + transposed
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)

@@ -33,7 +33,7 @@ from transconv.schedule import (
     why_not_copied,
 )
 from transconv.selection.chains import too_long
-from transconv.selection.elementwise import copy_tiles, elementwise, turned_tiles
+from transconv.selection.elementwise import copy_tiles, elementwise, transposed_tiles
 from transconv.selection.explicit import explicit
 from transconv.selection.maps import even, maps
 from transconv.selection.sliding import sliding
@@ -145,7 +145,7 @@ def _both_sum(compute: Compute) -> bool:
 def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules of one way to see the groups."""
     if compute.b is None:
-        yield from turned_tiles(compute, target)
+        yield from transposed_tiles(compute, target)
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
               and rows and columns and summed

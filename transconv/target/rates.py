@@ -34,7 +34,7 @@ class Constants:
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
     baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
-    through_ns: float = 0.15  # more for one of f32 that goes through registers, turned or rounded
+    through_ns: float = 0.15  # more for one of f32 that goes through registers, transposed or rounded
     older: float = 1.6  # how much slower the older matrix unit is, which takes operands from registers
     shared_gbs: float = 190.0  # of a multiprocessor's shared memory, GB/s; bounds what turns operands
     fma_share: float = 0.35  # of the multiply-adds of the cores

@@ -236,7 +236,7 @@ def drawn(rng: Random, prop: Prop) -> ConvProblem:
 
 
 def switches(rng: Random, optional: Sequence[str]) -> dict[str, bool]:
-    """Some of the optional passes turned on or off; most trials run all as they are."""
+    """Some of the optional passes switched on or off; most trials run all as they are."""
     if rng.randrange(5) < 3:
         return {}
     return {name: chance(rng, 2) for name in optional if chance(rng, 3)}

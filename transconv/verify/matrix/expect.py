@@ -74,7 +74,7 @@ class Facts:
 def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) -> Facts:
     """The facts of one kernel."""
     work = count(schedule, compute, target)
-    # Asynchronous matrix units take f32 from shared memory along K only; other rows are turned
+    # Asynchronous matrix units take f32 from shared memory along K only; other rows are transposed
     # on the way, element by element.
     along_k = work.bits == 32 and bool(ASYNCHRONOUS & target.features)
     gathered = [_at_once(view, schedule, compute, target.warp_size, along_k)
