@@ -10,7 +10,7 @@ import pytest
 from tests.compute.test_sweeps import BACKWARD, LAYER_NORM, MOMENTS, SM90, SOFTMAX
 from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
-from transconv.selection.parts import spread
+from transconv.selection import spread
 from transconv.verify.computation import Case, after_every_pass
 
 SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),

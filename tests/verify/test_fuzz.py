@@ -121,7 +121,8 @@ def test_everything_is_drawn() -> None:
             seen.setdefault(name, Counter())[word] += 1
     for word in words():
         if isinstance(word.values, tuple) and isinstance(word.default, str):
-            assert set(word.values) - {"gluon"} <= set(seen[word.name]) or word.name == "keep", word.name
+            assert set(word.values) - {"gluon", "stream"} <= set(seen[word.name]) or (
+                word.name == "keep"), word.name
     assert {w.name for w in words()} <= set(seen)
     assert set(seen["direction"]) == {p.value for p in Prop}
     assert set(seen["axes"]) == {"1D", "2D", "3D"}
@@ -141,6 +142,9 @@ def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
     legal = computes(problem, Prop.FWD)
     drawn = [draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300)]
     assert any(c is not None and c.keep == "b" for c in drawn)
+    legal = computes(ConvProblem.parse("mb4ic64ih16oc64oh16kh1 dt=f16 tag=nhwc"), Prop.FWD)
+    drawn = [draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(60)]
+    assert any(c is not None and c.reduce == "stream" for c in drawn)
 
 
 def test_drawn_schedules_are_legal() -> None:

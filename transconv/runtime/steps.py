@@ -24,8 +24,7 @@ from transconv.schedule import (
     with_letter,
     without,
 )
-from transconv.selection import choice
-from transconv.selection.parts import spread
+from transconv.selection import choice, spread
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]
