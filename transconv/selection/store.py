@@ -34,7 +34,9 @@ _files: dict[str, Groups] = {}  # by path; "": the package's
 
 def register_reader(read: Reader) -> Reader:
     """Have a function say which workload a text and a direction are; None: not one of its front end."""
-    _readers.append(read)
+    with _lock:
+        _readers.append(read)
+        _files.clear()  # rows that nobody could read before
     return read
 
 
