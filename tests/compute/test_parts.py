@@ -71,3 +71,17 @@ def test_what_cannot_be_parted() -> None:
         parted(parse(SOFTMAX), "k", 10)
     with pytest.raises(ValueError, match="n=5 has no parts of 5"):
         parted(parse(SOFTMAX), "n", 5)
+
+
+def test_names_that_are_taken_already() -> None:
+    text = SOFTMAX.replace("n=5", "k_part=5").replace("[n, ", "[k_part, ").replace("top", "total_of")
+    made = parted(parse(text), "k", 11)
+    names = [*(x.name for x in made.axes), *(s.name for s in made.steps[:-1])]
+    assert len({*names}) == len(names) and {"k_part", "k_part_", "total_of", "total_of_"} < {*names}
+    case = Case(parse(text), "float")
+    np.testing.assert_allclose(execute(made, case.given)["Y"].value, case.answers["Y"].value, rtol=1e-9)
+    kept = parse("compute kept\n axes m=3 k=8\n read x = s_kept[m, k]\n let s = sum(x; k)\n"
+                 "store Y[0] = max(s; m)")
+    plan = build_compute(kept, SM90)
+    assert [*plan.workspaces] == ["s_kept_"]
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(kept, plan) if j.problem] == []

@@ -1,8 +1,8 @@
 """The computations of single kernels that a computation is made of.
 
-    read  x = X[n, k]                       kernel 1: total_1[n] = sum(x; k)
-    let   s = sum(x; k)                     kernel 2: Y[0] = max(read total_1; n)
-    store Y[0*n] = max(s; n)
+    read  x = X[n, k]                       kernel 1: s_kept[n] = sum(x; k)
+    let   s = sum(x; k)                     kernel 2: Y[0] = max(s_kept[n]; n)
+    store Y[0] = max(s; n)
 
 One kernel reduces over one set of axes. What a later one needs of an earlier one's reductions is stored
 in a tensor between them; what it needs of reads and values it evaluates again. A kernel takes as many
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
-from transconv.compute.names import used
+from transconv.compute.names import fresh, used
 from transconv.compute.roles import with_roles
 from transconv.compute.steps import Read, Reduction, Step, Write
 from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim
@@ -95,8 +95,7 @@ class _Cut:
             steps.append(step)
         steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
                   if isinstance(s, Reduction) and s in later]
-        along = frozenset().union(*(self.axes[s] | (frozenset(s.axes) if isinstance(s, Reduction) else
-                                                    frozenset()) for s in ends))
+        along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
         name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
         made = replace(self.compute, name=name, steps=tuple(steps),
                        axes=tuple(x for x in self.compute.axes if x.name in along))
@@ -118,7 +117,7 @@ class _Cut:
         """The tensor that keeps a reduction, with a place for each of its rows."""
         rows = [x for x in self.compute.axes if x.name in self.axes[step]]
         shape = tuple(x.size for x in rows) or (1,)
-        name = f"{step.name}_kept"
+        name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))
         dims = tuple(x.name for x in rows) or ("one",)
         tensor = Tensor(name, dims, shape, Layout.dense(step.var.type, shape))
         return View(tensor, tuple(ViewDim(x.var) for x in rows) or (ViewDim(ZERO),))

@@ -19,6 +19,11 @@ class Names:
     steps: tuple[Step, ...]
 
     @cached_property
+    def all(self) -> frozenset[str]:
+        """The names of axes and values."""
+        return frozenset(x.name for x in self.axes) | {v.name for v in self._values}
+
+    @cached_property
     def chosen(self) -> dict[Var, tuple[Read, ...]]:
         """What only moves elements, and the reads that it takes them from: a read, and a value that a
         condition chooses from such (a concatenation)."""
@@ -78,6 +83,14 @@ class Names:
                 at = at * x.size + x.var if x.name in self.rooted[v] else at
             found[v] = at
         return found
+
+
+def fresh(name: str, taken: Iterable[str]) -> str:
+    """The name, with as many lines below as it takes to be none of those that are taken."""
+    held = set(taken)
+    while name in held:
+        name += "_"
+    return name
 
 
 def used(step: Step) -> set[Var]:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.compute.compute import Compute
+from transconv.compute.names import fresh
 from transconv.compute.roles import with_roles
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.ir import Const, Div, Expr, Mul, Sub, Var, substitute
@@ -29,7 +30,7 @@ def parted(compute: Compute, axis: str, within: int, late: tuple[str, ...] = ())
     size = compute.size(axis)
     if axis not in compute.reduced or size % within:
         raise ValueError(f"{axis}={size} has no parts of {within}; expected a reduced axis, and a divisor")
-    part = f"{axis}_part"
+    part = fresh(f"{axis}_part", compute.names.all)
     made = _Parted(compute, axis, within, part, (part, *late))
     axes: list[Axis] = []
     for x in compute.axes:
@@ -58,18 +59,22 @@ class _Parted:
 
     def reduction(self, step: Reduction, place: dict[Expr, Expr]) -> list[Step]:
         """The two stages of a reduction."""
-        inner = Var(f"{step.name}_of", step.var.type)
+        inner = self.of(step.var)
         if (found := self.deviations(step)) is None:
             return [Reduction(inner.name, step.op, substitute(step.value, place), self.first),
                     replace(step, value=inner, axes=self.late)]
         x, total, mean = found
         count = Const(float(self.count), total.type)
-        own = Value(f"{total.name}_mean", Div(Var(f"{total.name}_of", total.type), count))
+        own = Value(fresh(f"{total.name}_mean", self.compute.names.all), Div(self.of(total), count))
         apart, between = substitute(x, place) - own.var, own.var - mean
         before = [own] if own not in self.steps else []
         return [*before, Reduction(inner.name, "sum", apart * apart, self.first),
                 replace(step, value=inner + count * (between * between),
                         axes=self.late)]
+
+    def of(self, total: Var) -> Var:
+        """The name of what a part has of a reduction."""
+        return Var(fresh(f"{total.name}_of", self.compute.names.all), total.type)
 
     def deviations(self, step: Reduction) -> tuple[Expr, Var, Expr] | None:
         """What has a mean, its sum, and the mean, where squared deviations from it are added up."""
