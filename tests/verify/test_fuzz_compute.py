@@ -30,7 +30,8 @@ def test_what_is_drawn() -> None:
     assert all(parse(t) for t in texts)
     whole = "\n".join(texts)
     for said in ("compute product", "compute chain", "reduced_max", "reduced_min", "reduced_prod",
-                 "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16", "f32", "store D",
+                 "reduced_sum", " else ", " where ", " // ", "compute rows", "strides(", "f16", "bf16", "f32",
+                 "store D",
                  "math=ieee", "k0 k1)"):
         assert said in whole, said
 
@@ -57,3 +58,11 @@ def test_a_bug_is_found_and_repeated(capsys: pytest.CaptureFixture[str],
         line = told[told.index("python -m transconv check"):told.rindex("1 computations")]
         assert main(shlex.split(line)[3:]) == 1
     assert "WRONG  after gridwise" in capsys.readouterr().out
+
+
+def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
+    """An operation that is steeper than 1, of a product of tf32 that is nearly all there is."""
+    text = ("compute product\n tensor X f32 [64, 1]\n tensor W f32 [1, 48]\n axes m=64 n=48 k=1\n"
+            "read x = X[m, k]\n read w = W[k, n]\n let s = sum(x*w; k)\n"
+            "store C[m, n] = hardswish(s)*2 - s")
+    assert ComputeTrial(text, "sm_90", "m:16 n:16 k:16 | mma | stages=2 warps=2").problem() == ""

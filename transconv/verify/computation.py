@@ -36,6 +36,7 @@ from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS, TF32
 
 ROUNDINGS = 4  # of a result: its own, and those of what an operation is computed by
 SUMMED = 2.0**-18  # of the sum of absolute terms, in f32
+STEEP = 4  # times what is wrong with a sum: as much as what is behind it may make of that
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
 EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
@@ -148,7 +149,7 @@ class Case:
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
         place = 2.0 ** -tensor.dtype.digits
-        share = TF32 if self._is_tf32 else SUMMED
+        share = (TF32 if self._is_tf32 else SUMMED) * (STEEP if self.compute.finishes else 1)
         largest = np.maximum(1.0, np.abs(want))
         return want, ROUNDINGS * (place + 2.0**-20) * largest + share * answer.weight
 
