@@ -29,10 +29,9 @@ def test_what_is_drawn() -> None:
     texts = [draw_trial("kinds", n).text for n in range(60)]
     assert all(parse(t) for t in texts)
     whole = "\n".join(texts)
-    for said in ("compute product", "compute chain", "reduced_max", "reduced_min", "reduced_prod",
-                 "reduced_sum", " else ", " where ", " // ", "compute rows", "strides(", "f16", "bf16", "f32",
-                 "store D",
-                 "math=ieee", "k0 k1)"):
+    for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
+                 "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
+                 "f32", "store D", "math=ieee", "k0 k1)"):
         assert said in whole, said
 
 
