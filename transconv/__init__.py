@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from transconv.version import __version__
+
 if TYPE_CHECKING:
     from transconv import functional as functional
     from transconv import nn as nn
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
     from transconv.torch_ops.routes import counted as stats  # noqa: F401
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "conv1d": "torch_ops.functional", "conv2d": "torch_ops.functional",

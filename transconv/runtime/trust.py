@@ -188,7 +188,7 @@ def _record(plan: Plan, steps: Sequence[Step], verdict: str, aligned: bool,
             tensors: Tensors, reason: str = "", keep: bool = True) -> None:
     import torch
 
-    from transconv import __version__
+    from transconv.version import __version__
 
     device = _device(tensors)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from pathlib import Path
 
-from transconv import __version__, knobs
+from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.disk_cache import Content, Drawer
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import choice, store
 from transconv.selection.rows import machine
 from transconv.target import Target
+from transconv.version import __version__
 
 SCHEMA = 2
 DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16)

@@ -15,6 +15,7 @@ from typing import Any
 
 from transconv.disk_cache import replace_named
 from transconv.verify.driver import Request
+from transconv.version import __version__
 
 STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMENTS", "FAILED",
             "LISTED", "INITIALIZED", "EXECUTED")
@@ -125,8 +126,6 @@ def machine() -> dict[str, str]:
 
 def packages() -> dict[str, str]:
     """The versions of this package and those below it; empty where there is none."""
-    from transconv import __version__
-
     found = {"transconv": __version__}
     for package in ("torch", "triton"):
         try:

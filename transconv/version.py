@@ -1,0 +1,3 @@
+"""The version of the package, for those below its root."""
+
+__version__ = "0.1.0"
