@@ -8,7 +8,7 @@ Such a kernel takes as long as memory moves its bytes, if enough of them are on 
 
 A row that stays in registers is loaded once, and all its loads are under way together. What is loaded
 again comes from the second cache where all rows that are under way fit it. The constants are round figures
-fitted to trials on an H200 (``python -m bench maps --tries``): they are for the order of schedules.
+fitted to trials on an H200 (bench/results/h200_map_trials.csv), for the order of schedules alone.
 """
 
 from __future__ import annotations
