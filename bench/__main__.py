@@ -1,6 +1,7 @@
-"""``python -m bench``: time problem lists against cuDNN (on a CPU: oneDNN); ``check`` them; make the
-``report``; ``ablation`` and ``trials`` tell what passes, schedule words and the ranking are worth;
-``networks``, ``overhead`` and ``dropin`` measure and test what PyTorch users call."""
+"""``python -m bench``: time problem lists against cuDNN (on a CPU: oneDNN). ``check`` compares their
+results with exact answers, ``report`` makes tables and plots of a run, ``pages`` the tables of the
+documentation. ``ablation`` measures passes and schedule words, ``trials`` the ranking of schedules;
+``networks``, ``overhead`` and ``dropin`` measure and test the calls of PyTorch users."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from transconv.cli.ranges import (
     gigabytes,
     limit,
     milliseconds,
-    output,
     processes,
     seconds,
     some_of,
@@ -31,12 +31,16 @@ from transconv.verify.stopping import code, terminable
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the one asked for is loaded.
-DROP_IN = {"ablation": "switch every pass and every word of the schedule, and tell what it earns",
-           "trials": "how good the first trials of the ranking are, and what compiling takes",
+DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and time the difference",
+           "trials": "measure how good the ranking of schedules is, and how long compiling takes",
            "networks": "train and time whole models, before and after conversion",
-           "overhead": "what one warm call costs the host, beside the framework",
-           "maps": "time maps, reductions and norms beside torch",
-           "computations": "check the computations of bench/computes, and time them beside torch",
+           "overhead": "measure the host time of one warm call, and torch's",
+           "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
+           "maps": "time maps, reductions and norms, and torch's",
+           "computations": "check and time the computations of bench/computes, and torch's",
+           "issues": "time and check convolutions that public issues report as slow or wrong",
+           "pages": "write the tables and pictures of README.md and docs/ from bench/results",
+           "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
 
@@ -55,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m bench", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="and, each with its own --help:\n" + "\n".join(
-            f"    {name:<11} {text}" for name, text in DROP_IN.items()))
+            f"    {name:<12} {text}" for name, text in DROP_IN.items()))
     commands = top.add_subparsers(dest="command", required=True)
     cores = max(1, (os.cpu_count() or 2) - 2)
 
@@ -110,7 +114,6 @@ def parser() -> argparse.ArgumentParser:
 
     report = command("report", "tables and plots from CSV files")
     report.add_argument("csv", nargs="*", default=["bench/results/timing.csv"])
-    report.add_argument("--readme", type=output, default=None, help="file with table markers to fill in")
     return top
 
 
@@ -140,7 +143,7 @@ def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The module whose ``main`` a command line asks for, and its options. Raises SystemExit, as
     argparse does, or ValueError."""
     if words and words[0] in DROP_IN:
-        own = importlib.import_module(f"bench.{words[0]}")
+        own = importlib.import_module(f"bench.{words[0].replace('-', '_')}")
         made = Parser(prog=f"python -m bench {words[0]}", description=DROP_IN[words[0]])
         made.add_argument("--out", type=folder, default="bench/results",
                           help="folder for CSV and JSON files")

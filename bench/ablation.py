@@ -20,7 +20,7 @@ from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
 from transconv.cli import ranges
-from transconv.conv import ConvProblem, Epilogue, Prop
+from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
 from transconv.selection import choice
@@ -105,18 +105,19 @@ def _changes(base: Schedule, target: Target) -> Iterator[tuple[str, dict[str, An
 # -- in the workers --------------------------------------------------------------------------------
 
 def _build(job: Job, schedule: str, passes: str) -> Any:
-    from transconv.conv import compiler
+    from transconv import runtime
+    from transconv.conv import Compiled
 
     before = ",".join(f"{'+' if on else '-'}{name}" for name, on in knobs.passes())
     knobs.adopt({knobs.passes.name: passes})
     try:
-        return compiler.build(job.problem, job.prop, detect(), Schedule.parse(schedule), job.epilogue)
+        return runtime.build(job.workload, detect(), Schedule.parse(schedule), None, False, Compiled)
     finally:
         knobs.adopt({knobs.passes.name: before})
 
 
 def _job(problem: str, prop: str) -> Job:
-    return Job(ConvProblem.parse(problem), Prop(prop), Epilogue())
+    return Job(ConvWorkload(ConvProblem.parse(problem), Prop(prop)))
 
 
 def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
@@ -139,7 +140,7 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
-    from transconv.tuning.measure import case_of, our_calls
+    from transconv.tuning.measure import case_of
     from transconv.tuning.timing import Clock
 
     case = case_of(problem, prop, "")
@@ -152,8 +153,7 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
     if not judged.right:
         return {"verdict": "wrong", "reason": judged.reason}
     times = Clock(case.where, budget_ms).compare(
-        {"base": our_calls(case, plain), "variant": our_calls(case, made)},
-        case.problem.bytes_moved())
+        {"base": case.make(plain), "variant": case.make(made)}, case.footprint)
     us, base_us = times["variant"].us, times["base"].us
     return {"verdict": "right", "us": us, "base_us": base_us, "earns": us / base_us,
             "spread": times["variant"].spread + times["base"].spread}
@@ -168,7 +168,7 @@ def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]
         p = replace(layer.reduced(options.mb).problem(options.dtype, options.layout), name="")
         for direction in options.props.split(","):
             prop = layer.prop(direction)
-            job = Job(p, prop, Epilogue())
+            job = Job(ConvWorkload(p, prop))
             if not job.phases():
                 continue
             base = choice.default(job.phases()[0], target, job.workload)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.report import DIRECTIONS, geometric_mean, markdown
+from bench.tables import geometric_mean, markdown
+from transconv.conv import DIRECTIONS
 from transconv.passes import PIPELINE
 from transconv.tuning.table import Row, number
 

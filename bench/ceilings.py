@@ -1,4 +1,4 @@
-"""What the machine reaches now: the matrix rate and the copy bandwidth that floors are made of."""
+"""Measures the matrix rate and the copy bandwidth of this GPU, which give lower bounds of times."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Claims:
-    """Runs the tests that nobody else has claimed, and writes down what they did."""
+    """Runs the tests that no other process has claimed, and records their results."""
 
     def __init__(self, folder: Path, config: pytest.Config) -> None:
         self.folder, self.name = folder, config.getoption("--claim-as")

@@ -13,16 +13,29 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class MapCase:
-    """``text``: the computation; ``instead``: what a user of torch calls, on the same tensors."""
+    """``text``: the computation; ``instead``: what a user of torch calls, on the same tensors. ``more``:
+    computations that run with it, on tensors of the same names. ``other``: the tensors as torch may like
+    them better, laid out before anything is timed. ``below``: what whole numbers are smaller than."""
 
     name: str
     text: str
     instead: Callable[[Tensors], object]
+    more: tuple[str, ...] = ()
+    other: Callable[[Tensors], Tensors] | None = None
+    below: int = 1
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text, *self.more)
 
 
 def cases() -> list[MapCase]:
     """All of them, grouped by kind."""
-    return [*_activations(), *_copies(), *_sums(), *_softmaxes(), *_norms(), *_images()]
+    from bench.map_gradients import gradients
+    from bench.map_moves import moves
+
+    return [*_activations(), *_copies(), *_sums(), *_softmaxes(), *_norms(), *_images(), *moves(),
+            *gradients()]
 
 
 def _text(name: str, axes: str, *lines: str) -> str:
@@ -137,7 +150,7 @@ def _norms() -> list[MapCase]:
 def _images() -> list[MapCase]:
     """Norms over images: few rows that are long."""
     found = []
-    for c, size in ((512, 128), (512, 256), (256, 512), (256, 1024), (128, 1024)):
+    for c, size in ((512, 128), (512, 256), (512, 512), (256, 512), (256, 1024), (128, 1024)):
         shape = f"[n=1, g=32, c={c // 32}, h={size}, w={size}] strides({c * size * size},{c // 32},1," \
                 f"{size * c},{c})"
         found.append(MapCase(f"group norm {c}x{size}x{size}", _with(
@@ -147,7 +160,8 @@ def _images() -> list[MapCase]:
                   f"let    mean = sum(x; c h w) / {c // 32 * size * size}", "let    d = x - mean",
                   f"let    r = rsqrt(sum(d*d; c h w) / {c // 32 * size * size} + 0.00001)",
                   "store  Y[n, g, c, h, w] = d * r * gamma + beta")),
-            lambda t: F.group_norm(t["X"].flatten(1, 2), 32, t["G"].flatten(), t["B"].flatten(), 1e-5)))
+            lambda t: F.group_norm(t["X"].flatten(1, 2), 32, t["G"].flatten(), t["B"].flatten(), 1e-5),
+            other=lambda t: t | {"X": t["X"].contiguous()}))
     shape = "[n=2, c=32, d=128, h=128, w=128]"
     found.append(MapCase("instance norm 128^3", _with(
         f"X bf16 {shape}; G bf16 [c=32]; B bf16 [c=32]; Y bf16 {shape}",

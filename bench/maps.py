@@ -1,5 +1,8 @@
 """Maps, reductions and norms (map_cases.py) beside torch, eager and compiled, and the rate of a copy: a
-row each in ``maps.csv``. With ``--tries`` other schedules as well, a row each in ``map_trials.csv``."""
+row each in ``maps.csv``. ``limit_us``: each tensor once at that rate; ``kernels_us``: the tensors of each
+of our kernels once, which is more where another kernel reads a row again; ``other``: torch with tensors
+laid out as it may like them better. With ``--tries`` other schedules as well, a row each in
+``map_trials.csv``."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import csv
 import multiprocessing
 import time
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,13 @@ from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection import heuristics, spread
 from transconv.target import detect
-from transconv.tuning.measure import random_tensor
 from transconv.tuning.timing import Clock
+from transconv.verify.timed import random_tensor
 
-COLUMNS = ("case", "us", "torch_us", "inductor_us", "limit_us", "of_limit", "spread", "error", "schedule",
+SIDES = ("us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
+COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",
            "estimate_us", "device", "torch", "triton", "commit")
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
 FAR = 3.0  # times the best estimate: schedules beyond are not tried
@@ -53,8 +58,9 @@ def main(options: argparse.Namespace) -> int:
         lines.writeheader()
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-            pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in kernels(parse(c.text))
-                                for s in tried(k, options.tries)], chunksize=1)
+            failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in parts_of(c)
+                                         for s in tried(k, options.tries)], chunksize=1)
+        print(*(f"not compiled: {reason}" for reason in failed if reason), sep="\n", flush=True)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
             if time.monotonic() - began > options.time_budget:
@@ -75,6 +81,12 @@ def copy_rate(clock: Clock) -> float:
     return 2 * x.nbytes / clock.one(lambda i: lambda: y.copy_(x), 2 * x.nbytes).us / 1e3
 
 
+def parts_of(case: MapCase) -> list[Compute]:
+    """The kernels that the selection makes of it, more than one for a row in parts."""
+    return [part for text in case.texts for kernel in kernels(parse(text))
+            for part in spread(kernel, detect())]
+
+
 def tried(compute: Compute, count: int) -> list[Schedule]:
     """The first schedule, and some of the others: half of them the next ones, half from among the rest."""
     target = detect()
@@ -86,11 +98,16 @@ def tried(compute: Compute, count: int) -> list[Schedule]:
     return [*first, *rest[::step][:count - len(first)]] if count else first[:1]
 
 
-def warm(text: str, schedule: str) -> None:
-    """Compile for tensors at multiples of 16 bytes, in a process of its own."""
-    plan = build_compute(parse(text), detect(), Schedule.parse(schedule))
-    for step in plan.steps:
-        step.launcher.warm([torch.empty(0, dtype=_type(t), device="meta") for t in step.kernel.params])
+def warm(text: str, schedule: str) -> str:
+    """Compile for tensors at multiples of 16 bytes, in a process of its own; why not, if it fails."""
+    try:
+        plan = build_compute(parse(text), detect(), Schedule.parse(schedule))
+        for step in plan.steps:
+            step.launcher.warm([torch.empty(0, dtype=_type(t), device="meta")
+                                for t in step.kernel.params])
+    except Exception as error:  # a compiler's, of any kind
+        return f"{schedule}: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _type(tensor: Any) -> torch.dtype:
@@ -102,61 +119,101 @@ def _type(tensor: Any) -> torch.dtype:
 def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
         log: Callable[[dict[str, object]], object]) -> dict[str, object]:
     """One case: its first schedule, torch, torch.compile, in turn; then the other schedules."""
-    compute, target = parse(case.text), detect()
-    moved = moves(compute)
-    plan = build_compute(compute, target)
-
-    def instead(function: Callable[[Tensors], object]) -> Callable[[int], Callable[[], object]]:
-        def make(index: int) -> Callable[[], object]:
-            tensors = tensors_of(compute)
-            return lambda: function(tensors)
-        return make
-
-    sides = {"us": calls_of(plan, compute), "torch_us": instead(case.instead)}
-    if not options.no_inductor:
-        torch._dynamo.reset()
-        sides["inductor_us"] = instead(torch.compile(case.instead, mode="max-autotune-no-cudagraphs"))
-    found = clock.compare(sides, moved)
+    computes, target = [parse(text) for text in case.texts], detect()
+    plans = [build_compute(c, target) for c in computes]
+    steps = [s for plan in plans for s in plan.steps]
+    moved = moves(*computes)
+    found = clock.compare(sides_of(case, plans, computes, not options.no_inductor), moved)
     limit = moved / rate / 1e3
     made: dict[str, object] = {"case": case.name}
-    made |= {side: f"{t.us:.4g}" for side, t in found.items()}
+    made |= {side: f"{found[side].us:.4g}" for side in SIDES if side in found}
     made |= {"limit_us": f"{limit:.4g}", "of_limit": f"{limit / found['us'].us:.3f}",
-             "spread": f"{found['us'].spread:.3f}", "error": f"{error_of(compute, plan, case):.2e}",
-             "schedule": " ;; ".join(str(s.schedule) for s in plan.steps),
-             "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in plan.steps):.4g}",
+             "kernels_us": f"{sum(moves(s.compute) for s in steps) / rate / 1e3:.4g}",
+             "spread": f"{found['us'].spread:.3f}", "error": f"{error_of(case, plans, computes):.2e}",
+             "schedule": " ;; ".join(str(s.schedule) for s in steps),
+             "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
              **versions()}
-    for kernel in kernels(compute) if options.tries else ():
+    for kernel in parts_of(case) if options.tries else ():
         for schedule in tried(kernel, options.tries):
-            us = clock.one(calls_of(build_compute(kernel, target, schedule), kernel), moves(kernel)).us
+            try:
+                plan = build_compute(kernel, target, schedule)
+                us = clock.one(calls_of([plan], [kernel], case.below), moves(kernel)).us
+            except RuntimeError as error:  # a compiler's; `warm` has said so
+                print(f"{schedule}: {str(error).splitlines()[0]}", flush=True)
+                continue
             log({"case": f"{case.name}: {kernel.name}", "schedule": schedule, "us": f"{us:.4g}",
                  "estimate_us": f"{estimate(schedule, kernel, target):.4g}",
                  "device": made["device"], "commit": made["commit"]})
     return made
 
 
-def moves(compute: Compute) -> int:
-    """Bytes of the tensors of a computation, each once."""
-    return sum(touched(v, compute) for v in dict.fromkeys(compute.views()))
+def sides_of(case: MapCase, plans: list[Plan], computes: list[Compute],
+             inductor: bool) -> dict[str, Callable[[int], Callable[[], object]]]:
+    """What is timed in turn."""
+    def instead(function: Callable[[Tensors], object],
+                laid: Callable[[Tensors], Tensors] | None) -> Callable[[int], Callable[[], object]]:
+        def make(index: int) -> Callable[[], object]:
+            tensors = tensors_of(computes, case.below)
+            tensors = laid(tensors) if laid else tensors
+            return lambda: function(tensors)
+        return make
+
+    sides = {"us": calls_of(plans, computes, case.below)}
+    for name, laid in (("", None), ("_other", case.other)):
+        if name and laid is None:
+            continue
+        sides[f"torch{name}_us"] = instead(case.instead, laid)
+        if inductor:
+            torch._dynamo.reset()
+            compiled = torch.compile(case.instead, mode="max-autotune-no-cudagraphs")
+            sides[f"inductor{name}_us"] = instead(compiled, laid)
+    return sides
 
 
-def calls_of(plan: Plan, compute: Compute) -> Callable[[int], Callable[[], object]]:
-    """The plan on a new set of tensors for each index."""
+def moves(*computes: Compute) -> int:
+    """Bytes of the tensors of computations, each once."""
+    most: dict[str, int] = {}
+    for compute in computes:
+        own: dict[str, int] = {}
+        for view in dict.fromkeys(compute.views()):
+            t, known = view.tensor, own.get(view.tensor.name, 0)
+            own[t.name] = min(prod(t.shape) * t.dtype.bytes, known + touched(view, compute))
+        for name, size in own.items():
+            most[name] = max(size, most.get(name, 0))
+    return sum(most.values())
+
+
+def calls_of(plans: list[Plan], computes: list[Compute],
+             below: int) -> Callable[[int], Callable[[], object]]:
+    """The plans on a new set of tensors for each index."""
     def make(index: int) -> Callable[[], object]:
-        tensors = tensors_of(compute)
-        return lambda: plan.run(dict(tensors))
+        tensors = tensors_of(computes, below)
+        given = [{t.name: tensors[t.name] for t in c.tensors} for c in computes]
+
+        def call() -> None:
+            for plan, own in zip(plans, given, strict=True):
+                plan.run(dict(own))
+        return call
     return make
 
 
-def tensors_of(compute: Compute) -> Tensors:
+def tensors_of(computes: list[Compute], below: int) -> Tensors:
     """Random data for what is read, memory for what is stored."""
-    return {t.name: random_tensor(t.shape, t.layout, "cuda") for t in compute.tensors}
+    made: Tensors = {}
+    for t in (t for c in computes for t in c.tensors if t.name not in made):
+        made[t.name] = (torch.randint(below, t.shape, dtype=_type(t), device="cuda") if t.dtype.is_integer
+                        else random_tensor(t.shape, t.layout, "cuda"))
+    return made
 
 
-def error_of(compute: Compute, plan: Plan, case: MapCase) -> float:
+def error_of(case: MapCase, plans: list[Plan], computes: list[Compute]) -> float:
     """The 2-norm of the difference from torch's result, as a share of its norm."""
-    tensors = tensors_of(compute)
-    plan.launch(**tensors)
-    theirs = case.instead(tensors)
-    ours = tensors[compute.c.tensor.name].double().flatten()
-    want = theirs.double().reshape(compute.c.tensor.shape).flatten()  # type: ignore[attr-defined]
-    return float(((ours - want).norm() / want.norm().clamp_min(1e-30)).item())
+    tensors = tensors_of(computes, case.below)
+    for plan, compute in zip(plans, computes, strict=True):
+        plan.launch(**{t.name: tensors[t.name] for t in compute.tensors})
+    result = computes[0].writes[0].view.tensor
+    ours = tensors[result.name].double()
+    want = case.instead(tensors).double()  # type: ignore[attr-defined]
+    if want.dim() > ours.dim():  # an image, channels last
+        want = want.movedim(1, -1)
+    return float(((ours - want.reshape(ours.shape)).norm() / want.norm().clamp_min(1e-30)).item())

@@ -25,7 +25,7 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
     planned = execute.planned
 
     def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
-             deterministic: bool, bias: torch.dtype | None) -> Any:
+             deterministic: bool, bias: torch.dtype | None, mode: str) -> Any:
         for added in dict.fromkeys((bias, bias and torch.float32)):
             asked[problem, prop, epilogue, aligned, deterministic, added] = None
         raise Unsupported("bench:collecting")

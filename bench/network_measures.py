@@ -68,7 +68,7 @@ def begin(setting: Setting, kernels: list[tuple[Any, ...]], lock: str) -> None:
     prepare()
     setting.arrange()
     torch.backends.cudnn.benchmark = True
-    with gpu(lock, exclusive=False):  # nobody measures beside a host that plans
+    with gpu(lock, exclusive=False):  # measurements wait while the host plans
         plan_all(kernels, setting.device)
 
 

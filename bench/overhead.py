@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from bench import overhead_functional
 from bench.environment import at_hand, versions
 from bench.overhead_parts import parts
 from transconv.cli import ranges
@@ -99,7 +100,7 @@ def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
     numbers = [tuple((kwargs.get(k, d),) * n) for k, d in (("stride", 1), ("padding", 0),
                                                            ("dilation", 1))]
     req = requests.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
-    route = routes.forward_route(req, x, w, None)
+    route = routes.forward_route(req, x, w, None, "now")
     if route.compiled is None:
         return {}
     y = x.new_empty_strided(route.shape, route.strides)
@@ -146,6 +147,30 @@ def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
         print(f"part: {part:<44} {row['median_us']:8.2f} us (best {row['best_us']:.2f})", flush=True)
 
 
+def measure_functional(table: Table, name: str, device: str, calls: int, bursts: int) -> None:
+    """Warm calls of one function of ``transconv.functional``, with and without gradients to come."""
+    with overhead_functional.launched(device):
+        for mode in MODES[:2]:
+            seen = compare(overhead_functional.sides(name, device, mode), calls, bursts, device)
+            base = median(seen["torch"])
+            for side, values in seen.items():
+                row = {"case": name, "mode": mode if device == "cuda" else f"{mode}, no launch",
+                       "side": side, "median_us": median(values), "best_us": min(values),
+                       "ratio": median(values) / base, "calls": calls * bursts, "fallback": "",
+                       **versions()}
+                table.add(row)
+                print(f"{name:<18} {row['mode']:<17} {side:<24} {row['median_us']:8.2f} us "
+                      f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch", flush=True)
+
+
+def measure_generated(table: Table, name: str) -> None:
+    """From a text to its kernels' source."""
+    us = overhead_functional.generated(name)
+    table.add({"case": name, "mode": "generate", "side": "transconv", "median_us": us, "best_us": us,
+               "ratio": 1.0, "calls": 5, "fallback": "", **versions()})
+    print(f"{name:<24} from its text to source: {us / 1e3:.0f} ms of the processor", flush=True)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--calls", type=ranges.at_least(1), default=400, help="calls in a burst")
@@ -156,12 +181,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     transconv.config.fallback = "silent"
-    if not any(options.match in name for name in (*CASES, "parts")):
-        raise ValueError(f"--match={options.match}: expected a part of {', '.join(CASES)}, or parts")
+    functions, texts = overhead_functional.CASES, overhead_functional.GENERATED
+    if not any(options.match in name for name in (*CASES, *functions, *texts, "parts")):
+        raise ValueError(f"--match={options.match}: expected a part of {', '.join(CASES)}, "
+                         f"{', '.join(functions)}, {', '.join(texts)}, or parts")
     table = Table(Path(options.out) / "overhead.csv", COLUMNS, ("case", "mode", "side", "commit"))
     for name in CASES:
         if options.match in name:
             measure(table, name, options.device, options.calls, options.bursts)
+    for name in functions:
+        if options.match in name:
+            measure_functional(table, name, options.device, options.calls, options.bursts)
+    for name in texts:
+        if options.match in name:
+            measure_generated(table, name)
     if options.match in "parts":
         measure_parts(table, options.device, options.calls, options.bursts)
     return 0

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench import environment, layers
 from bench.check import verdict
-from bench.report import cpu_table, summary_table
 from bench.roofline import ceiling_of, floor_us
+from bench.tables import cpu_table, summary_table
 from transconv.cli.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
@@ -73,9 +73,9 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
 
     from bench.sides import baseline_calls
     from transconv.errors import ScheduleError, Unsupported
-    from transconv.tuning.measure import our_calls
     from transconv.tuning.timing import Clock
     from transconv.verify.case import Case
+    from transconv.verify.timed import OfProblem
 
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
     found: Row = {}
@@ -91,7 +91,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
                      "max_err": judged.max_err, "config": str(compiled.schedule),
                      "why": compiled.why, "kernels": len(compiled.steps),
                      "rejected": compiled.rejected}
-            calls = {"ours": our_calls(case, compiled)}
+            calls = {"ours": OfProblem(case).make(compiled)}
         case.release()
     calls |= baseline_calls(case, [b for b in baselines.split(",") if b])
     found |= Clock(case.where, budget_ms).compare(calls, case.problem.bytes_moved())

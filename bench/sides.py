@@ -1,4 +1,4 @@
-"""torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.tuning.measure).
+"""torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.verify.timed).
 
 Every side gets random data of the same distribution in its own layout; a set is made when it is
 asked for, so that only short calls, which rotate through many sets, have more than one.
@@ -14,9 +14,9 @@ import torch
 from bench import reference
 from transconv.conv import Prop
 from transconv.ir import Layout
-from transconv.tuning.measure import random_tensor
 from transconv.tuning.timing import Call, Make
 from transconv.verify.case import Case, epilogue_tensors
+from transconv.verify.timed import random_tensor
 
 
 def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
@@ -68,7 +68,7 @@ def _baseline(case: Case, name: str, layout: str) -> Make:
 
 
 def _product(case: Case) -> Make:
-    """The matrix product that a convolution amounts to, if somebody had laid its input out: what it
+    """The matrix product of a convolution whose input was already expanded (im2col): what it
     reads is larger by the taps. Rows and columns lie as those of channels-last tensors do."""
     p = case.problem
     pixels = {Prop.FWD: p.mb * prod(p.o), Prop.BWD_D: p.mb * prod(p.i), Prop.BWD_W: p.oc}[case.prop]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from bench.report import DIRECTIONS, geometric_mean, markdown
+from bench.tables import geometric_mean, markdown
 from transconv.cli import ranges
-from transconv.conv import ConvProblem, Epilogue, Prop, from_problems
+from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
 from transconv.cost import estimate
 from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
@@ -64,7 +64,7 @@ def collect(found: Iterable[Row], target: Target) -> list[Tried]:
     made = []
     for (text, prop, epilogue), mine in groups.items():
         problem = replace(ConvProblem.parse(text), name="")
-        job = Job(problem, Prop(prop), Epilogue.parse(epilogue))
+        job = Job(ConvWorkload(problem, Prop(prop), Epilogue.parse(epilogue)))
         tried = _tried(job, mine, target)
         if tried is not None:
             made.append(tried)
@@ -92,8 +92,9 @@ def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     if not times:
         return None
     ranked = sorted((c for c in times if c not in explored), key=lambda c: guesses[c])
-    layer, = from_problems([job.problem], "")
-    return Tried(job, layer.kind, mine[0].get("direction") or job.prop.value, times,
+    assert isinstance(job.workload, ConvWorkload)
+    layer, = from_problems([job.workload.problem], "")
+    return Tried(job, layer.kind, mine[0].get("direction") or job.workload.direction, times,
                  tuple(ranked), tuple(explored))
 
 

@@ -1,0 +1,163 @@
+"""``python -m bench pages``: every table and picture of README.md and docs/ whose numbers bench/results
+holds, written between their markers. With ``--check`` nothing is written, and what is stale is named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import ablation_table, plots
+from bench.environment import ROOT
+from bench.issue_table import issues_table
+from bench.run_tables import (
+    check_table,
+    computations_table,
+    dropin_table,
+    fuzz_table,
+    maps_table,
+    networks_table,
+    overhead_table,
+)
+from bench.tables import (
+    ceilings_table,
+    losses_table,
+    products_table,
+    ratios_table,
+    summary_table,
+)
+from transconv.tuning.table import Row, read
+
+RESULTS = ROOT / "bench" / "results"
+# A table elsewhere stands in a text that says it.
+WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md")
+PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
+LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
+ABLATION = "h200_ablation.csv"
+PLAINLY = ("python -m bench time layers --layouts nhwc,nchw --baselines cl,nchw,inductor",
+           "python -m bench time layers --dtypes tf32")
+FUSED = "python -m bench time layers --props fwd --epilogue bias+relu --baselines cl,nchw,fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The files of bench/results that a table is made from, the commands that measure such files, and
+    how rows become Markdown."""
+
+    files: tuple[str, ...]
+    commands: tuple[str, ...]
+    make: Callable[[list[Row]], str]
+
+    def rows(self) -> list[Row]:
+        return [row for name in self.files for row in rows_of(RESULTS / name)]
+
+
+TABLES = {
+    "ratios": Table(PLAIN, PLAINLY, ratios_table),
+    "summary": Table(LAYERS, (*PLAINLY, FUSED), summary_table),
+    "losses": Table(LAYERS, (*PLAINLY, FUSED), losses_table),
+    "products": Table(("h200_products.csv",), ("python -m bench time layers --baselines cl,nchw,gemm",),
+                      products_table),
+    "ceilings": Table(("h200_ceilings.json", "h200_ceilings_gemm.json"), ("python -m bench time layers",),
+                      ceilings_table),
+    "networks": Table(("h200_networks.csv",), tuple(f"python -m bench networks{way}" for way in (
+        "", " --compiled", " --graphs")), networks_table),
+    "overhead": Table(("h200_overhead.csv",), ("python -m bench overhead",), overhead_table),
+    "maps": Table(("h200_maps.csv",), ("python -m bench maps --no-inductor",), maps_table),
+    "computations": Table(("h200_computations.csv",), ("python -m bench computations",),
+                          computations_table),
+    "check": Table(("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",),
+                   check_table),
+    "dropin": Table(("h200_dropin.json",), ("python -m bench dropin",), dropin_table),
+    "fuzz": Table(("h200_fuzz.csv",), ("python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
+                                       "python -m bench fuzz-runs fuzz.json"), fuzz_table),
+    "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
+}
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a CSV file; of a JSON summary one, or one for each of its groups."""
+    if path.suffix == ".csv":
+        return read(path)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    about = {c: found[c] for c in ("device", "torch", "triton", "commit")}
+    return [{"group": name, **of, **about} for name, of in found.get("groups", {"": found}).items()]
+
+
+def origin(table: Table, rows: list[Row]) -> str:
+    """Device, versions, commits, files and commands, one line."""
+    def all_of(column: str) -> str:
+        found = {str(r.get(f"versions_{column}", r.get(column)) or "")[:20] for r in rows} - {""}
+        return ", ".join(sorted({x[:7] for x in found} if column == "commit" else found))
+
+    files = ", ".join(f"`bench/results/{name}`" for name in table.files)
+    again = ", ".join(f"`{command}`" for command in table.commands)
+    return (f"{all_of('device')}, torch {all_of('torch')}, Triton {all_of('triton')}, commit "
+            f"{all_of('commit')}. From {files}. To measure again: {again}.")
+
+
+def fill_markers(text: str, tables: dict[str, str]) -> str:
+    """Put tables between ``<!-- table:NAME -->`` and ``<!-- end:NAME -->``. Raises ValueError if a
+    marker has no end; markers without a table stay as they are."""
+    for name, table in tables.items():
+        start, stop = f"<!-- table:{name} -->", f"<!-- end:{name} -->"
+        if start not in text:
+            continue
+        if text.count(start) != 1 or text.count(stop) != 1:
+            raise ValueError(f"'{start}' must occur once and be followed by one '{stop}'")
+        pattern = re.escape(start) + ".*?" + re.escape(stop)
+        filled = f"{start}\n{table}\n{stop}"
+        text = re.sub(pattern, lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
+    return text
+
+
+def pages() -> dict[Path, str]:
+    """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
+    rows = {name: table.rows() for name, table in TABLES.items()}
+    bare = {name: table.make(rows[name]) for name, table in TABLES.items()}
+    whole = {name: f"{bare[name]}\n\n{origin(table, rows[name])}" for name, table in TABLES.items()}
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        if "<!-- table:" in text:
+            own = str(path.relative_to(ROOT)) in WITH_ORIGIN
+            found[path] = fill_markers(text, whole if own else bare)
+    found[ROOT / "docs" / "ablation.md"] = ablation_table.document(read(RESULTS / ABLATION))
+    return found
+
+
+def stale_pictures() -> list[Path]:
+    """The light and the dark picture, where it is not of the rows that there are."""
+    rows = TABLES["ratios"].rows()
+    mark = plots.digest(rows)
+    return [path for path in pictures()
+            if not path.exists() or mark not in path.read_text(encoding="utf-8")]
+
+
+def pictures() -> dict[Path, str]:
+    """The two pictures, and for which page each is."""
+    return {ROOT / "docs" / "images" / f"ratios_{mode}.svg": mode for mode in ("light", "dark")}
+
+
+def arguments(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--check", action="store_true", help="write nothing; exit code 1 if any is stale")
+
+
+def main(options: Namespace) -> int:
+    """Write what is stale, or with --check name it. Raises ValueError for a marker without an end."""
+    stale = {p: t for p, t in pages().items() if p.read_text(encoding="utf-8") != t}
+    old = stale_pictures() if options.check else list(pictures())
+    for path in (*stale, *(old if options.check else ())):
+        print(f"{path.relative_to(ROOT)}: {'is stale' if options.check else 'written'}")
+    if options.check:
+        return 1 if stale or old else 0
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+    for path in old:
+        path.parent.mkdir(exist_ok=True)
+        plots.overview(TABLES["ratios"].rows(), path, pictures()[path])
+    return 0
