@@ -1,4 +1,4 @@
-# The recipes of the house. `make demo PYTHON=python3` uses an environment that exists already.
+# Commands of the project. `make demo PYTHON=python3` uses an existing environment.
 
 VENV := .venv
 PYTHON ?= $(VENV)/bin/python
@@ -15,17 +15,22 @@ OUT ?= bench/results
 GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,noheader | head -n 1 | \
     tr ' A-Z' '_a-z')),cpu)
 
-MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune
-.PHONY: help install demo test check check-all lint matrix mutants sanitize clean measure $(MEASURES)
+MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune \
+    measure-issues
+.PHONY: help install demo test check check-all docs lint matrix mutants sanitize release report-images \
+    clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
+	@echo "make docs     the documentation as a site in build/site; warnings are errors"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
-	@echo "make mutants  parts of keys and texts left out one by one: which of them no test minds"
+	@echo "make mutants  omits parts of keys and texts one by one, and lists those that no test detects"
+	@echo "make report-images  the pictures of docs/report.md, with Chromium"
 	@echo "make sanitize  on a GPU: every family of kernels under compute-sanitizer's memcheck and racecheck"
 	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
+	@echo "make release  the source distribution and the wheel, in dist/, built and checked; needs no network"
 	@echo "make measure  all that bench/results has, on this GPU: LISTS='resnet50 layers.json' OUT=$(OUT)"
 	@echo "              GPU_NAME=folder; or a part of it: $(MEASURES)"
 
@@ -38,10 +43,10 @@ endif
 	$(VENV)/bin/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(VENV)/ready
 
-# An environment that somebody made by hand is good enough, if nothing is missing in it.
+# An environment made by hand is used if no package is missing in it.
 $(VENV)/ready:
-	@$(VENV)/bin/python -c "import hypothesis, mypy, numpy, pytest, sympy, torch, tqdm, triton, xdist" \
-	    2>/dev/null && touch $@ || $(MAKE) install
+	@$(VENV)/bin/python -c "import hypothesis, jinja2, mkdocs, mypy, nbclient, numpy, pytest; \
+	    import selenium, sympy, torch, tqdm, triton, xdist" 2>/dev/null && touch $@ || $(MAKE) install
 
 # Only the environment in .venv is ours to make.
 ready := $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(VENV)/ready)
@@ -71,21 +76,37 @@ lint: $(ready)
 
 check: lint test
 
+docs: $(ready)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --site-dir build/site
+
 # Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
+	$(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt
+	$(PYTHON) -m tests.torch_ops.attack --n 300
+	TRITON_INTERPRET=1 $(PYTHON) -m tests.torch_ops.attack --n 30 --seed 1
 
 # Some 10 minutes: a process for each mutant.
 mutants: $(ready)
 	$(PYTHON) -m tests.verify.mutants
+
+# Of docs/report.md; needs Chromium and chromedriver.
+report-images: $(ready)
+	$(PYTHON) -m tests.report.screenshots docs/images
 
 SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
 FAMILIES := -m transconv fuzz --file tests/verify/families.txt --n 0 --no-corpus --jobs 4
 sanitize:
 	$(SANITIZER) --tool memcheck $(PYTHON) $(FAMILIES)
 	$(SANITIZER) --tool racecheck $(PYTHON) $(FAMILIES)
+
+# Builds the current transconv/ and tests it as a user would install it.
+release: $(ready)
+	rm -rf build dist *.egg-info
+	$(PYTHON) -m build --no-isolation --outdir dist .
+	TRANSCONV_DIST=dist $(PYTHON) -m pytest -q tests/test_release.py
 
 # What a command has written is not measured again: one that was stopped goes on.
 RAW = $(OUT)/$(GPU_NAME)
@@ -117,9 +138,12 @@ measure-dropin: $(ready)
 measure-ablation: $(ready)
 	$(PYTHON) -m bench ablation $(FILES) $(LONG)
 
+measure-issues: $(ready)
+	$(PYTHON) -m bench issues $(LONG) $(if $(GPU),,--small)
+
 measure-tune: $(ready)
 	$(PYTHON) -m transconv tune $(FILES) --db $(RAW)/tuned.csv --time-budget $(BUDGET)
 	$(PYTHON) -m bench trials $(RAW)/tuned.trials.csv --docs $(RAW)/trials.md
 
 clean:
-	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

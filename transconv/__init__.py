@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
+    from transconv.standalone.model import export as export
     from transconv.torch_ops.convert import convert_ as convert_
     from transconv.torch_ops.convert import disable as disable
     from transconv.torch_ops.convert import enable as enable
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused import fused_conv1d as fused_conv1d
     from transconv.torch_ops.fused import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
+    from transconv.torch_ops.inference import inference as inference
+    from transconv.torch_ops.prepare import prepare as prepare
     from transconv.torch_ops.routes import counted as stats  # noqa: F401
 
 
@@ -52,10 +55,11 @@ _HOMES = {
     "fused_conv3d": "torch_ops.fused", "fold": "torch_ops.fold",
     "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
     "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
-    "stats": "torch_ops.routes", "FallbackWarning": "torch_ops.stats",
+    "inference": "torch_ops.inference", "prepare": "torch_ops.prepare", "stats": "torch_ops.routes",
+    "FallbackWarning": "torch_ops.stats",
     "ConvProblem": "conv.problem", "Prop": "conv.problem",
     "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
-    "lower": "api", "computation": "functional.computation",
+    "lower": "api", "computation": "functional.computation", "export": "standalone.model",
 }
 _INNER_NAMES = {"stats": "counted"}
 

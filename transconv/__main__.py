@@ -1,4 +1,4 @@
-"""The command line: ``python -m transconv show|run|check|fuzz|...``; each verb explains itself.
+"""The command line: ``python -m transconv show|run|check|fuzz|...``; ``--help`` explains each verb.
 
 Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wrong with the command
 (one line on standard error says what, where, and what is expected), 130 Ctrl-C, 143 SIGTERM.
@@ -9,33 +9,57 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from transconv.cli import bisect, check, demo, fuzz, matrix, options, run, show, tune, variables
-from transconv.cli import compile as compile_verb
-from transconv.cli import words as words_verb
+from transconv.cli import finding, installation
+from transconv.cli.printable import one_line
 from transconv.errors import StageError, TransconvError
-from transconv.verify.stopping import code, terminable
 
-VERBS = (show, run, check, fuzz, compile_verb, matrix, demo, bisect, tune, words_verb)
+VERBS = ("show", "report", "run", "check", "fuzz", "compile", "export", "matrix", "demo", "bisect", "tune",
+         "prepare", "cache", "words", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:
-    """All verbs with their options."""
+    """All verbs with their options. ImportError where a library that they need is missing."""
+    from transconv.cli import options
+
     made = options.Parser(
         prog="python -m transconv",
         description="Convolutions described once and transpiled into Triton kernels.")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in VERBS:
-        module.add_to(verbs)
+    for name in VERBS:
+        import_module(f"transconv.cli.{name}").add_to(verbs)
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    words = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        made = parser()
+    except ImportError as error:
+        return _without(error, given)
+    return _run(made.parse_args(given))
+
+
+def _without(error: ImportError, given: Sequence[str]) -> int:
+    """What is left where a library cannot be imported: ``doctor`` says which."""
+    if list(given[:1]) == ["doctor"]:
+        return finding.printed(installation.incomplete(error), "--json" in given)
+    print(one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
+          file=sys.stderr)
+    return 2
+
+
+def _run(words: argparse.Namespace) -> int:
+    from transconv.cli import variables
+    from transconv.cli.options import refusal
+    from transconv.verify.stopping import code, terminable
+
     try:
         with terminable():
-            variables.check()
+            if words.verb != "doctor":  # which reports wrong variables among its findings
+                variables.check()
             return int(words.action(words))
     except StageError as error:
         print(error, file=sys.stderr)
@@ -44,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except (TransconvError, OSError, ValueError) as error:
-        print(options.refusal(error), file=sys.stderr)
+        print(refusal(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print("stopped", file=sys.stderr)

@@ -11,6 +11,7 @@ from transconv.ir import Kernel
 from transconv.passes import lower as _lower
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule
+from transconv.selection import completed
 from transconv.target import Target, detect
 
 __all__ = ["Compute", "Kernel", "Plan", "Schedule", "Target", "compile", "lower"]
@@ -36,7 +37,8 @@ def lower(compute: Compute | str, schedule: Schedule | str,
     made = parse(compute) if isinstance(compute, str) else compute
     words = _schedule(schedule)
     assert words is not None
-    return _lower(made, words, _target(target), made.name, made.math)
+    chip = _target(target)
+    return _lower(made, completed(words, made, chip), chip, made.name, made.math)
 
 
 def _target(target: Target | str | None) -> Target:

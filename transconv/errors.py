@@ -1,14 +1,14 @@
-"""Errors, lowest layer: everything that transconv raises on purpose, for the person who reads.
+"""All exceptions that transconv raises on purpose.
 
     TransconvError                     anything below
-    +-- ProblemError   (ValueError)    a convolution that cannot be described, or its text
-    +-- ComputeError   (ValueError)    the text of a computation that cannot be read
-    +-- KernelError    (ValueError)    the text of a kernel that cannot be read
-    +-- ScheduleError  (ValueError)    a schedule that does not fit a problem, or its text
-    +-- LayoutError    (ValueError)    a layout that cannot be, or its text
-    +-- TensorError    (ValueError)    a tensor that a plan was not made for
-    +-- Unsupported    (NotImplementedError)  outside of the product; ``reason`` is for programs
-    +-- StageError     (RuntimeError)  a pipeline stage failed; says how to repeat it
+    +-- ProblemError   (ValueError)    an impossible convolution, or an invalid text of one
+    +-- ComputeError   (ValueError)    an invalid text of a computation
+    +-- KernelError    (ValueError)    an invalid text of a kernel
+    +-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one
+    +-- LayoutError    (ValueError)    an impossible layout, or an invalid text of one
+    +-- TensorError    (ValueError)    a tensor that does not match a plan
+    +-- Unsupported    (NotImplementedError)  a request that transconv cannot compute, with a ``reason``
+    +-- StageError     (RuntimeError)  a pipeline stage failed; has the command that repeats it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shlex
 
 
 class TransconvError(Exception):
-    """Root of the tree: ``except TransconvError`` catches all that transconv raises on purpose."""
+    """Base class: ``except TransconvError`` catches everything that transconv raises on purpose."""
 
 
 class ProblemError(TransconvError, ValueError):
@@ -25,15 +25,15 @@ class ProblemError(TransconvError, ValueError):
 
 
 class ComputeError(TransconvError, ValueError):
-    """The text of a computation that cannot be read; the sentence names the line and what was expected."""
+    """An invalid text of a computation; the message names the line and what was expected."""
 
 
 class KernelError(TransconvError, ValueError):
-    """The text of a kernel that cannot be read; the line that was found, and what was expected."""
+    """An invalid text of a kernel; the message has the line and what was expected."""
 
 
 class ScheduleError(TransconvError, ValueError):
-    """A schedule that is unreadable, or refused for a problem; the sentence says why."""
+    """An unreadable schedule, or one that is illegal for a problem; the message says why."""
 
 
 ConfigError = ScheduleError  # its name before 0.1; for one release
@@ -48,7 +48,7 @@ class TensorError(TransconvError, ValueError):
 
 
 class Unsupported(TransconvError, NotImplementedError):
-    """A request outside the product. ``reason`` is machine-readable, ``topic:detail``, such as
+    """A request that transconv cannot compute. ``reason`` is machine-readable, ``topic:detail``, such as
     ``dtype:complex64``; the message is for people and defaults to the reason."""
 
     def __init__(self, reason: str, message: str = "") -> None:

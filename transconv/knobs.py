@@ -1,6 +1,6 @@
 """Environment variables, lowest layer: the one typed table, and the only file that reads them.
 
-Each knob is called to read it: ``knobs.verify()`` looks at the environment now, so a test or a
+Each knob is called to read it: ``knobs.verify()`` reads the environment at each call, so a test or a
 notebook may change a variable at any time. A value that is not legal is warned about once and counts
 as not set, so that a program goes on; the command line asks ``checked`` first, which raises a ValueError
 that lists the legal values. An empty value counts as not set.
@@ -34,7 +34,7 @@ class Knob(Generic[T]):
     former: str = ""  # the name that the variable had before
 
     def __call__(self) -> T:
-        """The value now; of a text that is not legal the default, and one warning."""
+        """The current value; for an invalid text the default, and one warning."""
         try:
             return self.checked()
         except ValueError as error:
@@ -42,7 +42,7 @@ class Knob(Generic[T]):
             return self.read(self.default)
 
     def checked(self) -> T:
-        """The value now. Raises ValueError naming the variable, its text and the legal values."""
+        """The current value. Raises ValueError naming the variable, its text and the legal values."""
         name, text = self.given
         try:
             return self.read(text or self.default)
@@ -144,6 +144,10 @@ schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
 fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
                 "what happens when a call has to be computed by torch",
                 _one_of("silent", "warn", "error"))
+compile = Knob("TRANSCONV_COMPILE", "now, background or never", "now",
+               "what a call does whose kernel is not compiled yet: now: it compiles, and waits; "
+               "background: torch answers while processes compile; never: torch answers",
+               _one_of("now", "background", "never"))
 passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
               "passes that run, or not, against their default", _switches)
 features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",
@@ -160,8 +164,14 @@ interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, schedule, fallback, passes, features, trust, tuned,
+    debug, dump, cache, verify, schedule, fallback, compile, passes, features, trust, tuned,
     interpret)  # type: ignore[assignment]
+
+
+def given(*prefixes: str) -> dict[str, str]:
+    """The variables of the environment whose names begin so and whose values are not empty, by name."""
+    return {name: text for name, text in sorted(os.environ.items())
+            if name.startswith(prefixes) and text.strip()}
 
 
 def use_interpreter() -> None:

@@ -3,6 +3,9 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
+from transconv.backend_triton.child import Child, serve
+from transconv.backend_triton.compiled import pretend
+from transconv.backend_triton.compilers import Compilers
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.kernel_text import boxes, emit, grid_size, is_explicit
 from transconv.backend_triton.launch import Launcher
@@ -16,8 +19,10 @@ from transconv.backend_triton.offline import (
     compile_offline,
     triton_version,
 )
+from transconv.backend_triton.sized_launch import SizedLauncher
 
 __all__ = [
-    "Answer", "BACKENDS", "CompileFailure", "Job", "Launcher", "Miscompiled", "Resources", "boxes",
-    "compile_offline", "emit", "grid_size", "is_explicit", "triton_version", "write",
+    "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
+    "Resources", "SizedLauncher", "boxes", "compile_offline", "emit", "grid_size", "is_explicit",
+    "pretend", "serve", "triton_version", "write",
 ]

@@ -1,4 +1,4 @@
-"""Stage 11b, boxes. In: a tensor, the box that it is seen as. Out: the descriptor a kernel is given.
+"""TMA descriptors: from a tensor and its box to the descriptor that a kernel takes as an argument.
 
 The copy engine rounds float32 to tf32 on its way, to the nearest, if a descriptor says that its elements
 are tf32. Triton 3.9 has a word for that; 3.6 has not, there the type is put in where it is encoded. Where

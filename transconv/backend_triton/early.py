@@ -1,4 +1,4 @@
-"""Stage 10, launches that overlap (feature ``early``, CUDA's programmatic dependent launch).
+"""Overlapping launches (feature ``early``): CUDA's programmatic dependent launch.
 
 A kernel may be made ready, its programs placed and its barriers laid out, while the one before it in the
 stream ends. Every kernel begins by waiting until all before it have ended and what they wrote can be

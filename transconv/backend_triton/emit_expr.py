@@ -1,5 +1,5 @@
-"""Stage 10, expressions. In: an expression of a lanewise kernel. Out: its text, with no more parentheses
-than Python needs, and ``[:, None]`` where it lacks some lanes of its neighbour.
+"""The text of expressions of a lanewise kernel, with no more parentheses than Python needs, and
+``[:, None]`` where an operand lacks lanes of the other operand.
 """
 
 from __future__ import annotations

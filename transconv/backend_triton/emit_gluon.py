@@ -1,4 +1,4 @@
-"""Stage 10, the explicit spelling. In: a kernel with roles. Out: the text of a Gluon kernel.
+"""The Gluon emitter: from a warp-specialized kernel to the text of a Gluon kernel.
 
 Gluon is Triton's dialect in which shared memory, barriers and layouts are named. Each role becomes a
 function; the kernel itself reserves the rings and starts the roles. As in ``emit_tl`` there is no

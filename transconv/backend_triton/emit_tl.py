@@ -1,4 +1,4 @@
-"""Stage 10. In: a lanewise kernel. Out: the text of a Triton (``tl``) kernel that a person can read.
+"""The Triton emitter: from a lanewise kernel to the text of a readable Triton (``tl``) kernel.
 
 Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
 lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
@@ -142,15 +142,17 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
     boxed = boxes(kernel)
-    params = ", ".join(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params)
+    sizes = kernel.sizes.names if kernel.sizes else ()
+    params = ", ".join([*(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params), *sizes])
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
                for p in kernel.params]
+    requires = [f"    # sizes {kernel.sizes}"] if sizes else []
     own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
                   {r.op for r in find(kernel, Reduce)}, "triton.jit", "tl")
     lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
-             *own, "", "@triton.jit",
-             f"def {kernel.name}({params}):", *tensors, "", *begun(first), *folded(body)]
+             *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
+             f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Stage 11b'. In: what a compiler made. Out: why it cannot be right, if it shows a mistake that is known.
+"""Known miscompiles: finds compiler mistakes in Triton's intermediate forms and machine code.
 
-Some kernels are translated wrongly by the compilers that come with a release of Triton. Where the
-mistake can be seen in the text, no result has to be waited for, nor an illegal access be risked.
+The compilers of some Triton releases miscompile some kernels. Where the mistake shows in the text, the
+kernel is refused before it runs, which also avoids an illegal memory access.
 
 **Packed additions that lose a constant.** LLVM adds two 16-bit halves of a register at once where index
 arithmetic is known to be small, often with a constant for the lower half and nothing for the upper:
@@ -78,7 +78,7 @@ def flaw(asm: Mapping[str, Any]) -> str:
         return ""
     try:
         sass = asm["sass"]
-    except Exception as error:  # no disassembler: what cannot be looked at is not believed
+    except Exception as error:  # no disassembler: code that cannot be read is refused
         return f"it may have packed 16-bit additions, and the machine code cannot be read ({error})"
     if _LOST.search(sass):
         return ("ptxas lost the constant of a packed 16-bit addition "

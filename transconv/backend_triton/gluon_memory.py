@@ -1,7 +1,7 @@
-"""Stage 10, the explicit spelling: where tiles lie. In: rings, sides of a tile. Out: Gluon's words.
+"""Where tiles are in a Gluon kernel: layouts of shared memory and of registers, as Gluon text.
 
-Layouts say how a tile lies in the registers of warps, or in shared memory; the rings and the barriers
-that all roles share are reserved before the roles begin.
+A layout says how a tile's elements are distributed over the registers of warps or over shared memory.
+The rings of buffers and the barriers that all roles share are allocated before the roles begin.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
-"""Stage 11b without a GPU: what Triton's own interpreter has to be told before it runs our kernels."""
+"""Prepares Triton's own interpreter to run generated kernels, without a GPU."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from transconv import knobs
 from transconv.backend_triton.early import INSTRUCTIONS
+from transconv.errors import Unsupported
 
 
 @lru_cache(maxsize=1)
@@ -35,3 +40,21 @@ def mend_interpreter() -> None:
     if knobs.interpret():  # else the compiler is what reads the next kernel
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Triton up to 3.6 makes a number of an array with one element where a loop's bound is not a constant,
+    which NumPy refuses since 2.4: what fails then is Unsupported("numpy:new"), with what to install."""
+    try:
+        yield
+    except Exception as error:
+        if _release("triton") >= (3, 7) or _release("numpy") < (2, 4):
+            raise
+        raise Unsupported(
+            "numpy:new", f"Triton {version('triton')} cannot interpret this kernel with numpy "
+            f"{version('numpy')}; expected numpy below 2.4: pip install 'numpy<2.4'") from error
+
+
+def _release(package: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version(package))[:2])

@@ -1,10 +1,11 @@
-"""Stage 10. In: a kernel. Out: its text, in Gluon if it has roles, else in ``tl``."""
+"""The source text of a kernel: Gluon if its warps have roles, else Triton (``tl``)."""
 
 from __future__ import annotations
 
 import re
 
 from transconv.backend_triton import emit_gluon, emit_tl, gluon_memory
+from transconv.backend_triton.distinct import distinct
 from transconv.backend_triton.early import first_lines
 from transconv.ir import For, Kernel, Roles, find, walk
 
@@ -18,7 +19,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> s
     """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
     spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
     about = tuple(" ".join(line.splitlines()) for line in (*header, *told(kernel.notes)))  # comments
-    return spell(kernel, about, first_lines(kernel) if early else ())
+    return spell(distinct(kernel), about, first_lines(kernel) if early else ())
 
 
 def told(notes: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stage 11b. In: a JIT function and tensors. Out: the kernel runs.
+"""Launches a Triton JIT function on tensors.
 
 Before the first launch on a device Triton's dispatcher compiles; the compiled kernel is kept and
 started directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only
@@ -13,9 +13,10 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from transconv.backend_triton import compiled
 from transconv.backend_triton.descriptors import describe, describe_explicit, encode
 from transconv.backend_triton.flaws import refuse
-from transconv.backend_triton.interpreter import mend_interpreter
+from transconv.backend_triton.interpreter import explained, mend_interpreter
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
@@ -29,16 +30,19 @@ MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to
 
 
 class Launcher:
-    """Runs one kernel. ``boxes`` says which arguments are passed as descriptors of boxes."""
+    """Runs one kernel. ``boxes`` says which arguments are passed as descriptors of boxes, ``types`` what
+    torch calls the elements of each; under ``key`` it is noted that the kernel was compiled."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
                  boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
-                 early: bool = False) -> None:
+                 early: bool = False, types: tuple[str, ...] = (), key: str = "") -> None:
         self.source, self.function, self.path = source, function, path
         self.grid, self.warps, self.stages = grid, warps, stages
         self.boxes = boxes if any(b is not None for b in boxes) else ()
         self.describe = describe_explicit if explicit else describe
-        self.early = early
+        self.explicit, self.early = explicit, early
+        self.types, self.key = types, key
+        self.unspecialised: tuple[str, ...] = ()  # arguments, none of whose values has a kernel of its own
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], Start] = {}
         self.lock = threading.Lock()
@@ -70,7 +74,8 @@ class Launcher:
     def _interpret(self, tensors: list[Any]) -> None:
         with INTERPRETER:
             mend_interpreter()
-            self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
+            with explained():
+                self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The kernel that Triton makes for such tensors, or has made before. Raises Miscompiled for what
@@ -80,9 +85,11 @@ class Launcher:
             import triton
 
             names = [p.name for p in function.params]
-            function = triton.jit(function.fn, do_not_specialize_on_alignment=names)
+            function = triton.jit(function.fn, do_not_specialize=[*self.unspecialised],
+                                  do_not_specialize_on_alignment=names)
         kernel = function.warmup(*args, grid=(self.grid,), **self._options())
         refuse(kernel, self.function)
+        compiled.note(self.key, aligned, kernel)
         return kernel
 
     def warm(self, tensors: list[Any]) -> None:
@@ -91,6 +98,20 @@ class Launcher:
         if self.grid:
             args = self._arguments(tensors)
             self._function().warmup(*args, grid=(self.grid,), **self._options())
+
+    def compile(self, aligned: bool) -> None:
+        """Compile into Triton's cache, and note it. Needs no GPU where Triton was told of one. Raises
+        Miscompiled, and what Triton raises."""
+        if self.grid:
+            torch = _torch()
+            made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
+            self._compiled(made, aligned)
+
+    def is_ready(self, aligned: bool) -> bool:
+        """Whether a launch with tensors so aligned compiles nothing: the kernel runs in this process
+        already, or lies in Triton's cache."""
+        return (not self.grid or any(a is aligned for _, a in self.kept)
+                or compiled.is_there(self.key, aligned))
 
     def _function(self) -> Any:
         with self.lock:

@@ -1,42 +1,38 @@
-"""Stage 11c. In: kernel texts and the chips they are for. Out: registers, spills, shared memory,
-instructions; no GPU is needed.
+"""Offline compilation: from kernel texts and chips to registers, spills, shared memory and instructions.
+No GPU is needed.
 
-Compilers run in child processes (see offline_child.py), because bad IR can abort the process and
-failures print whole modules. A child reads a JSON line per job, answers with one, and serves many,
-so that starting it is paid for once. When it dies or hangs, the job it was at has failed and a new
+Compilers run in child processes (see child.py, offline_child.py), because bad IR can abort the process
+and failures print whole modules. When a child dies or hangs, the job it was at has failed and a new
 child goes on with the next. Another Triton than the installed one does the work when its folder is
 given (``pip install --target FOLDER triton==...``).
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.metadata
-import json
-import os
-import selectors
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import Any
 
-from transconv import knobs
+from transconv.backend_triton.child import Child
 from transconv.ir import DTYPES
 
 BACKENDS = ("cuda", "hip")
+"""The backends that compile without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One kernel for one chip. ``params``: each argument's element type in call order, and the
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
-    Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``."""
+    Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
+    ``code``: the machine code too, and what a launch of it has to know."""
 
     source: str
     function: str
@@ -49,13 +45,16 @@ class Job:
     stages: int = 3
     keep: tuple[str, ...] = ()
     explicit: bool = False
+    code: bool = False
+    sizes: int = 0  # arguments behind the tensors, of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a compiled kernel takes. ``registers`` per thread (AMD: vector and accumulation
     registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: how
-    often each telling instruction occurs; ``serialised``: the matrix unit waits after each."""
+    often each telling instruction occurs; ``serialised``: the matrix unit waits after each. ``code``:
+    the machine code (cubin, hsaco), and ``launch`` what Triton says of it, where it was asked for."""
 
     function: str
     target: str
@@ -68,6 +67,8 @@ class Resources:
     seconds: float
     flaw: str = ""  # what is known to be wrong with the machine code
     texts: dict[str, str] = field(default_factory=dict)
+    code: bytes = field(default=b"", repr=False)
+    launch: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         words = " ".join(f"{w}:{n}" for w, n in self.words.items())
@@ -92,6 +93,7 @@ class CompileFailure:
 
 
 Answer = Resources | CompileFailure
+"""What compiling a job gives."""
 
 
 def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int = 1,
@@ -104,18 +106,18 @@ def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int 
     one at a time.
     """
     answers: list[Answer | None] = [_refused(job) for job in jobs]
-    idle: SimpleQueue[_Child] = SimpleQueue()
+    idle: SimpleQueue[Child] = SimpleQueue()
 
     def one(job: Job) -> Answer:
         child = idle.get()
         try:
-            return child.compile(job, timeout_s)
+            return _decoded(job, child.ask(_encoded(job), timeout_s))
         finally:
             idle.put(child)
 
     with ExitStack() as stack:
         for _ in range(max(1, workers)):
-            idle.put(stack.enter_context(_Child(triton)))
+            idle.put(stack.enter_context(_child(triton)))
         pool = stack.enter_context(ThreadPoolExecutor(max(1, workers)))
         places = {pool.submit(one, job): i
                   for i, job in enumerate(jobs) if answers[i] is None}
@@ -145,83 +147,12 @@ def _refused(job: Job) -> CompileFailure | None:
                           "compiler needs the vendor's driver stack")
 
 
-class _Child:
-    """A compiling process, started when there is work and again when it has died."""
-
-    def __init__(self, triton: Path | None) -> None:
-        self.triton = triton
-        self.folder = tempfile.TemporaryDirectory(prefix="transconv-offline-")
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-        self.folder.cleanup()
-
-    def compile(self, job: Job, timeout_s: float) -> Answer:
-        """The answer to one job; a failure if the process died over it or had to be killed."""
-        process = self._running()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(_encoded(job)).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died at once; reading tells
-        line = _line(process.stdout, timeout_s)
-        if line is not None and line.endswith(b"\n"):
-            return _decoded(json.loads(line))
-        code = self._end()
-        log = Path(self.folder.name, "stderr").read_text(errors="replace")
-        reason = (f"no answer within {timeout_s:g} s" if line is None
-                  else f"the compiler's process died ({_cause(code)})")
-        return CompileFailure(job.function, job.target, reason, log[-20000:])
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            folder = self.folder.name
-            root = str(Path(__file__).parents[2])
-            path = root if self.triton is None else os.pathsep.join(
-                [str(self.triton.absolute()), root])
-            environment = knobs.child_environment(
-                {"TRITON_CACHE_DIR": f"{folder}/cache", "TRITON_ALWAYS_COMPILE": "1",
-                 "TMPDIR": folder, "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
-            with open(f"{folder}/stderr", "w+b") as errors:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "transconv.backend_triton.offline_child"], env=environment,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-        return self.process
-
-    def _end(self) -> int:
-        """Kill what still runs; the exit status."""
-        if self.process is None:
-            return 0
-        process, self.process = self.process, None
-        process.kill()
-        with process:
-            return process.wait()
-
-
-def _line(stream: IO[bytes], timeout_s: float) -> bytes | None:
-    """The next line; what came before the end of the stream; None when time is up."""
-    deadline = time.monotonic() + timeout_s
-    got = bytearray()
-    with selectors.DefaultSelector() as ready:
-        ready.register(stream, selectors.EVENT_READ)
-        while not got.endswith(b"\n"):
-            if not ready.select(max(0.0, deadline - time.monotonic())):
-                return None
-            # Answers come one at a time but may lie in the pipe together: take one line only.
-            byte = os.read(stream.fileno(), 1)
-            if not byte:
-                break
-            got += byte
-    return bytes(got)
-
-
-def _cause(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
+def _child(triton: Path | None) -> Child:
+    """A compiling process with a cache of its own, and the Triton of a folder."""
+    path = () if triton is None else (str(triton.absolute()),)
+    return Child("transconv.backend_triton.offline_child", {
+        "TRITON_CACHE_DIR": "{folder}/cache", "TRITON_ALWAYS_COMPILE": "1", "TMPDIR": "{folder}",
+        "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
 
 
 def _encoded(job: Job) -> dict[str, Any]:
@@ -230,7 +161,8 @@ def _encoded(job: Job) -> dict[str, Any]:
     return asdict(job) | {"params": [(t.signature, t.triton, box) for t, box in types]}
 
 
-def _decoded(answer: dict[str, Any]) -> Answer:
+def _decoded(job: Job, answer: dict[str, Any]) -> Answer:
     if "reason" in answer:
-        return CompileFailure(**answer)
-    return Resources(**{**answer, "warnings": tuple(answer["warnings"])})
+        return CompileFailure(job.function, job.target, answer["reason"], answer["log"])
+    return Resources(**{**answer, "warnings": tuple(answer["warnings"]),
+                        "code": base64.b64decode(answer.get("code", ""))})

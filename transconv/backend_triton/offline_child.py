@@ -1,60 +1,24 @@
-"""Stage 11c, the child of offline.py: ``python -m transconv.backend_triton.offline_child`` reads a job as
-a line of JSON, has Triton compile it, and answers with one; it serves many.
+"""The child process of offline.py: ``python -m transconv.backend_triton.offline_child`` reads jobs, each a
+line of JSON, compiles each with Triton, and answers with a line of JSON.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import base64
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import IO, Any
 
 from transconv.backend_triton import resources
+from transconv.backend_triton.child import serve
 from transconv.backend_triton.flaws import flaw
 from transconv.backend_triton.module import load
 
 
 def main() -> None:
-    """Read a JSON line per job from standard input, answer with one each on standard output."""
-    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    # Compilers print on both streams and may read; questions and answers have their own.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    for line in asked:
-        job = json.loads(line)
-        with tempfile.TemporaryFile() as noise:
-            kept = os.dup(1), os.dup(2)
-            sys.stdout.flush()
-            os.dup2(noise.fileno(), 1)
-            os.dup2(noise.fileno(), 2)
-            try:
-                answer: dict[str, Any] | None = None
-                try:
-                    answer = _compile(job, noise)
-                except Exception as cause:
-                    failed = cause
-                sys.stdout.flush()
-                noise.seek(0)
-                log = noise.read().decode(errors="replace")
-            finally:
-                os.dup2(kept[0], 1)
-                os.dup2(kept[1], 2)
-                os.close(kept[0])
-                os.close(kept[1])
-            if answer is None:
-                answer = {"function": job["function"], "target": job["target"],
-                          "reason": _reason(failed), "log": f"{failed}\n{log}"[-20000:]}
-            print(json.dumps(answer), file=answers, flush=True)
-
-
-def _reason(failed: Exception) -> str:
-    """The first telling line of a compiler's error."""
-    lines = [line.strip() for line in str(failed).splitlines() if line.strip(" ^=")]
-    telling = [x for x in lines if "error" in x.lower() or "must" in x.lower()]
-    return f"{type(failed).__name__}: {(telling or lines or ['no message'])[0][:300]}"
+    """Answer jobs until nobody asks."""
+    serve(_compile)
 
 
 def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
@@ -75,7 +39,20 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     return {"function": job["function"], "target": job["target"], **read(kernel, log),
             "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
             "warnings": resources.warnings(log), "flaw": flaw(kernel.asm),
-            "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm}}
+            "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},
+            **(_code(kernel) if job["code"] else {})}
+
+
+# What Triton says of a kernel that its launch depends on.
+LAUNCH = ("num_warps", "num_ctas", "shared", "global_scratch_size", "profile_scratch_size",
+          "launch_cooperative_grid", "tensordesc_meta", "name")
+
+
+def _code(kernel: Any) -> dict[str, Any]:
+    """The machine code, and what whoever launches it has to know."""
+    code = next(kernel.asm[kind] for kind in ("cubin", "hsaco") if kind in kernel.asm)
+    return {"code": base64.b64encode(code).decode(),
+            "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH}}
 
 
 def _source(job: dict[str, Any]) -> Any:
@@ -83,6 +60,7 @@ def _source(job: dict[str, Any]) -> Any:
     function = load(job["source"], job["function"])
     types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
              for word, element, box in job["params"]]
+    types += ["i32"] * job.get("sizes", 0)  # those that are arguments
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}

@@ -1,4 +1,4 @@
-"""Stage 11c. In: a kernel that Triton compiled. Out: what it takes of the machine, and its words.
+"""What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
 
 Read from the machine code alone, so no GPU is asked. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
@@ -40,7 +40,7 @@ def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
                               capture_output=True, text=True, check=False)
     usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout + told.stderr))
     if "REG" not in usage:
-        raise RuntimeError(f"cuobjdump told no registers: {told.stderr.strip()[-200:]}")
+        raise RuntimeError(f"cuobjdump printed no registers: {told.stderr.strip()[-200:]}")
     found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
                        kernel.asm["sass"], re.MULTILINE)
     opcodes = Counter(name for name, _ in found)

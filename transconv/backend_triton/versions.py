@@ -1,4 +1,4 @@
-"""Stage 10, functions that Triton's versions call differently: an explicit kernel looks up those that it
+"""Functions whose names differ between Triton's versions. A Gluon kernel's module looks up those that it
 uses, once, above its roles."""
 
 from __future__ import annotations

@@ -13,29 +13,31 @@ from transconv.verify.bisect_shrink import PRODUCTS
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "bisect", "name the stage that makes a kernel wrong",
-        "Runs every stage of a problem's kernel on the same whole numbers and compares with the\n"
-        "answer: the computation and the kernel after each pass in the interpreter of the IR, the\n"
-        "emitted text in Triton's interpreter, the compiled kernel on the GPU. Prints the first\n"
-        "stage that is wrong, what it changed, and which rule of the simplifier is unsound, if one\n"
-        "is. The exit code is 1 if anything is wrong.",
+        verbs, "bisect", "find the stage that makes a kernel wrong",
+        "Runs every stage of a problem's kernel on the same integer data and compares the results\n"
+        "with the exact answer. The interpreter of the IR runs the computation and the kernel after\n"
+        "each pass, Triton's interpreter runs the emitted source, and the GPU runs the compiled\n"
+        "kernel. Prints the first wrong stage, what it changed, and the unsound rule of the\n"
+        "simplifier, if one is the cause. The exit code is 1 if a stage is wrong.",
         ("bisect mb2ic8ih14oc16oh14kh3ph1 --prop bwd_d",
          "bisect mb1ic16ih9oc32oh5kh3sh2ph1 --epilogue bias+relu --target gfx942"), run)
     options.add_problem(made)
     options.add_props(made, "all")
     made.add_argument("--target", default="",
-                      help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
+                      help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
     made.add_argument("--epilogue", default="", metavar="E",
-                      help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
+                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     options.add_schedule(made)
-    made.add_argument("--seed", type=ranges.at_least(0), default=0, help="of the data (default: 0)")
+    made.add_argument("--seed", type=ranges.at_least(0), default=0,
+                      help="the seed of the data (default: 0)")
     made.add_argument("--limit", type=ranges.at_least(1), default=PRODUCTS, metavar="N",
-                      help="multiplications beyond which a smaller problem is looked at "
+                      help="replace a problem of more multiplications by a smaller one "
                            f"(default: {PRODUCTS})")
     made.add_argument("--parts", default=",".join(PARTS), metavar="P",
-                      help=f"what is asked (default: {','.join(PARTS)})")
-    made.add_argument("--here", action="store_true", help="interpret in this process, not another")
-    made.add_argument("--json", action="store_true", help="one JSON object per direction")
+                      help=f"the stages to run (default: {','.join(PARTS)})")
+    made.add_argument("--here", action="store_true",
+                      help="interpret in this process, not in a child process")
+    made.add_argument("--json", action="store_true", help="print one JSON object per direction")
 
 
 def run(words: argparse.Namespace) -> int:

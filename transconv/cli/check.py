@@ -1,4 +1,4 @@
-"""``check``: problems in benchdnn's words, each compared with the exact answer; docs/checking.md.
+"""``check``: problems in benchdnn's syntax, each compared with the exact answer; docs/checking.md.
 
 On a GPU every problem runs in a worker process with a time limit, elsewhere in Triton's interpreter
 in this process (with ``--workers`` in others).
@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from transconv.cli import computations, options, ranges
+from transconv.conv import Prop
 
 if TYPE_CHECKING:
     from transconv.verify.driver import Request
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from transconv.verify.report import Report, Result
 
 ABOUT = """\
-Runs problems in the words of oneDNN's benchdnn, its batch files as they are, and compares every
-result with the answer: with small whole numbers bit by bit, with random data within a bound.
-Options hold for the problems after them; a comma separates alternatives, all combinations run.
+Runs problems given in oneDNN's benchdnn syntax, batch files included, and compares every result
+with the exact answer: bit for bit on small integers, within an error bound on random data.
+An option applies to the problems after it; commas separate alternatives, all combinations run.
 
 options of problems (defaults after =):
   --dir=FWD_B       FWD_B (with bias) FWD_D FWD_I BWD_D BWD_W
@@ -35,20 +36,20 @@ options of problems (defaults after =):
   --bia-dt=f32  --attr-post-ops=relu+sum  --attr-fpmath=strict  --attr-deterministic=false
   --batch=FILE  --reset  --match=REGEX  --mode=C (List Init Run Correctness Bitwise)
   --engine=auto (gpu, cpu: Triton's interpreter, numpy: that of the IR)  --start=0
-and ours:
-  --data=exact+float  either, or both
-  --misalign=0      elements that tensors are off a multiple of 16 bytes
-  --strided=        rows (cut out of larger tensors), steps (every second element), expanded
+options of problems that benchdnn does not have:
+  --data=exact+float  exact, float, or both
+  --misalign=0      tensors begin this many elements after a multiple of 16 bytes
+  --strided=        rows (slices of larger tensors), steps (every second element), expanded
   --epilogue=       such as bias+res+silu, also for BWD_D
-  --target=         make kernels for this chip, and interpret them (where there is no GPU)
+  --target=         generate kernels for this chip; without a GPU they are interpreted
   --schedule=       one schedule for all kernels of a problem, or one for each, joined by ' ;; '
-  --seed=0          of the data
+  --seed=0          the seed of the data
 """
 
 
 def add_to(verbs: Any) -> None:
     # All words come through as they are: the order of benchdnn's options matters.
-    made = verbs.add_parser("check", help="compare problems in benchdnn's words with the answer",
+    made = verbs.add_parser("check", help="run problems in benchdnn's syntax and check the results",
                             add_help=False, prefix_chars="\0")
     made.add_argument("words", nargs="*")
     made.set_defaults(action=run)
@@ -67,18 +68,19 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--schedules", "--configs", dest="schedules", type=_schedules, default="best",
         metavar="best|N|all",
-        help="check the plan that a user gets, the N best, or all that heuristics may choose")
-    add("--json", type=ranges.output, metavar="FILE", help="write everything as JSON")
-    add("--strict", action="store_true", help="exit with 1 also for what was not checked")
-    add("--quiet", action="store_true", help="do not print what passed")
+        help="check the plan that a user gets, the N best schedules, or all that may be chosen")
+    add("--json", type=ranges.output, metavar="FILE", help="write all results as JSON")
+    add("--strict", action="store_true", help="exit with 1 also if a problem was not checked")
+    add("--quiet", action="store_true", help="do not print problems that passed")
     add("--workers", type=ranges.at_least(0, ranges.PROCESSES), default=None, metavar="N",
-        help="processes (default: 8 on a GPU, none in the interpreter)")
+        help="worker processes (default: 8 on a GPU, none in the interpreter)")
     add("--limit", type=ranges.limit, default=120, metavar="S", help="seconds for one problem in a worker")
     add("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
-        help="seconds for all; problems that are not reached are SKIPPED")
-    add("--memory", type=ranges.gigabytes, default=60, metavar="GB", help="of the GPU, for all workers")
+        help="seconds for the whole run; remaining problems are SKIPPED")
+    add("--memory", type=ranges.gigabytes, default=60, metavar="GB",
+        help="GPU memory that all workers share")
     add("--shard", type=ranges.part, default=(0, 1), metavar="I/N",
-        help="every N-th problem, from the I-th (from 0)")
+        help="check every N-th problem, beginning with number I (counted from 0)")
     return made
 
 
@@ -87,8 +89,9 @@ def run(words: argparse.Namespace) -> int:
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
-    if found := computations.given(texts):
+    if found := computations.given(texts, tuple(Prop)):
         own.target = next((w.partition("=")[2] for w in rest if w.startswith("--target=")), None)
+        own.sizes = next((w.partition("=")[2] for w in rest if w.startswith("--sizes=")), None)
         own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
@@ -227,7 +230,7 @@ def _where(engines: set[str]) -> str:
     from transconv.verify.case import device
 
     if len(engines) > 1:
-        raise ValueError("two engines in one run; expected one --engine for all problems")
+        raise ValueError("several engines in one run; expected the same --engine for all problems")
     engine = engines.pop()
     if engine in ("cpu", "numpy"):
         knobs.use_interpreter()

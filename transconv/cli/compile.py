@@ -15,24 +15,25 @@ TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "compile", "compile offline, with no GPU, and print what the code takes",
-        "Compiles the generated kernels in a child process and prints registers, spills, shared\n"
-        "memory, and which matrix and copy instructions the machine code contains.",
+        verbs, "compile", "compile kernels without a GPU and print registers, spills, shared memory",
+        "Compiles the generated kernels in a child process, without a GPU. Prints registers, spills,\n"
+        "shared memory, and the matrix and copy instructions in the machine code.",
         (f"compile {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90,gfx942",
          f"compile {options.EXAMPLE} --target sm_80 --prop bwd_d --print ptx"), run)
     options.add_problem(made)
     options.add_props(made, "all")
     made.add_argument("--target", required=True, metavar="T[,T...]", help="chips: sm_90,gfx942")
-    made.add_argument("--epilogue", default="", metavar="E", help="bias+relu, ...")
+    made.add_argument("--epilogue", default="", metavar="E",
+                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
-                      help=f"also print this text of each: {', '.join(TEXTS)}")
+                      help=f"also print this form of each kernel: {', '.join(TEXTS)}")
     made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
-                      help="seconds that one kernel may take (default: 120)")
+                      help="seconds to compile one kernel (default: 120)")
     options.add_schedule(made)
 
 
 def run(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem):
+    if found := computations.given(words.problem, options.props(words)):
         return max(computations.compile_offline(c, words) for c in found)
     problem, schedule = options.problem(words), options.schedule(words)
     epilogue = options.epilogue(words)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
-from transconv.compute import Compute, describe, kernels, parse
-from transconv.errors import ScheduleError
+from transconv.compute import Alone, Compute, describe, kernels, parse
+from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
-from transconv.runtime import Plan, build_compute
-from transconv.schedule import Schedule, Scheduled
+from transconv.runtime import Plan, build_compute, plan_steps
+from transconv.schedule import Schedule, Scheduled, told
 from transconv.target import Target, detect
 
+BEGINS = re.compile(r"(?m)^(?=compute\s)")  # a computation, where lines of the one before end
 
-def given(texts: Sequence[str]) -> list[Compute]:
-    """The computations that words of a command line name: files that begin with ``compute``, or such
-    texts themselves; none if the words are something else. Raises ComputeError."""
+
+def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Compute]:
+    """The computations that words of a command line name: files that begin with ``compute``, which may
+    hold several, or such texts themselves; none if the words are something else. Raises ComputeError.
+
+    ``props``: of a verb that takes sizes as arguments, the directions of a convolution that has some."""
+    whole = " ".join(texts)
+    if props is not None and "?" in whole and not any(isfile(t) for t in texts) and "compute" not in whole:
+        text, names = marked(whole)
+        return [c for prop in props for c in any_size(ConvProblem.parse(text), prop, names)]
     found = []
     for text in texts:
         if isfile(text):
@@ -26,8 +37,18 @@ def given(texts: Sequence[str]) -> list[Compute]:
                 text = file.read(1 << 20)
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         if lines and lines[0].split()[0] == "compute":
-            found.append(parse(text))
+            found += [parse(part) for part in BEGINS.split("\n".join(lines)) if part.strip()]
+    if props is None and (sized := next((c for c in found if c.named), None)) is not None:
+        raise ComputeError(f"{sized.name}: sizes that are arguments ({sized.named}); "
+                           "this verb takes numbers")
     return found
+
+
+def of_kernels(compute: Compute, target: Target) -> list[Compute]:
+    """The computations of the kernels that it takes on a target: what schedules are chosen for, without
+    those that add parts of sums. Raises ScheduleError where no kernel computes it."""
+    steps = plan_steps(Alone(compute), target)
+    return list(dict.fromkeys(c for c, _ in steps if c.does == "compute"))
 
 
 def show(compute: Compute, words: argparse.Namespace) -> int:
@@ -36,6 +57,9 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     schedule = Schedule.parse(words.schedule) if words.schedule else None
     made = build_compute(compute, target, schedule)
     shown = words.stage
+    if words.diff:
+        _print_diffs(made, compute.math, target, shown)
+        return 0
     print(compute if shown in (None, PROBLEM.name, "all") else f"compute {compute.name}")
     if shown is None:
         for part in kernels(compute):
@@ -47,6 +71,8 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
         print("")
         for step in made.steps:
             print(f"schedule   {step.schedule}")
+            if said := told(step.schedule, step.compute, target):
+                print(f"reduced    {said}")
         print(f"chosen     {made.why}")
     for step in made.steps if shown is not None else ():
         for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):
@@ -55,6 +81,25 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
     if shown in (None, EMIT.name, "all"):
         print(f"\n{made.source}")
     return 0
+
+
+def _print_diffs(made: Plan, math: str, target: Target, wanted: str | None) -> None:
+    """What each pass changed in the text of the one before it, of every kernel."""
+    for step in made.steps:
+        before: list[str] = []
+        for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, math):
+            after = readable(kernel).splitlines()
+            if wanted in (None, stage, "all"):
+                print(f"\n{f'---- {stage}: {step.compute.name} ':-<100}\n"
+                      f"{changed(before, after) or '(unchanged)'}")
+            before = after
+        if wanted in (None, EMIT.name, "all"):
+            print(f"\n{step.source}")
+
+
+def changed(before: Sequence[str], after: Sequence[str]) -> str:
+    """What differs between the lines of two texts, with two lines around; empty where nothing does."""
+    return "\n".join(list(difflib.unified_diff(before, after, lineterm="", n=2))[2:])
 
 
 def run(compute: Compute, words: argparse.Namespace) -> int:
@@ -77,6 +122,8 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
     schedule = Schedule.parse(words.schedule) if getattr(words, "schedule", None) else None
     made = build_compute(compute, target, schedule)
     print(f"{compute.name} on {where}: {made.schedule}")
+    if compute.named:
+        return _at_sizes(compute, words, made, kinds)
     found = []
     try:
         run = build_compute(compute, executable(target, where), schedule)
@@ -90,6 +137,29 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
     if len(kinds) > 1:
         for stage, judged in computation.after_every_pass(compute, made):
             print(f"  {'WRONG' if judged.problem else 'right'}  after {stage}  {judged.problem}".rstrip())
+            wrong |= bool(judged.problem)
+    return 1 if wrong else 0
+
+
+def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Sequence[str]) -> int:
+    """The same for sizes that are arguments: those of ``--sizes``, or the examples and the edges of what
+    is required; one kernel for all."""
+    from transconv.cli.execute import device, executable
+    from transconv.verify import any_size, computation
+
+    where = device()
+    schedule = Schedule.parse(words.schedule) if getattr(words, "schedule", None) else None
+    run = build_compute(compute, executable(made.target, where), schedule)
+    wrong = False
+    for sizes in any_size.asked(compute, getattr(words, "sizes", None)):
+        said = " ".join(f"{n}={v}" for n, v in sizes.items())
+        found = [(f"{kind} data", computation.Case(compute.at(**sizes), kind).launched(run, where))
+                 for kind in kinds]
+        if len(kinds) > 1:
+            found += [(f"after {stage}", judged)
+                      for stage, judged in computation.after_every_pass(compute, made, sizes)]
+        for what, judged in found:
+            print(f"  {'WRONG' if judged.problem else 'right'}  {said}  {what}  {judged.problem}".rstrip())
             wrong |= bool(judged.problem)
     return 1 if wrong else 0
 

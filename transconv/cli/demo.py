@@ -16,19 +16,19 @@ from transconv.passes import EMIT, NAIVE
 from transconv.target import TARGETS, detect
 from transconv.verify.matrix.jobs import jobs_of
 
-NETWORK = Path(__file__).parents[2] / "bench" / "problems" / "resnet50.txt"
+NETWORK = Path(__file__).parents[1] / "data" / "resnet50.txt"
 SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
 CHIPS = ("sm_90", "gfx942")
 
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "demo", "a network's convolutions, checked; one problem from text to machine code",
-        "Runs ResNet-50's convolutions in all three directions through generated kernels and\n"
-        "compares each with the answer; then shows one problem stage by stage and compiles it.",
+        verbs, "demo", "check a network's convolutions; show one problem stage by stage",
+        "Runs ResNet-50's convolutions in all three directions with generated kernels and compares\n"
+        "each with the exact answer; then shows one problem stage by stage and compiles it.",
         ("demo",), demo)
     made.add_argument("--network", default=str(NETWORK), metavar="FILE",
-                      help="another list of problems (default: bench/problems/resnet50.txt)")
+                      help="a list of problems (default: ResNet-50)")
 
 
 def demo(words: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def demo(words: argparse.Namespace) -> int:
     where = execute.device()
     problems = read_problems(words.network)
     if not problems:
-        raise ProblemError(f"{words.network} has no problem; expected at least one")
+        raise ProblemError(f"{words.network} contains no problem; expected at least one")
     if where == "cpu":
         problems = [one_image(p) for p in problems]
         print("No GPU: one image instead of the network's batch, in f32; all else as it is.")

@@ -1,4 +1,4 @@
-"""One direction of one problem, executed and judged, for ``run`` and ``demo``: see verify/case.py.
+"""Runs one direction of one problem and judges the result, for ``run`` and ``demo``; see verify/case.py.
 
 The data are small whole numbers: products and sums are exact, so a right kernel gives the same bits
 as the answer in f64 after one rounding.

@@ -1,4 +1,4 @@
-"""``matrix``: the golden problems compiled for every chip, held to the record of what they take."""
+"""``matrix``: the golden problems compiled for every chip, and compared with the recorded resources."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ INSTALLED = "installed"
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "matrix", "compile the golden problems for every chip, and compare with the record",
-        "Compiles the golden problems in child processes, with no GPU, and reads the machine code.\n"
-        "Fails when a kernel does not compile, lacks an instruction that its schedule asks for, spills\n"
-        "more than recorded or takes clearly more registers.",
+        verbs, "matrix", "compile a fixed set of problems for every chip, compare with the record",
+        "Compiles a fixed set of problems (the golden problems) in child processes, without a GPU, and\n"
+        "reads the machine code. Fails if a kernel does not compile, lacks an instruction that its\n"
+        "schedule requires, or uses clearly more registers or more spills than recorded.",
         ("matrix --targets sm_90,gfx942 --problems dense,depthwise",
          "matrix --triton installed,.newest --share 3/11",
          "matrix --update --page docs/targets.md"), run)
@@ -39,23 +39,37 @@ def add_to(verbs: object) -> None:
     made.add_argument("--problems", default="", metavar="N[,N...]",
                       help=f"golden problems (default: all): {' '.join(CASES)}")
     made.add_argument("--share", type=ranges.part, default=(0, 1), metavar="I/N",
-                      help="only the I-th of N parts of the pairs of problem and chip")
+                      help="compile only part I of N of all pairs of problem and chip")
     made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
-                      help="folders with a Triton each (pip install --target); 'installed': ours")
+                      help="folders with one Triton each (pip install --target); 'installed': the "
+                           "Triton of this environment")
     made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
                       help="child processes (default: one per core)")
     made.add_argument("--timeout", type=ranges.limit, default=180, metavar="S",
-                      help="seconds that one kernel may take (default: 180)")
+                      help="seconds to compile one kernel (default: 180)")
     made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
-                      help="the CSV file that kernels are held to (default: the repository's)")
-    made.add_argument("--update", action="store_true", help="write what was found into the record")
-    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write everything found")
-    made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write the rows found")
-    made.add_argument("--page", type=ranges.output, metavar="FILE",
-                      help="also write the page of the documentation, from the record")
+                      help="the CSV file to compare with (default: the repository's)")
+    made.add_argument("--update", action="store_true", help="write the results into the record")
+    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
+    made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
+    made.add_argument("--page", type=_page, metavar="FILE",
+                      help="write the pages of the documentation from the record, FILE and one beside it "
+                           "about kernels; nothing is compiled but for --update, --json or --csv")
+
+
+def _page(text: str) -> Path:
+    path = ranges.output(text)
+    if path.suffix != ".md":
+        raise argparse.ArgumentTypeError(f"'{text}' is no Markdown file, such as docs/targets.md: "
+                                         "a second page is written beside it")
+    ranges.output(str(page.beside(path)))
+    return path
 
 
 def run(words: argparse.Namespace) -> int:
+    if words.page and not (words.update or words.json or words.csv):
+        _write_pages(words.page, record.read(words.record))
+        return 0
     targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
         t for t in TARGETS.values() if t.backend in BACKENDS]
     folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
@@ -77,7 +91,7 @@ def run(words: argparse.Namespace) -> int:
     if words.update:
         recorded |= {r.key: r for r in rows}
         if words.share == (0, 1) and not words.targets and not words.problems:
-            made_now = {r.key for r in rows}  # what the matrix no longer has leaves the record
+            made_now = {r.key for r in rows}  # rows of removed cases leave the record
             recorded = {k: r for k, r in recorded.items() if k in made_now or k[0] not in versions}
         record.write(words.record, recorded.values())
     if words.json:
@@ -85,9 +99,18 @@ def run(words: argparse.Namespace) -> int:
     if words.csv:
         record.write(words.csv, rows)
     if words.page:
-        replace_named(words.page, page.page(recorded.values()))
+        _write_pages(words.page, recorded)
     print(_report(rows, failures, len(kernels) * len(versions), time.monotonic() - started))
     return 1 if failures else 0
+
+
+def _write_pages(path: Path, recorded: dict[record.Key, record.Row]) -> None:
+    """The page of resources, and beside it that of kernels."""
+    if not recorded:
+        raise FileNotFoundError("the record has no rows to write pages of; --update makes them")
+    beside = page.beside(path)
+    replace_named(path, page.page(recorded.values(), beside.name))
+    replace_named(beside, page.page_of_kernels(recorded.values()))
 
 
 def _names(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the verbs have in common: how problems, directions, schedules and targets are given."""
+"""Options that several verbs share: problems, directions, schedules and targets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from os.path import exists  # unlike Path.exists, it takes a name of any length
 from pathlib import Path
 from typing import Any, NoReturn
 
+from transconv.cli.printable import one_line
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
 from transconv.errors import ProblemError, Unsupported
 from transconv.schedule import Schedule
@@ -29,12 +30,6 @@ def refusal(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def one_line(text: str) -> str:
-    """The text with what is no printable character escaped, and not longer than a screen."""
-    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return told if len(told) <= 2000 else f"{told[:1500]} ... {told[-400:]}"
-
-
 def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
              action: Any) -> argparse.ArgumentParser:
     """A verb whose ``--help`` says what it is for and ends with examples that can be pasted."""
@@ -46,8 +41,8 @@ def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, 
 
 
 def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
-    what = ("a problem in benchdnn's grammar, then dt=, tag=, math= where they differ from "
-            f"f32, nchw, tf32: {EXAMPLE} dt=f16 tag=nhwc")
+    what = ("a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
+            f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc")
     to.add_argument("problem", nargs="+", metavar="PROBLEM|FILE" if or_file else "PROBLEM",
                     help=what + ("; or a file of them (a benchdnn batch)" if or_file else ""))
     to.add_argument("--dtype", metavar="T",
@@ -59,13 +54,14 @@ def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
 def add_schedule(to: argparse.ArgumentParser) -> None:
     to.add_argument("--schedule", "--config", dest="schedule", metavar="S", type=str,
                     help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-                         "`python -m transconv words` says what each word means; default: the "
-                         "heuristics choose")
+                         "`python -m transconv words` explains each word; default: chosen by "
+                         "transconv")
 
 
 def add_props(to: argparse.ArgumentParser, default: str) -> None:
     to.add_argument("--prop", choices=[*PROPS, "all"], default=default,
-                    help=f"what is computed: fwd dst, bwd_d src, bwd_w wei (default: {default})")
+                    help="fwd: the result (dst), bwd_d: the gradient of the input (src), bwd_w: the "
+                         f"gradient of the weight (wei) (default: {default})")
 
 
 def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:
@@ -135,7 +131,7 @@ def epilogue(words: argparse.Namespace) -> Epilogue:
 
 
 def target(name: str) -> Target:
-    """The target of a name; ``auto`` is the GPU at hand, or the interpreter."""
+    """The target of a name; ``auto`` is this machine's GPU, or the interpreter."""
     return detect() if name in ("", "auto") else Target.parse(name)
 
 

@@ -1,4 +1,4 @@
-"""What a word of the command line may be: numbers in a range, words of a list, files that can be written.
+"""Argument types of the command line: numbers in a range, words of a list, files that can be written.
 
 Each is for ``type=`` of an option: it returns the value, or raises ArgumentTypeError, one line that
 argparse prints with the option's name.

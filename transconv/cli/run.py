@@ -19,21 +19,22 @@ LONG = 4  # rows from which a progress bar is worth its line
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "run", "generate, execute and compare with the answer",
-        "Executes the generated kernels on the GPU, or in Triton's interpreter where there is\n"
-        "none, on whole numbers, and compares with the answer. The exit code is 1 if any is wrong.",
+        verbs, "run", "generate and run kernels, and compare with the exact answer",
+        "Runs the generated kernels on integer data and compares with the exact answer. Uses the\n"
+        "GPU, or without one Triton's interpreter. The exit code is 1 if a result is wrong.",
         ("run mb2ic8ih14oc16oh14kh3ph1",
          "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
          "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90"), run)
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
     made.add_argument("--target", default="auto",
-                      help="make kernels for this chip; default: this one")
+                      help="generate kernels for this chip; default: the one here")
     options.add_schedule(made)
+    made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
 
 
 def run(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem):
+    if found := computations.given(words.problem, options.props(words)):
         return max(computations.run(c, words) for c in found)
     work = options.problems(words)
     options.some_computable([problem for problem, _ in work])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transconv.backend_triton import emit
 from transconv.cli import computations, options
-from transconv.compute import Compute, describe
+from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Prop, build
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
@@ -34,8 +33,8 @@ RULE = "-" * 100
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "show", "print how a problem becomes a kernel",
-        "Prints the computation (axes with kinds, views, masks and which were proven away), the\n"
-        "schedule and its neighbours, and the kernel; or the stages in between.",
+        "Prints the computation (axes with kinds, views, masks, and the masks that were proven\n"
+        "unnecessary), the schedule and alternatives to it, and the kernel; or any stage between them.",
         (f"show {options.EXAMPLE} --prop bwd_d", f"show {options.EXAMPLE} --stage gridwise",
          f"show {options.EXAMPLE} --diff"), show)
     options.add_problem(made)
@@ -45,14 +44,14 @@ def add_to(verbs: object) -> None:
     made.add_argument("--diff", action="store_true",
                       help="print what each pass changed, as unified diffs")
     made.add_argument("--target", default="",
-                      help="the chip: sm_90, gfx942, ...; default: this one, sm_90 without a GPU")
+                      help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
     made.add_argument("--epilogue", default="", metavar="E",
-                      help="what becomes of the sum before it is stored: bias+relu, bias+res+silu")
+                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     options.add_schedule(made)
 
 
 def show(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem):
+    if found := computations.given(words.problem, options.props(words)):
         return max(computations.show(c, words) for c in found)
     problem, target = options.problem(words), options.chip(words.target)
     for prop in options.props(words):
@@ -125,9 +124,9 @@ def _sizes(p: ConvProblem) -> str:
 
 @dataclass
 class Work:
-    """One launch, lowered when somebody asks."""
+    """One launch, lowered on demand."""
 
-    workload: ConvWorkload
+    workload: Workload
     compute: Compute
     schedule: Schedule
     target: Target
@@ -174,9 +173,8 @@ class Work:
             after = readable(kernel).splitlines()
             if wanted in (None, name, "all"):
                 yield f"{self.title(name):-<101}"
-                changed = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
                 off = "(switched off)" if name not in self.seconds else "(unchanged)"
-                yield "\n".join(changed) if changed else off
+                yield computations.changed(before, after) or off
             before = after
         if wanted in (None, EMIT.name, "all"):
             yield f"{self.title(EMIT.name):-<101}\n{self.source}"

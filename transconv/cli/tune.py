@@ -1,4 +1,4 @@
-"""``tune``: try schedules of problems on this machine, and remember the fastest right ones."""
+"""``tune``: times schedules on this machine and saves the fastest correct ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from os.path import exists
 from pathlib import Path
 
 from transconv import knobs
-from transconv.cli import options, ranges
+from transconv.cli import computations, options, ranges
+from transconv.compute import Alone, Compute
 from transconv.conv import (
     DIRECTIONS,
     ConvProblem,
+    ConvWorkload,
     Epilogue,
     Layer,
     from_problems,
@@ -24,7 +26,7 @@ from transconv.conv import (
 )
 from transconv.errors import ProblemError
 from transconv.selection import rows, store
-from transconv.target import detect
+from transconv.target import Target, detect
 from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, log_path, of_log
 from transconv.tuning.table import Table
 from transconv.verify.stopping import code, terminable
@@ -32,16 +34,18 @@ from transconv.verify.stopping import code, terminable
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "tune", "try schedules on this machine, remember the fastest",
-        "Compiles and times a bounded number of schedules of every problem in child processes, checks\n"
-        "each on exact data, and keeps the fastest where later plans look it up: in the user's\n"
-        "cache, or in a file (--db; TRANSCONV_TUNED=FILE uses it). Nothing is tuned unless this\n"
-        "command is run. What the log of a file has already is not measured again.",
+        verbs, "tune", "time schedules on this machine and save the fastest",
+        "Compiles, checks and times up to --trials schedules of every problem in child processes.\n"
+        "Saves the fastest correct one in the user's cache, where later plans find it, or in a file\n"
+        "(--db FILE; TRANSCONV_TUNED=FILE uses it). Trials that the log of --db already has are not\n"
+        "repeated.",
         ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc",
          "tune bench/problems/resnet50.txt --prop fwd --trials 8 --time-budget 300",
-         "tune layers.json --db tuned.csv --trials 16 --jobs 14"), tune)
+         "tune layers.json --db tuned.csv --trials 16 --jobs 14",
+         "tune bench/computes/row_sum.txt --trials 24"), tune)
     made.add_argument("problem", nargs="+", metavar="PROBLEM|FILE",
-                      help="problems in benchdnn's grammar; files of them; layers.json files")
+                      help="a problem in benchdnn's grammar, a computation as text (compute ...), or a "
+                           "file of either; or a layers.json file")
     made.add_argument("--prop", "--props", default=",".join(DIRECTIONS),
                       help="directions of the layers: fwd,bwd_d,bwd_w (default: all)")
     made.add_argument("--dtype", default="", metavar="T",
@@ -56,39 +60,43 @@ def add_to(verbs: object) -> None:
     made.add_argument("--trials", type=ranges.at_least(1, 10**6), default=16, metavar="N",
                       help="schedules of each problem and direction (default: 16)")
     made.add_argument("--explore", choices=("near", "spread"), default="near",
-                      help="the last 40%% of the trials: near the best found so far, or spread over "
+                      help="the last 40%% of the trials: close to the best so far, or spread over "
                            "the ranking (to fit the estimate to)")
     made.add_argument("--jobs", type=ranges.processes, metavar="J",
                       default=max(1, (os.cpu_count() or 2) - 2),
-                      help="processes that compile (default: cores - 2)")
+                      help="worker processes that compile (default: cores - 2)")
     made.add_argument("--limit", type=ranges.limit, default=30, metavar="S",
                       help="seconds for one measurement (default: 30)")
     made.add_argument("--compile-limit", type=ranges.limit, default=60, metavar="S",
                       help="seconds for one compile (default: 60)")
     made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
-                      help="seconds after which nothing new starts; what was found is kept")
+                      help="seconds after which no trial starts; results so far are kept")
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=30, metavar="MS",
                       help="milliseconds of timing for one schedule (default: 30)")
     made.add_argument("--db", type=ranges.output, metavar="FILE",
-                      help="keep rows in this CSV file (tuned.csv) instead of the user's cache, and "
+                      help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
                            "every trial beside it (tuned.trials.csv)")
     made.add_argument("--log", type=ranges.output, metavar="FILE",
-                      help="keep every trial in this CSV file")
+                      help="write every trial to this CSV file")
 
 
 def tune(words: argparse.Namespace) -> int:
     database = words.db
     before = store.load(database) if database else []
-    jobs = list(jobs_of(words))
-    options.some_computable([j.problem for j in jobs])
+    named = {source: computations.given([source]) for source in words.problem}
+    words.problem = [source for source, found in named.items() if not found]
+    jobs = jobs_of(words) if words.problem else []
+    options.some_computable([j.workload.problem for j in jobs if isinstance(j.workload, ConvWorkload)])
     on_cpu = detect().backend == "interpreter"
     if on_cpu:
         knobs.use_interpreter()
         print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
     target = detect()
+    jobs += [job for found in named.values() for c in found for job in _jobs_of_kernels(c, target)]
     limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
                     words.budget_ms, words.jobs)
-    print(f"{len(jobs)} directions of problems, {words.trials} trials each, on "
+    what = "computations" if any(named.values()) else "directions of problems"
+    print(f"{len(jobs)} {what}, {words.trials} trials each, on "
           f"{rows.machine(target)}; {words.jobs} processes compile", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
@@ -143,7 +151,15 @@ def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Nam
     writable(problem, prop)
     about = {"layer": layer.name, "kind": layer.kind, "direction": direction,
              "dtype": problem.src.dtype.name, "layout": _tag(problem)}
-    return Job(problem, prop, Epilogue.parse("" if direction == "bwd_w" else epilogue), about)
+    behind = Epilogue.parse("" if direction == "bwd_w" else epilogue)
+    return Job(ConvWorkload(problem, prop, behind), about)
+
+
+def _jobs_of_kernels(compute: Compute, target: Target) -> list[Job]:
+    """Each kernel of a computation is tuned by itself: a schedule names its axes."""
+    return [Job(Alone(kernel), {"layer": kernel.name, "kind": "compute",
+                                "dtype": kernel.tensors[0].dtype.name})
+            for kernel in computations.of_kernels(compute, target)]
 
 
 def _tag(problem: ConvProblem) -> str:

@@ -1,4 +1,4 @@
-"""The variables of the environment, read before a command does anything: a wrong one is refused."""
+"""Checks the environment variables before a command starts; an invalid value is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transconv.target import why_no_switches
 
 
 def check() -> None:
-    """Raises ValueError for a variable that is set to what nobody can read (knobs.py), ScheduleError
+    """Raises ValueError for a variable with an invalid value (knobs.py), ScheduleError
     for words that no chip and no schedule has."""
     for knob in knobs.KNOBS:
         with suppress(OSError, RuntimeError):  # a cache that cannot be reached; disk_cache says so

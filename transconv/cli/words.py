@@ -11,10 +11,10 @@ from transconv.schedule import words
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "words", "print what the words of a schedule mean",
+        verbs, "words", "explain the words of a schedule",
         "Prints each word of a schedule with its default, its values and its meaning.",
         ("words", "words split_k reduce"), show)
-    made.add_argument("word", nargs="*", help="these words; default: all")
+    made.add_argument("word", nargs="*", help="the words to print; default: all")
 
 
 def show(given: argparse.Namespace) -> int:

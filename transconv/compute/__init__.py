@@ -7,25 +7,30 @@ from transconv.compute import library as library
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
+from transconv.compute.errors import allowed, is_tf32, share_of
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
+from transconv.compute.sampled import Found, examine
+from transconv.compute.sized import at_sizes, why_not_any_size
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.sweeps import Sweep, Sweeps
-from transconv.compute.text import parse
-from transconv.compute.workload import Alone, Found, Workload
+from transconv.compute.text import one_line, parse
+from transconv.compute.transposed import transposed
+from transconv.compute.workload import COMPUTE, Alone, Workload
 
 Algorithm = Compute  # its name before 0.1; for one release
 
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
-    "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op", "Read", "Reduction",
-    "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "axis_facts", "axis_steps", "axis_strides",
-    "describe", "execute", "is_exact", "kernels", "library", "moved", "named", "outside",
-    "parse", "parted", "places", "product", "register", "table", "total", "touched", "unregister",
-    "why_not_lowered",
+    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op",
+    "Read", "Reduction", "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "allowed",
+    "at_sizes", "axis_facts", "axis_steps", "axis_strides", "describe", "examine", "execute", "is_exact",
+    "is_tf32", "kernels", "library", "moved", "named", "one_line", "outside", "parse", "parted",
+    "places", "product", "register", "share_of", "table", "total", "touched", "transposed",
+    "unregister", "why_not_any_size", "why_not_lowered",
 ]

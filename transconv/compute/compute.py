@@ -23,7 +23,20 @@ from transconv.compute.names import Names
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.stores import why_not_stored
 from transconv.compute.sweeps import Sweeps, sweeps
-from transconv.ir import TRUE, Cast, DType, Expr, Mul, Tensor, Var, View, f32, substitute
+from transconv.ir import (
+    TRUE,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Mul,
+    Sizes,
+    Tensor,
+    Var,
+    View,
+    f32,
+    substitute,
+)
 
 
 @dataclass(frozen=True, eq=True)
@@ -32,6 +45,7 @@ class Compute:
     that are seen as one (see schedule/merging.py); ``behind``: what is done to the sum, in a word.
 
     ``part``: of a result that several computations make together, the stride phase that this one makes.
+    ``named``: the sizes that are arguments of its kernels, and what must hold of them.
     ``does``: ``add`` sums up the parts of another one's sum; ``pack`` and ``unpack`` copy a tensor before
     another one, and its result after it (see schedule/packing.py)."""
 
@@ -43,6 +57,7 @@ class Compute:
     behind: str = ""
     part: tuple[int, ...] | None = None
     does: str = "compute"
+    named: Sizes | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -50,7 +65,7 @@ class Compute:
     @cached_property
     def _hash(self) -> int:
         return hash((self.name, self.axes, self.steps, self.math, self.merge, self.behind,
-                     self.part, self.does))
+                     self.part, self.does, self.named))
 
     @staticmethod
     def parse(text: str) -> Compute:
@@ -58,6 +73,13 @@ class Compute:
         from transconv.compute.text import parse
 
         return parse(text)
+
+    def at(self, **sizes: int) -> Compute:
+        """The computation for given sizes, where some are arguments. Raises ComputeError for sizes that
+        do not meet its requirements."""
+        from transconv.compute.sized import at_sizes
+
+        return at_sizes(self, sizes)
 
     # -- the parts -------------------------------------------------------------------------------
 
@@ -68,11 +90,18 @@ class Compute:
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
+        """Its reads, in the order of the text."""
         return tuple(s for s in self.steps if isinstance(s, Read))
 
     @cached_property
     def writes(self) -> tuple[Write, ...]:
+        """Its stores, in the order of the text."""
         return tuple(s for s in self.steps if isinstance(s, Write))
+
+    @cached_property
+    def added(self) -> tuple[View, ...]:
+        """Where values are added to what is there."""
+        return tuple(w.view for w in self.writes if w.op)
 
     @cached_property
     def reduced(self) -> tuple[str, ...]:
@@ -94,31 +123,53 @@ class Compute:
     @cached_property
     def streams(self) -> bool:
         """Whether it is no product, nor a copy or sum beside one: a map, or a reduction."""
-        return self.factors is None and self.does == "compute" and bool(self.reads)
+        return self.factors is None and self.does == "compute"
 
     @cached_property
     def factors(self) -> tuple[Read | Value, Read | Value] | None:
-        """The two factors whose product is summed, if that is all that is reduced: reads, or values that
-        are chosen from reads and not computed with."""
+        """The two factors whose product is summed, if that is all that is reduced: reads, values that are
+        chosen from reads and not computed with, or a prologue."""
         if self.sum is None or self.sum.op != "sum" or self.again:
             return None
-        match self.sum.value:
-            case Mul(Cast(Var() as a), Cast(Var() as b)) if a is not b:
-                found = [s for v in (a, b) if v in self.names.chosen for s in self.steps
-                         if isinstance(s, (Read, Value)) and s.var is v]
-                return (found[0], found[1]) if len(found) == 2 else None
-        return None
+        if (named := factors_of(self.sum.value)) is None:
+            return None
+        a, b = named
+        moved = all(v in self.names.chosen for v in named) and isinstance(self.sum.value, Mul) and all(
+            isinstance(e, Cast) for e in (self.sum.value.a, self.sum.value.b))
+        if not moved and not self._contracted(a, b):
+            return None
+        first, second = (next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v)
+                         for v in named)
+        return first, second
+
+    def _contracted(self, a: Var, b: Var) -> bool:
+        """Whether values of one type, computed from reads element by element, make a product of matrices:
+        each differs along an axis of the result that the other does not, and one read along all of its."""
+        if a.type is not b.type or any(self.names.main(v) is None for v in (a, b)):
+            return False
+        in_a, in_b, in_c = self.roots(a), self.roots(b), self.seen_by(self.c)
+        return bool((in_a - in_b) & in_c and (in_b - in_a) & in_c and in_a & in_b - in_c)
+
+    @cached_property
+    def prologue(self) -> tuple[Value, ...]:
+        """The factors of a product that are computed from what is read."""
+        return tuple(f for f in self.factors or ()
+                     if isinstance(f, Value) and f.var not in self.names.chosen)
 
     @cached_property
     def operands(self) -> tuple[Read, ...]:
         """What is read first of each factor of a product, else what is read first."""
         factors = self.factors
-        return tuple(self.names.chosen[f.var][0] for f in factors) if factors else self.reads[:1]
+        if factors is None:
+            return self.reads[:1]
+        chosen = self.names.chosen
+        found = [chosen[f.var][0] if f.var in chosen else self.names.main(f.var) for f in factors]
+        return tuple(r for r in found if r is not None)
 
     @cached_property
     def a(self) -> View:
-        """The left factor of a product, else what is read first."""
-        return self.operands[0].view
+        """The left factor of a product, else what is read first; the result, where nothing is read."""
+        return self.operands[0].view if self.operands else self.c
 
     @cached_property
     def b(self) -> View | None:
@@ -160,7 +211,7 @@ class Compute:
         phases, or groups, of the same result."""
         points = prod(x.size for x in self.axes if self.kinds[x.name] != "K")
         whole = self.c.mask() is TRUE and points >= prod(self.c.tensor.shape)
-        return whole or self.phase or self.merge > 1
+        return (whole or self.phase or self.merge > 1) and not self.added
 
     @cached_property
     def reads_results(self) -> bool:
@@ -170,7 +221,7 @@ class Compute:
     @cached_property
     def adds_zeros(self) -> bool:
         """Whether the reduction is a sum to which what is read beyond an end adds nothing."""
-        if self.sum is None or self.sum.op != "sum":
+        if self.sum is None or self.sum.op != "sum" or self.prologue:
             return False
         value = self.sum.value
         factors = [value.a, value.b] if isinstance(value, Mul) else [value]
@@ -195,6 +246,7 @@ class Compute:
 
     @cached_property
     def kinds(self) -> dict[str, str]:
+        """The kind of every axis, by name: see ``kind``."""
         if self.factors is None:
             return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
         in_a, in_b = (self.roots(f.var) for f in self.factors)
@@ -204,13 +256,20 @@ class Compute:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
+        """The size of every axis, by name."""
         return {x.name: x.size for x in self.axes}
 
     def size(self, axis: str) -> int:
+        """The size of an axis. KeyError for one that it does not have."""
         return self.sizes[axis]
 
     def axes_of(self, kind: str) -> tuple[Axis, ...]:
-        return tuple(x for x in self.axes if self.kinds[x.name] == kind)
+        """The axes of one kind, in their order."""
+        return self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> dict[str, tuple[Axis, ...]]:
+        return {k: tuple(x for x in self.axes if self.kinds[x.name] == k) for k in "BMNK"}
 
     # -- names that coordinates mention ----------------------------------------------------------
 
@@ -218,6 +277,14 @@ class Compute:
     def names(self) -> Names:
         """What the names of the steps depend on."""
         return Names(self.axes, self.steps)
+
+    @cached_property
+    def stand_ins(self) -> dict[Expr, Expr]:
+        """What stands for values that places depend on, and for sizes that are arguments, where memory is
+        looked at ahead of any call."""
+        sizes = self.named.like if self.named else {}
+        found: dict[Expr, Expr] = {Var(n): Const(size) for n, size in sizes.items()}
+        return {**found, **{v: e for v, e in self.names.stand_ins.items()}}
 
     def roots(self, e: Expr) -> frozenset[str]:
         """The axes that an expression depends on, seen through the values that it mentions."""
@@ -232,11 +299,16 @@ class Compute:
         """None if a view alone says which elements an operand or a result is made of, else why not."""
         if view is None:
             return None
+        if view in self.added:
+            return f"several points add to one place in {view.tensor.name}"
         if told := self.names.told(view):
             return (f"places in {view.tensor.name} are told by the values of "
                     f"{' '.join(sorted(v.name for v in told))}")
         for factor in self.factors or ():
-            if isinstance(factor, Value) and any(r.view is view for r in self.names.chosen[factor.var]):
+            if factor in self.prologue and any(r.view is view for r in self.names.made_of[factor.var]):
+                return f"{factor.name} is computed from it before it is multiplied"
+            chosen = self.names.chosen.get(factor.var, ())
+            if isinstance(factor, Value) and any(r.view is view for r in chosen):
                 return f"{factor.name} is chosen from several tensors"
         return None
 
@@ -268,7 +340,7 @@ class Compute:
                 if step.var is not old:
                     retyped[old] = step.var
             elif c is not None and isinstance(step, Write) and step.view is self.c:
-                step = Write(c, step.value)
+                step = replace(step, view=c)
             elif c is not None and isinstance(step, Read) and step in behind and (
                     step.view.dims == self.c.dims):
                 step = replace(step, view=View(step.view.tensor, c.dims))
@@ -289,6 +361,14 @@ class Compute:
         from transconv.compute.text import write
 
         return write(self)
+
+
+def factors_of(value: Expr) -> tuple[Var, Var] | None:
+    """The two names whose product a value is, cast or as they are; None for any other value."""
+    match value:
+        case Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b))) if a is not b:
+            return a, b
+    return None
 
 
 @lru_cache(maxsize=1024)

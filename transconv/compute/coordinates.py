@@ -1,8 +1,7 @@
-"""Functions of whole numbers that coordinates are written with: one row each, and each stands for an
-expression, from which everything else follows: its meaning in NumPy, the range that its values have,
-the text of a kernel.
+"""Integer functions for coordinates, such as ``reflect`` and ``wrap``: one row each. Each expands to an
+expression, which determines its meaning in NumPy, the range of its values and its text in a kernel.
 
-    x[reflect(h - 1, 8)]    stands for    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
+    x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
 
 The expressions are such that the simplifier proves them inside: no mask is left of a coordinate that
 never leaves its tensor, and no division where a position is at most one period away.
@@ -66,3 +65,4 @@ COORDINATES: Rows[Coordinate] = Rows(
                "a negative position counts from the end, as an index of torch does"),
     Coordinate("abs", 1, _abs, "the distance from 0"),
 )
+"""Functions of a position and a size that coordinates may use."""

@@ -121,6 +121,7 @@ ACTIVATION_ROWS = (
     Op("elu", 1, _elu, f"{FUNCTIONAL}.elu",
        derivative=lambda x: (select(x > _const(0.0, x), _const(1.0, x), _call("exp", x)),)),
 )
+"""Operations that may stand behind a sum."""
 
 
 # -- functions of one value ------------------------------------------------------------------------
@@ -164,6 +165,7 @@ FUNCTION_ROWS = (
     Op("neg", 1, lambda x: -x, "torch.neg", exact=True, derivative=lambda x: (_const(-1.0, x),)),
     Op("round", 1, _round, "torch.round", exact=True, derivative=lambda x: (_const(0.0, x),)),
 )
+"""Functions of one value."""
 
 
 # -- operations of several values ------------------------------------------------------------------
@@ -201,6 +203,7 @@ BINARY_ROWS = (
     Op("where", 3, select, "torch.where", exact=True, derivative=lambda cond, a, b: (
         None, *_shared(cond, a))),
 )
+"""Operations of two values."""
 
 for _row in (*ACTIVATION_ROWS, *FUNCTION_ROWS, *BINARY_ROWS):
     register(_row)

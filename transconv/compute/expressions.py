@@ -19,6 +19,7 @@ from transconv.ir import (
     Neg,
     Not,
     Select,
+    Sizes,
     Var,
     eq,
     i32,
@@ -43,7 +44,8 @@ class Scope:
     """The names in sight: axes with their sizes, values, and the type that is computed in. ``reads``:
     values as a tensor holds them, which are cast to that type where they are computed with. ``whole``:
     what whole numbers that were read are instead, in coordinates and in comparisons. ``positions``: what
-    stands for a value of axes alone there."""
+    stands for a value of axes alone there. ``given``: every name that the text gives, above or below.
+    ``named``: the sizes that are arguments; ``extents``: of axes, as expressions of these."""
 
     axes: dict[str, int]
     type: DType
@@ -51,11 +53,20 @@ class Scope:
     reads: set[Var] = field(default_factory=set)
     whole: DType | None = None
     positions: dict[str, Expr] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    extents: dict[str, Expr] = field(default_factory=dict)
+    named: Sizes | None = None
 
     def new(self, name: str) -> str:
         """A name that nothing has yet. Raises ComputeError."""
-        if name in self.axes or name in self.values:
-            raise ComputeError(f"'{name}' is an axis or a value already; expected a new name")
+        if name in self.axes or name in self.values or self.named and name in self.named.names:
+            raise ComputeError(f"'{name}' is an axis, a size or a value already; expected a new name")
+        return name
+
+    def unnamed(self, name: str) -> str:
+        """A name for what the text does not name: this one, or with lines below."""
+        while name in self.axes or name in self.values or name in self.given:
+            name += "_"
         return name
 
 
@@ -112,7 +123,7 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
 
 
 def _name(name: str, scope: Scope) -> Expr:
-    if name in scope.axes:
+    if name in scope.axes or scope.named and name in scope.named.names:
         return Var(name)
     if name not in scope.values:
         known = " ".join([*scope.axes, *scope.values])

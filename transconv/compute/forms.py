@@ -7,6 +7,7 @@ from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.ir import Cast, DType, View, free_vars
 
 ACC = "acc"
+"""The name of the one reduction of a product."""
 
 
 def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: DType,

@@ -1,4 +1,4 @@
-"""The computations of single kernels that a computation is made of.
+"""Splits a computation into the computations of single kernels.
 
     read  x = X[n, k]                       kernel 1: s_kept[n] = sum(x; k)
     let   s = sum(x; k)                     kernel 2: Y[0] = max(s_kept[n]; n)
@@ -6,26 +6,33 @@
 
 One kernel reduces over one set of axes. What a later one needs of an earlier one's reductions is stored
 in a tensor between them; what it needs of reads and values it evaluates again. A kernel takes as many
-reductions and stores as it can: those over the same rows, as soon as all that they need is known.
+reductions and stores as it can: those over the same rows, as soon as all that they need is known. A value
+made from several reductions is kept in their place, and so is one made from a reduction and an element of
+its row: to read the element again would take as long as its neighbours do. What is
+added to a tensor of 16 bits is added in f32, and rounded by a kernel behind it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
 from transconv.compute.names import fresh, used
 from transconv.compute.roles import with_roles
-from transconv.compute.steps import Read, Reduction, Step, Write
-from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim, f32
 
 Axes = frozenset[str]
+Kept = Reduction | Value
 
 
 @lru_cache(maxsize=256)
 def kernels(compute: Compute) -> tuple[Compute, ...]:
     """The kernels in the order in which they run; the computation itself where one is enough."""
+    if (narrow := next((v.tensor for v in compute.added if v.tensor.dtype.bits < 32), None)) is not None:
+        return (*kernels(_wide(compute, narrow)), _rounded(compute, narrow))
     cut = _Cut(compute)
     found: list[list[Step]] = []
     while left := cut.left():
@@ -33,6 +40,31 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
     if len(found) == 1 and cut.ends >= {s for s in compute.steps if isinstance(s, Reduction)}:
         return (compute,)
     return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
+
+
+def _sums(compute: Compute, narrow: Tensor) -> Tensor:
+    """Where the elements of a tensor of 16 bits are added up."""
+    name = fresh(f"{narrow.name}_sums", (t.name for t in compute.tensors))
+    return Tensor(name, narrow.dims, narrow.shape, Layout.dense(f32, narrow.shape))
+
+
+def _wide(compute: Compute, narrow: Tensor) -> Compute:
+    """The computation that adds in f32."""
+    wide = _sums(compute, narrow)
+    return replace(compute, steps=tuple(
+        replace(s, view=View(wide, s.view.dims),
+                value=s.value.x if isinstance(s.value, Cast) else Cast(s.value, f32))
+        if isinstance(s, Write) and s.view.tensor is narrow else s for s in compute.steps))
+
+
+def _rounded(compute: Compute, narrow: Tensor) -> Compute:
+    """What rounds the sums, once."""
+    wide = _sums(compute, narrow)
+    axes = tuple(Axis(f"i{d}", n, "") for d, n in enumerate(narrow.shape))
+    at = tuple(ViewDim(x.var) for x in axes)
+    read = Read("added", View(wide, at))
+    made = Write(View(narrow, at), Cast(read.var, narrow.dtype))
+    return with_roles(replace(compute, name=f"{compute.name}_rounded", axes=axes, steps=(read, made)))
 
 
 class _Cut:
@@ -43,21 +75,43 @@ class _Cut:
         self.sizes = compute.sizes
         self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
         self.axes: dict[Step, Axes] = {}  # what a step's value differs along
-        self.needs: dict[Step, set[Step]] = {}  # the last reductions on the way to it
+        self.needs: dict[Step, set[Step]] = {}  # the last kept ones on the way to it
+        self.kept: set[Step] = set()  # reductions, and values in place of them
         for step in self.steps:
             mentioned = used(step)
             before = [self.made[v] for v in mentioned if v in self.made]
             own = {v.name for v in mentioned if v.name in self.sizes and v not in self.made}
             along = frozenset(own).union(*(self.axes[s] for s in before))
             self.axes[step] = along - {*step.axes} if isinstance(step, Reduction) else along
-            self.needs[step] = {r for s in before
-                                for r in ({s} if isinstance(s, Reduction) else self.needs[s])}
-        self.ends: set[Step] = set()  # stores, and the reductions that they need
+            self.needs[step] = {r for s in before for r in ({s} if s in self.kept else self.needs[s])}
+            if isinstance(step, Reduction) or self.stands_for(step):
+                self.kept.add(step)
+        self.ends: set[Step] = set()  # stores, and what is kept for them
         left: list[Step] = list(compute.writes)
         while left:
             self.ends.add(step := left.pop())
             left += self.needs[step] - self.ends
         self.done: set[Step] = set()
+
+    def stands_for(self, step: Step) -> bool:
+        """Whether a value over the rows of some reductions is kept in their place."""
+        needs = self.needs[step]
+        if not isinstance(step, Value) or not needs or any(self.axes[r] != self.axes[step] for r in needs):
+            return False
+        read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
+        return len(needs) > 1 or bool(read & summed)
+
+    def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
+        """What the values of some names read, up to what is kept."""
+        found: set[Tensor] = set()
+        left = [v for names in named for v in names]
+        while left:
+            step = self.made.get(left.pop())
+            if isinstance(step, Read):
+                found.add(step.view.tensor)
+            elif step is not None and step not in self.kept:
+                left += used(step)
+        return found
 
     def left(self) -> list[Step]:
         """The reductions and stores that are not done, those that could be next first."""
@@ -90,11 +144,11 @@ class _Cut:
         for step in self.steps:
             if step not in own:
                 continue
-            if isinstance(step, Reduction) and step not in ends:
+            if isinstance(step, Kept) and step in self.kept and step not in ends:
                 step = Read(step.name, self.between(step))
             steps.append(step)
         steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
-                  if isinstance(s, Reduction) and s in later]
+                  if isinstance(s, Kept) and s in later]
         along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
         name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
         made = replace(self.compute, name=name, steps=tuple(steps),
@@ -109,12 +163,12 @@ class _Cut:
             step = left.pop()
             if step not in found:
                 found.add(step)
-                if step in ends or not isinstance(step, Reduction):
+                if step in ends or step not in self.kept:
                     left += [self.made[v] for v in used(step) if v in self.made]
         return found
 
-    def between(self, step: Reduction) -> View:
-        """The tensor that keeps a reduction, with a place for each of its rows."""
+    def between(self, step: Kept) -> View:
+        """The tensor that keeps a value, with a place for each of its rows."""
         rows = [x for x in self.compute.axes if x.name in self.axes[step]]
         shape = tuple(x.size for x in rows) or (1,)
         name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))

@@ -1,21 +1,26 @@
-"""What a computation means: executed in NumPy, in f64, straight from its steps.
+"""The reference semantics of a computation: it is executed in NumPy, in f64, step by step.
 
 Every value is an array with one axis for each axis of the computation, of size 1 along those that it does
 not depend on. A sum of products is one matrix product. Nothing of a schedule or a kernel is used here, so
 that a kernel can be held against it.
+
+How far a right kernel may be off is found on the way (``error``): what rounding adds to sums and values is
+carried through the steps behind them, each evaluated again with every name moved by its error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from transconv.compute import errors
 from transconv.compute.compute import Compute
 from transconv.compute.shapes import conditions
-from transconv.compute.steps import Read, Reduction, Value
+from transconv.compute.steps import Read, Reduction, Value, Write
+from transconv.compute.stores import axes_of
 from transconv.ir import (
     REDUCERS,
     Array,
@@ -24,6 +29,7 @@ from transconv.ir import (
     Evaluator,
     Expr,
     Memory,
+    Tensor,
     Var,
     View,
     all_of,
@@ -38,28 +44,28 @@ LARGEST = 1 << 24  # points that are held at once
 
 @dataclass(frozen=True)
 class Answer:
-    """A stored tensor: its elements in f64, and for each the sum of the absolute terms that a reduction
-    made it of (0 without a reduction), which rounding errors are proportional to."""
+    """A stored tensor: its elements in f64, and for each how far it may be off before it is stored."""
 
     value: Array
-    weight: Array
+    error: Array
 
 
-def execute(compute: Compute, given: Mapping[str, Array]) -> dict[str, Answer]:
+def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) -> dict[str, Answer]:
     """What is stored, by tensor; ``given`` holds what is read, in logical shapes. Elements that nothing
-    stores are NaN."""
+    stores are NaN. ``share``: of the absolute terms of a sum, how far rounding may have moved it; with 0
+    nothing is rounded, and errors are 0."""
     wide = compute.writes
-    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, np.nan),
+    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, 0.0 if w.op else np.nan),
                                        np.zeros(w.view.tensor.shape)) for w in wide}
     for part in _parts(compute):
-        _Run(compute, given, part).into(made)
+        Run(compute, given, part, share).into(made)
     return made
 
 
 def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
     """What torch says of the first index that leaves its tensor, where no ``where`` excludes it; None if
     all are inside. ``given`` holds the tensors whose elements are indices."""
-    run = _Run(compute, given, {x.name: range(x.size) for x in compute.axes})
+    run = Run(compute, given, {x.name: range(x.size) for x in compute.axes})
     for step in compute.steps:
         if not isinstance(step, Read):
             continue
@@ -91,30 +97,62 @@ def _parts(compute: Compute) -> list[dict[str, range]]:
     return [whole | {cut.name: range(i, min(i + step, cut.size))} for i in range(0, cut.size, step)]
 
 
-class _Run:
-    def __init__(self, compute: Compute, given: Mapping[str, Array], part: dict[str, range]) -> None:
-        self.compute, self.given = compute, given
+class Run:
+    """The steps at the points of a part of the axes. ``errors``: how far a name's value may be off."""
+
+    def __init__(self, compute: Compute, given: Mapping[str, Array], part: Mapping[str, Sequence[int]],
+                 share: float = 0.0) -> None:
+        self.compute, self.given, self.share = compute, given, share
         self.names = [x.name for x in compute.axes]
         self.sizes = [len(part[n]) for n in self.names]
         self.at = Evaluator(Memory({}), {}, max(1, len(self.names)))
         for i, name in enumerate(self.names):
             self.at.env[Var(name)] = self.at.along(i, np.asarray(part[name], np.int64))
-        self.weight: Array = np.zeros((1,) * self.at.rank)
+        self.errors: dict[Var, Array] = {}
 
     def into(self, made: dict[str, Answer]) -> None:
         with np.errstate(all="ignore"):
             for step in self.compute.steps:
-                if isinstance(step, Read):
-                    self.at.env[_wide(step.var)] = self.read(step)
-                elif isinstance(step, Value):
-                    self.at.env[_wide(step.var)] = self.value(step.value)
-                elif isinstance(step, Reduction):
-                    self.at.env[_wide(step.var)] = self.reduce(step)
+                if isinstance(step, Write):
+                    self.store(step, made[step.view.tensor.name])
                 else:
-                    self.store(step.view, self.value(step.value), made[step.view.tensor.name])
+                    self.evaluate(step)
+
+    def evaluate(self, step: Read | Value | Reduction) -> None:
+        """Bind a step's name to its value, and to the error of it."""
+        var = _wide(step.var)
+        if isinstance(step, Read):
+            self.at.env[var] = self.read(step)
+        elif isinstance(step, Reduction):
+            self.at.env[var], error = self.reduce(step)
+            self.know(var, error)
+        else:
+            self.at.env[var] = found = self.value(step.value)
+            self.know(var, self.error(step.value, found))
+
+    def know(self, var: Var, error: Array | None) -> None:
+        if error is not None:
+            self.errors[var] = error
 
     def value(self, e: Expr) -> Array:
         return self.at.compute(_exact(e))
+
+    def error(self, e: Expr, found: Array) -> Array | None:
+        """How far an expression of a value may be off: what each name's error makes of it, and its own
+        rounding. None where nothing is rounded."""
+        if not self.share or e.dtype.kind not in ("float", "int"):
+            return None
+        exact = _exact(e)
+        total = errors.own(e, found)
+        for v in free_vars(exact) & self.errors.keys():
+            held, off = self.at.env[v], self.errors[v]
+            sides = []
+            for moved in (held + off, held - off):
+                self.at.env[v] = moved
+                sides.append(errors.apart(self.at.compute(exact), found))
+            self.at.env[v] = held
+            total = total + np.maximum(*sides)
+        return total
 
     def place(self, view: View) -> tuple[tuple[Array, ...], Array]:
         """Indices of a view's elements, 0 where its mask is false, and the mask."""
@@ -124,33 +162,64 @@ class _Run:
 
     def read(self, step: Read) -> Array:
         coords, mask = self.place(step.view)
-        tensor = step.view.tensor
-        held = np.int64 if tensor.dtype.kind == "int" else np.float64
-        found = np.asarray(self.given[tensor.name], held)[coords]
-        return np.where(mask, found, step.fill)
+        return np.where(mask, self.elements(step.view.tensor, coords), step.fill)
 
-    def reduce(self, step: Reduction) -> Array:
-        axes = [i for i, n in enumerate(self.names) if n in step.axes]
+    def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
+        """Elements of a tensor that is given."""
+        held = np.int64 if tensor.dtype.kind == "int" else np.float64
+        return np.asarray(self.given[tensor.name], held)[coords]
+
+    def reduce(self, step: Reduction) -> tuple[Array, Array | None]:
+        """A reduction's value, and how far it may be off."""
+        axes = tuple(i for i, n in enumerate(self.names) if n in step.axes)
         if self.compute.factors is not None:
             a, b = (self.at.env[_wide(r.var)] for r in self.compute.factors)
-            self.weight = contract(np.abs(a), np.abs(b), axes, np.dtype(np.float64))
-            return contract(a, b, axes, np.dtype(np.float64))
+            found = contract(a, b, list(axes), np.dtype(np.float64))
+            return found, self.product(a, b, list(axes)) if self.share else None
         terms = self.value(step.value)
         shape = [self.sizes[i] if i in axes else n for i, n in enumerate(terms.shape)]
         terms = np.broadcast_to(terms, shape)
-        self.weight = np.sum(np.where(np.isfinite(terms), np.abs(terms), 0), tuple(axes), keepdims=True)
         if 0 in shape:
             return np.full([1 if i in axes else n for i, n in enumerate(shape)],
-                           REDUCERS[step.op].neutral)
-        return np.asarray(REDUCERS[step.op].numpy(terms, axis=tuple(axes), keepdims=True))
+                           REDUCERS[step.op].neutral), None
+        found = np.asarray(REDUCERS[step.op].numpy(terms, axis=axes, keepdims=True))
+        if not self.share:
+            return found, None
+        off = self.error(step.value, terms)
+        return found, errors.reduced(step.op, terms, found, off, axes, self.share)
 
-    def store(self, view: View, value: Array, into: Answer) -> None:
-        coords, mask = self.place(view)
-        shape = np.broadcast_shapes(value.shape, mask.shape, *(c.shape for c in coords))
+    def product(self, a: Array, b: Array, axes: list[int]) -> Array:
+        """How far a sum of products may be off."""
+        double = np.dtype(np.float64)
+        total = self.share * contract(np.abs(a), np.abs(b), axes, double)
+        first, second = (self.errors.get(_wide(f.var)) for f in self.compute.factors or ())
+        if first is not None:
+            total = total + contract(np.broadcast_to(first, a.shape), np.abs(b), axes, double)
+        if second is not None:
+            total = total + contract(np.abs(a), np.broadcast_to(second, b.shape), axes, double)
+        return np.asarray(total)
+
+    def points(self, step: Write) -> tuple[int, ...]:
+        """How many points along each axis add something."""
+        own = {x.name for x in axes_of(self.compute, step)}
+        return tuple(n if a in own else 1 for a, n in zip(self.names, self.sizes, strict=True))
+
+    def store(self, step: Write, into: Answer) -> None:
+        value = self.value(step.value)
+        error = self.error(step.value, value)
+        coords, mask = self.place(step.view)
+        sizes = self.points(step) if step.op else ()
+        shape = np.broadcast_shapes(value.shape, mask.shape, *(c.shape for c in coords), sizes)
         keep = np.broadcast_to(mask, shape)
         where = tuple(np.broadcast_to(c, shape)[keep] for c in coords)
+        if step.op:
+            added = np.broadcast_to(value, shape)[keep]
+            off = 0.0 if error is None else np.broadcast_to(error, shape)[keep]
+            np.add.at(into.value, where, added)
+            np.add.at(into.error, where, self.share * np.abs(added) + off)
+            return
         into.value[where] = np.broadcast_to(value, shape)[keep]
-        into.weight[where] = np.broadcast_to(self.weight, shape)[keep]
+        into.error[where] = 0.0 if error is None else np.broadcast_to(error, shape)[keep]
 
 
 def _wide(var: Var) -> Var:

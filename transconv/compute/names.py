@@ -1,5 +1,5 @@
-"""What the names of a computation depend on: axes, the reads that a value is chosen from, and the values
-that coordinates mention."""
+"""Dependencies of a computation's names: the axes of each, the reads that a ``where`` chooses from, and
+the values in coordinates."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ class Names:
             elif isinstance(s, Value) and (leaves := leaves_of(s.value)) and set(leaves) <= set(found):
                 found[s.var] = tuple(dict.fromkeys(r for v in leaves for r in found[v]))
         return found
+
+    @cached_property
+    def made_of(self) -> dict[Var, tuple[Read, ...]]:
+        """The reads that a value is computed from, element by element: not behind a reduction."""
+        found: dict[Var, tuple[Read, ...]] = {}
+        behind: set[Var] = set()
+        for s in self.steps:
+            if isinstance(s, Read):
+                found[s.var] = (s,)
+            elif isinstance(s, Reduction) or not isinstance(s, Write) and used(s) & behind:
+                behind.add(s.var)
+            elif isinstance(s, Value):
+                reads = tuple(dict.fromkeys(r for v in used(s) for r in found.get(v, ())))
+                found |= {s.var: tuple(sorted(reads, key=self.steps.index))} if reads else {}
+        return found
+
+    def main(self, v: Var) -> Read | None:
+        """The read that differs along every axis that a value does, the first of several."""
+        return next((r for r in self.made_of.get(v, ()) if self.rooted[r.var] == self.rooted[v]), None)
 
     def fills_of(self, steps: Iterable[Read | Value]) -> set[float]:
         """What stands for elements outside of the tensors that steps take elements from."""

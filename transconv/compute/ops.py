@@ -1,4 +1,4 @@
-"""Operations of one or more values: one row each, and everything that lists operations asks the rows.
+"""Elementwise operations: one row each, from which every list of operations is derived.
 
 A row says what an operation means (an expression of the IR), which function of torch does the same, how
 it is differentiated, and who may use it where. The rows of this package are in elementwise.py; others
@@ -80,12 +80,13 @@ class Op:
 
 
 OPS: Rows[Op] = Rows()
+"""Every operation, by name."""
 table = OPS.table
 _used: dict[str, Op] = {}  # every row that there ever was: kernels are kept by their operations' names
 
 
 def register(op: Op) -> Op:
-    """Add a row; it is in every table from now on. ValueError for a name that cannot be written in an
+    """Add a row; every table then has it. ValueError for a name that cannot be written in an
     epilogue, that is taken, or that stood for another row in this process: kernels are kept by name."""
     if not op.name.isidentifier() or op.name in RESERVED:
         raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
@@ -117,6 +118,7 @@ def named(function: TorchFunction) -> Callable[..., Any]:
 
 # What may stand in an epilogue: the value after it, of the value before it.
 ACTIVATIONS: dict[str, Expression] = table(lambda op: op if op.activation else None)
+"""The operations that may stand in an epilogue, by name."""
 
 
 def is_exact(words: tuple[str, ...]) -> bool:

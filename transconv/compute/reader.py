@@ -1,4 +1,4 @@
-"""Reads the lines of a computation's text, one after another; see text.py for what they say."""
+"""Parses the lines of a computation's text; text.py describes the format."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from transconv.compute.compute import Compute
 from transconv.compute.expressions import Scope, expression
+from transconv.compute.extrema import EXTREMA, where_first
+from transconv.compute.named_sizes import sizes_of
+from transconv.compute.prologues import with_prologues
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -17,19 +20,27 @@ from transconv.ir import (
     DTYPES,
     REDUCERS,
     Cast,
+    Const,
+    Div,
     DType,
     Expr,
     Layout,
     Select,
+    Sizes,
     Tensor,
     Var,
     f32,
     f64,
+    find,
+    free_vars,
+    index,
     type_named,
+    value_at,
 )
+from transconv.simplify import simplify
 
 NAME = re.compile(r"[A-Za-z_]\w*")
-STORED = re.compile(r"(?<![=<>!])=(?!=)")  # no comparison: a condition stands before it
+STORED = re.compile(r"(?<![=<>!])(\+?)=(?!=)")  # no comparison: a condition stands before it
 NUMBERS = {"inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -38,9 +49,12 @@ class Reader:
 
     def __init__(self) -> None:
         self.name, self.math = "", "tf32"
+        self.named: Sizes | None = None
         self.axes: dict[str, int] = {}
+        self.extents: dict[str, Expr] = {}  # of axes, where sizes are arguments
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[tuple[str, str]] = []  # read when all tensors are known
+        self.reductions: dict[tuple[str, Expr, tuple[str, ...]], Reduction] = {}
 
     def line_compute(self, rest: str) -> None:
         if self.name:
@@ -53,14 +67,35 @@ class Reader:
                 raise ComputeError(f"'{word}' is unknown; expected math=ieee, tf32 or tf32x3")
             self.math = value
 
+    def line_sizes(self, rest: str) -> None:
+        if self.named or self.axes or self.tensors:
+            raise ComputeError("sizes stand in one line, before tensors and axes")
+        self.named = sizes_of(rest)
+        for name in self.named.names:
+            _named(name, "a size")
+
+    def extent(self, text: str) -> tuple[int, Expr]:
+        """A size, as the number that is an example of it, and as an expression of names."""
+        if text.isdigit() or self.named is None:
+            return int(text), Const(int(text))
+        scope = Scope({}, f32, whole=index, named=self.named)
+        made = simplify(expression(text, scope))
+        if made.dtype is not index or find(made, Div):
+            raise ComputeError(f"size '{text}'; expected whole numbers and names of sizes")
+        return value_at(made, self.named.like), made
+
     def line_axes(self, rest: str) -> None:
         for word in rest.replace("|", " ").split():
             name, _, size = word.partition("=")
-            if not size.isdigit():
+            if not size.isdigit() and (self.named is None or not size):
                 raise ComputeError(f"axis '{word}'; expected name=size, such as n=32")
             if name in self.axes:
-                raise ComputeError(f"axis '{name}' is there twice; expected it once")
-            self.axes[_named(name, "an axis")] = int(size)
+                raise ComputeError(f"axis '{name}' is named twice; expected it once")
+            if self.named and name in self.named.names:
+                raise ComputeError(f"'{name}' is a size already; expected another name for an axis")
+            self.axes[_named(name, "an axis")], extent = self.extent(size)
+            if free_vars(extent):
+                self.extents[name] = extent
 
     def line_tensor(self, rest: str) -> None:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
@@ -68,16 +103,21 @@ class Reader:
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
         sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
-        if not all(size.isdigit() for _, _, size in sizes):
+        if not all(size.isdigit() or self.named and size for _, _, size in sizes):
             raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
-        shape = tuple(int(size) for _, _, size in sizes)
+        extents = tuple(self.extent(size) for _, _, size in sizes)
+        shape = tuple(n for n, _ in extents)
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
         dtype = type_named(found[2])
         try:
             layout = Layout.parse(found[4], dtype, shape) if found[4] else Layout.dense(dtype, shape)
         except LayoutError as error:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
-        self.tensors[_named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout)
+        sized = tuple(e for _, e in extents) if any(free_vars(e) for _, e in extents) else ()
+        if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
+            raise ComputeError(f"tensor '{found[1]}' has sizes that are arguments and the layout "
+                               f"{found[4]}; expected a dense one, without blocks")
+        self.tensors[_named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout, extents=sized)
 
     def line_read(self, rest: str) -> None:
         self.steps.append(("read", rest))
@@ -96,17 +136,17 @@ class Reader:
             raise ComputeError("there are no axes; expected a line such as: axes m=64 n=32 | k=128")
         if not any(word == "store" for word, _ in self.steps):
             raise ComputeError("nothing is stored; expected a line such as: store y[m, n] = s")
-        scope = Scope(self.axes, self._type())
+        given = frozenset(rest.partition("=")[0].strip() for word, rest in self.steps if word != "store")
+        scope = Scope(self.axes, self._type(), given=given, extents=self.extents, named=self.named)
         steps: list[Step] = []
         for word, rest in self.steps:
             try:
                 steps += getattr(self, f"_{word}")(rest, scope)
             except ComputeError as error:
                 raise ComputeError(f"{word} '{rest}': {error}") from None
-        if not any(isinstance(s, Read) for s in steps):
-            raise ComputeError("nothing is read; expected a line such as: read x = X[m, k]")
-        axes = tuple(Axis(n, size, "") for n, size in self.axes.items())
-        return with_roles(Compute(self.name, axes, tuple(steps), self.math))
+        axes = tuple(Axis(n, size, "", self.extents.get(n)) for n, size in self.axes.items())
+        return with_roles(with_prologues(
+            Compute(self.name, axes, tuple(steps), self.math, named=self.named)))
 
     def _type(self) -> DType:
         """What is computed in."""
@@ -137,7 +177,7 @@ class Reader:
         view, *values = STORED.split(rest, maxsplit=1)
         if not values:
             raise ComputeError("expected tensor[coordinates] = expression")
-        value, = values
+        plus, value = values
         given, coords, condition = coordinates_of(view, scope)
         *before, last = self._computed("", value.strip(), scope)
         yield from before
@@ -145,15 +185,21 @@ class Reader:
         dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
         tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
         self.tensors[given] = tensor
-        yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype))
+        yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype),
+                    "add" if plus else "")
 
     def _computed(self, name: str, text: str, scope: Scope) -> Iterator[Step]:
         """The steps of an expression: its reductions, innermost first, then what is left of it."""
         while found := _innermost(text):
             begin, end, op, value, axes = found
             whole = name and text[:begin].strip() == text[end:].strip() == ""
-            own = name if whole else scope.new(f"{op}_{len(scope.values)}")
-            yield _reduced(own, op, value, axes, scope)
+            own = name if whole else scope.unnamed(f"{op}_{len(scope.values)}")
+            if op in EXTREMA:
+                yield from self._placed(own, op, value, axes, scope)
+            else:
+                made = _reduced(own, op, value, axes, scope)
+                self.reductions[made.op, made.value, made.axes] = made
+                yield made
             if whole:
                 return
             text = f"{text[:begin]}{own}{text[end:]}"
@@ -166,6 +212,23 @@ class Reader:
         if name:
             scope.values[name] = Var(name, rest.dtype)
         yield Value(name, rest)
+
+
+    def _placed(self, name: str, op: str, value: str, axes: str, scope: Scope) -> Iterator[Step]:
+        """The steps that say where an extreme lies."""
+        term, over = _term(value, scope), _reduced_axes(op, axes, scope)
+        top = self.reductions.get((EXTREMA[op], term, over))
+        if top is None:
+            if not isinstance(term.x if isinstance(term, Cast) else term, Var):
+                made = Value(scope.unnamed(f"{name}_of"), term)
+                scope.values[made.name] = term = made.var
+                yield made
+            top = Reduction(scope.unnamed(f"{name}_top"), EXTREMA[op], term, over)
+            scope.values[top.name] = top.var
+            yield top
+        found = where_first(name, term, top.var, over, scope.axes)
+        scope.values[name] = found.var
+        yield found
 
 
 def _choice(value: Expr, scope: Scope) -> Expr | None:
@@ -181,23 +244,30 @@ def _choice(value: Expr, scope: Scope) -> Expr | None:
 
 
 def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reduction:
+    made = Reduction(name, op, _term(value, scope), _reduced_axes(op, axes, scope))
+    scope.values[name] = made.var
+    return made
+
+
+def _reduced_axes(op: str, axes: str, scope: Scope) -> tuple[str, ...]:
     names = tuple(axes.split())
     for axis in names:
         if axis not in scope.axes:
             raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; the axes are "
                                f"{' '.join(scope.axes)}")
+    return names
+
+
+def _term(value: str, scope: Scope) -> Expr:
+    """What is reduced: a number."""
     term = expression(value, scope)
-    if term.dtype.kind not in ("float", "int"):
-        term = Cast(term, scope.type)
-    made = Reduction(name, op, term, names)
-    scope.values[name] = made.var
-    return made
+    return term if term.dtype.kind in ("float", "int") else Cast(term, scope.type)
 
 
 def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
     """The last reduction that begins in a text: begin, end, operation, value, axes. (One inside
     another begins after it.)"""
-    for found in reversed([*re.finditer(rf"\b({'|'.join(REDUCERS)})\(", text)]):
+    for found in reversed([*re.finditer(rf"\b({'|'.join((*REDUCERS, *EXTREMA))})\(", text)]):
         depth, at, cut = 1, found.end(), -1
         while at < len(text) and depth:
             depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -226,7 +296,7 @@ def _named(text: str, what: str) -> str:
     if text in RESERVED or keyword.iskeyword(text):
         raise ComputeError(f"'{text}' is a word of generated kernels; expected another name for {what}")
     if not NAME.fullmatch(text):
-        raise ComputeError(f"'{text}' is no name for {what}; expected letters, digits and _")
+        raise ComputeError(f"'{text}' is not a valid name for {what}; expected letters, digits and _")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What the axes of a computation count, from its views alone."""
+"""The role of each axis of a computation, derived from its views alone."""
 
 from __future__ import annotations
 

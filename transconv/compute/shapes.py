@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from transconv.compute.coordinates import as_written
@@ -16,6 +17,7 @@ from transconv.ir import (
     FloorDiv,
     Layout,
     Mod,
+    Sizes,
     Tensor,
     Var,
     View,
@@ -23,11 +25,12 @@ from transconv.ir import (
     all_of,
     conjuncts,
     find,
+    free_vars,
     i32,
     index,
     readable,
 )
-from transconv.simplify import Facts, prove, range_of, simplify
+from transconv.simplify import Facts, facts_of, prove, range_of, simplify
 
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
 
@@ -69,9 +72,17 @@ def _parts(text: str) -> list[str]:
 
 
 def _facts(scope: Scope) -> Facts:
-    facts = Facts()
-    for name, size in scope.axes.items():
-        facts = facts.with_range(Var(name), 0, max(0, size - 1))
+    return facts_of_axes(scope.axes, scope.extents, scope.named)
+
+
+def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: Sizes | None) -> Facts:
+    """Where positions along axes lie, for all sizes that are arguments."""
+    facts = facts_of(named)
+    for name, size in axes.items():
+        if (extent := extents.get(name)) is None:
+            facts = facts.with_range(Var(name), 0, max(0, size - 1))
+        else:
+            facts = facts.with_range(Var(name), 0, None).assume(Var(name) < extent)
     return facts
 
 
@@ -79,19 +90,30 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
     """A dense tensor as large as its coordinates reach."""
     facts = _facts(scope)
     shape = []
+    extents: list[Expr] = []
     for coord in coords:
+        if isinstance(coord, Var) and coord.name in scope.extents:
+            extents.append(scope.extents[coord.name])
+            shape.append(scope.axes[coord.name])
+            continue
+        if free_vars(coord) & {Var(a) for a in scope.extents}:
+            raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not told; "
+                               f"expected a line such as: tensor {name} f32 [N, 64]")
         most = range_of(simplify(coord, facts), facts).hi
         if most is None or most >= i32.limits[1]:  # whatever an element of a tensor may be
             raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not "
                                f"known; expected a line such as: tensor {name} f32 [32, 64]")
         shape.append(most + 1)
+        extents.append(Const(most + 1))
     dims = tuple(f"{name}_{i}" for i in range(len(shape)))
-    return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape))
+    sized = any(not isinstance(e, Const) for e in extents)
+    return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape),
+                  extents=tuple(extents) if sized else ())
 
 
 def conditions(view: View) -> list[Expr]:
     """The parts of a view's mask that say more than that its coordinates are inside."""
-    inside = {c for d, n in zip(view.dims, view.tensor.shape, strict=True)
+    inside = {c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
               for c in (d.coord >= 0, d.coord < n)}
     return [c for d in view.dims for c in conjuncts(d.mask) if c not in inside]
 
@@ -101,9 +123,13 @@ def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) ->
     if len(coords) != len(tensor.shape):
         raise ComputeError(f"{tensor.name} has {len(tensor.shape)} dimensions, {len(coords)} "
                            "coordinates are given; expected one for each")
-    facts = _facts(scope)
+    return masked(tensor, coords, condition, _facts(scope))
+
+
+def masked(tensor: Tensor, coords: list[Expr], condition: Expr, facts: Facts) -> View:
+    """The view where a condition holds, masked wherever the facts let it leave its tensor."""
     dims = []
-    for i, (coord, size) in enumerate(zip(coords, tensor.shape, strict=True)):
+    for i, (coord, size) in enumerate(zip(coords, tensor.bounds, strict=True)):
         inside = (coord >= 0) & (coord < size)
         mask = TRUE if prove(inside, facts) else inside
         dims.append(ViewDim(coord, all_of([mask, condition]) if i == 0 else mask))

@@ -1,6 +1,7 @@
-"""Whether every point of a computation stores to a place of its own.
+"""Checks that no two points of a computation store to the same element.
 
-Programs run in any order: of two points that store to one place, either may be the last. Most stores are
+Programs run in any order: of two points that store to one place, either may be the last; what is added has
+no order. Most stores are
 seen to be apart from their coordinates alone; of the others the places are counted.
 """
 
@@ -12,8 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transconv.compute.steps import Axis, Write
-from transconv.ir import Array, Const, Evaluator, Expr, Memory, Tensor, Var, substitute
-from transconv.simplify import simplify
+from transconv.ir import (
+    Array,
+    Const,
+    Evaluator,
+    Expr,
+    Memory,
+    Tensor,
+    Var,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i32,
+    i64,
+    substitute,
+)
+from transconv.simplify import Facts, simplify
 
 if TYPE_CHECKING:
     from transconv.compute.compute import Compute
@@ -22,11 +38,16 @@ MOST_COUNTED = 1 << 24  # points of a store that are counted one by one
 
 
 def why_not_stored(compute: Compute) -> str | None:
-    """None if all stores go to places of their own, in tensors that nothing reads, else the reason."""
+    """None if all stores go to places of their own, in tensors that nothing reads, else the reason. Those
+    that add share places, in one tensor of a type that is added in one step."""
     read = {r.view.tensor for r in compute.reads}
     for tensor, writes in _by_tensor(compute).items():
         if tensor in read:
             return f"{tensor.name} is read and stored; expected another tensor for the result"
+        if any(w.op for w in writes):
+            if reason := _why_not_added(compute, tensor, writes):
+                return reason
+            continue
         for w in writes:
             if told := compute.names.told(w.view):
                 names = " ".join(sorted(v.name for v in told))
@@ -34,15 +55,38 @@ def why_not_stored(compute: Compute) -> str | None:
                         "expected a store to a place of its own from every point")
         if len(writes) == 1 and _is_apart(compute, writes[0]):
             continue
-        points = sum(prod(x.size for x in _axes(compute, w)) for w in writes)
+        points = sum(prod(x.size for x in axes_of(compute, w)) for w in writes)
         if points > MOST_COUNTED:
-            return (f"it cannot be told whether the {points} points that are stored in {tensor.name} have "
+            return (f"it is not known whether the {points} points that are stored in {tensor.name} have "
                     "places of their own; expected one axis in each coordinate")
         found = np.concatenate([_places(compute, w) for w in writes])
         if len(np.unique(found)) < len(found):
             return (f"several points are stored in one place of {tensor.name}; expected a place of its "
                     "own for each")
     return None
+
+
+def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str | None:
+    if not all(w.op for w in writes):
+        return f"{tensor.name} is both stored and added to; expected one of the two"
+    if len({v.tensor for v in compute.added}) > 1:
+        return "several tensors are added to; expected one in each computation"
+    for w in writes:
+        coords = [simplify(d.coord, _ranges(compute)) for d in w.view.dims]
+        moved = {a for c in coords for a in compute.roots(c)}
+        if (still := [x for x in axes_of(compute, w) if x.size > 1 and x.name not in moved]):
+            return (f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
+                    f"{still[0].name}")
+    if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # those of 16 bits by way of f32
+        return f"{tensor.name} is {tensor.dtype}; expected a float, i32 or i64, which are added in place"
+    return None
+
+
+def _ranges(compute: Compute) -> Facts:
+    facts = Facts()
+    for x in compute.axes:
+        facts = facts.with_range(x.var, 0, max(0, x.size - 1))
+    return facts
 
 
 def _by_tensor(compute: Compute) -> dict[Tensor, list[Write]]:
@@ -52,7 +96,7 @@ def _by_tensor(compute: Compute) -> dict[Tensor, list[Write]]:
     return found
 
 
-def _axes(compute: Compute, write: Write) -> list[Axis]:
+def axes_of(compute: Compute, write: Write) -> list[Axis]:
     """The axes whose points a store is done for."""
     inside = any(write in sweep.steps for sweep in compute.sweeps.each)
     return [x for x in compute.axes if inside or x.name not in compute.reduced]
@@ -63,7 +107,7 @@ def _is_apart(compute: Compute, write: Write) -> bool:
     told: set[str] = set()
     for dim in write.view.dims:
         told |= _told(compute, dim.coord)
-    return told >= {x.name for x in _axes(compute, write) if x.size > 1}
+    return told >= {x.name for x in axes_of(compute, write) if x.size > 1}
 
 
 def _told(compute: Compute, coord: Expr) -> set[str]:
@@ -85,7 +129,7 @@ def _told(compute: Compute, coord: Expr) -> set[str]:
 
 def _places(compute: Compute, write: Write) -> Array:
     """Where the elements of a store lie."""
-    axes = _axes(compute, write)
+    axes = axes_of(compute, write)
     at = Evaluator(Memory({}), {}, max(1, len(axes)))
     for i, x in enumerate(axes):
         at.env[x.var] = at.along(i, np.arange(x.size, dtype=np.int64))

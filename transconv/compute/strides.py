@@ -1,4 +1,4 @@
-"""Stage 3, how the views of a computation lie in memory: what the estimates and the tilings count with."""
+"""The strides of a computation's views along its axes, for estimates and tile choices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from transconv.compute.compute import Compute
 from transconv.ir import Const, Expr, View, ViewDim, free_vars, substitute
 from transconv.simplify import simplify
 
+FAR = 1 << 20  # times; a power of two, so that rows that are gathered are as aligned as all rows
+
 
 @lru_cache(maxsize=512)
 def axis_strides(view: View, compute: Compute) -> dict[str, int]:
     """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
-    of the point where every axis is 0."""
+    of the point where every axis is 0. What indices of a tensor tell apart are no neighbours: they lie
+    ``FAR`` times as far from each other as they would if the indices counted."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
-    offset = substitute(view.offset(), compute.names.stand_ins)
+    offset = substitute(view.offset(), compute.stand_ins)
     first = _value(substitute(offset, zero))
     found = {x.name: _value(substitute(offset, zero | {x.var: Const(1)})) - first for x in compute.axes}
+    gathered = {a for v in compute.names.told(view) for a in compute.names.rooted[v]}
+    found |= {a: step * FAR for a, step in found.items() if a in gathered}
     return found | {"": first}
 
 
@@ -33,7 +38,7 @@ def _value(e: Expr) -> int:
 def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
     """How far a coordinate moves per step of each axis that it mentions."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
-    coord = substitute(seen.coord, compute.names.stand_ins)
+    coord = substitute(seen.coord, compute.stand_ins)
     first = _value(substitute(coord, zero))
     own = {v.name for v in free_vars(coord)}
     return {x.name: _value(substitute(coord, zero | {x.var: Const(1)})) - first
@@ -55,6 +60,7 @@ def places(view: View, compute: Compute, written: Iterable[tuple[str, int]]) -> 
     return len(found)
 
 
+@lru_cache(maxsize=2048)
 def touched(view: View, compute: Compute) -> int:
     """Bytes of a tensor that the computation reads or writes at least once."""
     strides = axis_strides(view, compute)

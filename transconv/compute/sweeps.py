@@ -1,4 +1,4 @@
-"""How often a computation passes over the axes that it reduces, and what it does each time.
+"""Sweeps: how often a computation loops over its reduced axes, and what it does in each loop.
 
     read  x = X[n, k]                       sweep 0: x, top = max(x; k)
     let   top = max(x; k)                   sweep 1: x, e, total = sum(e; k)

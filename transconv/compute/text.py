@@ -1,28 +1,33 @@
 """The text of a computation, read by ``parse`` and printed by ``write``.
 
     compute max_pool
+        sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see sized.py
         tensor x f16 [n=8, c=64, h=56, w=56] nhwc          left out: f32, dense, as large as is read
-        axes   n=8 c=64 oh=28 ow=28 | kh=3 kw=3            the bar is for the eye
+        axes   n=8 c=64 oh=28 ow=28 | kh=3 kw=3            the bar has no meaning
         read   a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf
         let    m = max(a; kh kw)
         store  y[n, c, oh, ow] = m
 
 Coordinates that may leave their tensor are masked, and read as 0, or as what ``else`` says; ``where``
 adds a condition. Reads are computed with in f32 (f64 where a tensor is f64); a store rounds to its
-tensor's type. Expressions are Python's, with the operations of ``ops`` and ``where(cond, x, y)``.
+tensor's type, or adds to what is there (``+=``), which is 0 at first. Expressions are Python's, with the
+operations of ``ops`` and ``where(cond, x, y)``. Two semicolons end a line as well: ``one_line`` is for
+places that hold no line ends.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from transconv.compute.compute import Compute
 from transconv.compute.coordinates import as_written
 from transconv.compute.reader import Reader
 from transconv.compute.shapes import conditions
-from transconv.compute.steps import Read, Reduction, Step, Value
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value
 from transconv.errors import ComputeError
 from transconv.ir import (
+    TRUE,
     Cast,
     Const,
     Expr,
@@ -30,17 +35,21 @@ from transconv.ir import (
     Tensor,
     Var,
     View,
+    all_of,
+    f32,
     readable,
     rewrite,
 )
 
 SELECTION = re.compile(r"\bselect\(")
-WORDS = ("compute", "tensor", "axes", "read", "let", "store")
+END = ";;"
+WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
 
 
 def parse(text: str) -> Compute:
     """Read a computation. Raises ComputeError: one line, with the place and what was expected."""
-    lines = [(n, line.partition("#")[0].strip()) for n, line in enumerate(text.splitlines(), 1)]
+    given = text.replace(END, "\n").splitlines()
+    lines = [(n, line.partition("#")[0].strip()) for n, line in enumerate(given, 1)]
     lines = [(n, line) for n, line in lines if line]
     if not lines or lines[0][1].split()[0] != "compute":
         raise ComputeError("line 1: a computation begins with 'compute NAME'")
@@ -56,14 +65,22 @@ def parse(text: str) -> Compute:
     return reader.made()
 
 
+@lru_cache(maxsize=1024)
+def one_line(text: str) -> str:
+    """The same text without line ends and comments."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return f" {END} ".join(line for line in lines if line)
+
+
 def write(compute: Compute) -> str:
     """The text of a computation; ``parse(write(c)) == c`` for one that was read."""
     said = "".join(f" {k}={v}" for k, v, usual in (
         ("math", compute.math, "tf32"), ("merge", compute.merge, 1)) if v != usual)
     lines = [f"compute {compute.name}{said}"]
+    lines += [f"    sizes  {compute.named}"] if compute.named else []
     lines += [f"    tensor {_tensor(t)}" for t in compute.tensors]
     summed = {x.name for x in compute.axes_of("K")}
-    groups = [" ".join(f"{x.name}={x.size}" for x in compute.axes if (x.name in summed) is inside)
+    groups = [" ".join(f"{x.name}={_extent(x)}" for x in compute.axes if (x.name in summed) is inside)
               for inside in (False, True)]
     lines.append(f"    axes   {' | '.join(filter(None, groups))}")
     lines += [f"    {_step(s, compute)}" for s in compute.steps]
@@ -71,9 +88,15 @@ def write(compute: Compute) -> str:
 
 
 def _tensor(t: Tensor) -> str:
-    sizes = ", ".join(f"{d}={n}" for d, n in zip(t.dims, t.shape, strict=True))
+    bounds = (readable(e).replace(" ", "") for e in t.bounds)
+    sizes = ", ".join(f"{d}={n}" for d, n in zip(t.dims, bounds, strict=True))
     dense = t.layout is Layout.dense(t.dtype, t.shape)
-    return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {t.layout}")
+    order = t.layout.tag() if t.extents else t.layout
+    return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
+
+
+def _extent(axis: Axis) -> str:
+    return str(axis.size) if axis.extent is None else readable(axis.extent).replace(" ", "")
 
 
 def _step(step: Step, compute: Compute) -> str:
@@ -84,22 +107,35 @@ def _step(step: Step, compute: Compute) -> str:
         return f"let    {step.name} = {_value(step.value)}"
     if isinstance(step, Reduction):
         return f"let    {step.name} = {step.op}({_value(step.value)}; {' '.join(step.axes)})"
-    return f"store  {_view(step.view)} = {_value(step.value)}"
+    return f"store  {_view(step.view)} {'+' if step.op else ''}= {_value(_inner(step.value))}"
 
 
 def _view(view: View) -> str:
     coords = ", ".join(_said(as_written(d.coord)) for d in view.dims)
-    more = [_said(as_written(c)) for c in conditions(view)]
-    return f"{view.tensor.name}[{coords}]" + (f" where {' and '.join(more)}" if more else "")
+    where = all_of(conditions(view))
+    said = "" if where is TRUE else f" where {_said(as_written(where))}"
+    return f"{view.tensor.name}[{coords}]{said}"
 
 
 def _value(e: Expr) -> str:
-    """Without the casts that reading adds: those of reads to the type that is computed in, and of a
-    store to its tensor's type."""
+    """Without the casts that reading adds, to the type that is computed in; those that round stay."""
     def shorter(at: Expr) -> Expr:
-        return at.x if isinstance(at, Cast) and isinstance(at.x, (Var, Const)) else at
+        if not isinstance(at, Cast) or not isinstance(at.x, (Var, Const)) or _rounds(at):
+            return at
+        counted = at.x.dtype.kind == "index" and at.type.kind == "int"  # a place, not a position
+        return at if counted and isinstance(at.x, Var) else at.x
 
-    return _said(rewrite(e.x if isinstance(e, Cast) else e, shorter))
+    return _said(rewrite(e if isinstance(e, Cast) and _rounds(e) else _inner(e), shorter))
+
+
+def _inner(e: Expr) -> Expr:
+    """Without the cast around it: that of a store to its tensor's type."""
+    return e.x if isinstance(e, Cast) else e
+
+
+def _rounds(cast: Cast) -> bool:
+    """Whether a cast is to a type that holds less than what is computed in."""
+    return cast.type.kind == "float" and cast.type.digits < f32.digits
 
 
 def _said(e: Expr) -> str:

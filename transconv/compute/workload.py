@@ -1,11 +1,14 @@
-"""What a plan computes, and what a tuned row is about: the computations of one question, by its names.
+"""Workload: the computations that one plan computes, with the names of their problem and direction.
 
-A front end (convolution is one) describes its questions as workloads. The rooms that choose schedules and
-make plans ask a workload for what is below, and know no front end. A computation by itself is one, too.
+A front end (convolution is one) describes what it wants computed as workloads. The packages that choose
+schedules and make plans use only a workload's interface, and know no front end. A single computation is a
+workload, too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.kernels import kernels
+from transconv.compute.sampled import Found, examine
+from transconv.compute.sized import why_not_any_size
 from transconv.errors import ScheduleError
 from transconv.ir import Tensor
 
@@ -20,22 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those with
-    a sum that is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
-    coordinates of wrong elements; ``reason``: empty if there are none."""
-
-    checked: int
-    telling: int
-    varied: bool
-    wrong: tuple[tuple[int, ...], ...]
-    reason: str
-
-    @property
-    def weak(self) -> bool:
-        """Whether a wrong kernel could have passed: zeros or constants, or almost no numbers."""
-        return not self.varied or self.telling * 8 < self.checked or self.checked < 16
+COMPUTE = "compute_"
+"""How the groups of tuned rows of computations begin."""
 
 
 class Workload(ABC):
@@ -47,6 +38,11 @@ class Workload(ABC):
     @property
     def direction(self) -> str:
         """Which of a front end's questions about one text, in a word."""
+        return ""
+
+    @property
+    def behind(self) -> str:
+        """What is done to sums before they are stored, as a text that its front end reads."""
         return ""
 
     @property
@@ -75,7 +71,12 @@ class Workload(ABC):
     @property
     @abstractmethod
     def result(self) -> str:
-        """The name of the tensor that is stored."""
+        """The name of the tensor that is stored, the first of several."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of all tensors that are stored."""
+        return (self.result,)
 
     @abstractmethod
     def refuse(self) -> None:
@@ -103,6 +104,12 @@ class Workload(ABC):
         return ()
 
     # -- what tuned rows say about it ------------------------------------------------------------
+
+    by_user = True  # whether TRANSCONV_SCHEDULE speaks of it
+
+    def about(self, compute: Compute) -> Workload:
+        """The workload that rows about one of its computations are of."""
+        return self
 
     @property
     @abstractmethod
@@ -139,9 +146,11 @@ class Workload(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Alone(Workload):
-    """A computation by itself. No row speaks of it, and only its own meaning says what it stores."""
+    """A computation by itself. Its own meaning says what it stores."""
 
     compute: Compute
+
+    by_user = False
 
     @property
     def computations(self) -> tuple[Compute, ...]:
@@ -160,14 +169,22 @@ class Alone(Workload):
     def result(self) -> str:
         return self.compute.c.tensor.name
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(w.view.tensor.name for w in self.compute.writes))
+
     def refuse(self) -> None:
+        if self.compute.named and len(self.computations) > 1:
+            raise ScheduleError(f"{self.compute.name}: sizes that are arguments: it takes "
+                                f"{len(self.computations)} kernels, and memory between them; expected "
+                                "what one kernel computes")
         for compute in self.computations:
-            if reason := why_not_lowered(compute):
+            if reason := why_not_lowered(compute) or why_not_any_size(compute):
                 raise ScheduleError(f"{compute.name}: {reason}")
 
     @property
     def shape_text(self) -> str:
-        return "".join(f"{x.name}{x.size}" for x in self.compute.axes)
+        return "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in self.compute.axes)
 
     @property
     def title(self) -> str:
@@ -179,11 +196,25 @@ class Alone(Workload):
 
     @property
     def text(self) -> str:
-        return str(self)
+        return str(self.compute)
+
+    def about(self, compute: Compute) -> Workload:
+        """Each of its kernels is tuned by itself."""
+        return self if compute == self.compute else Alone(compute)
+
+    def group(self, machine: str) -> str:
+        """A group of its own: rows say nothing about other computations."""
+        digest = hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
+        return f"{re.sub('[^A-Za-z0-9_]+', '-', machine)}_{COMPUTE}{digest}"
+
+    def like(self, text: str) -> Workload | None:
+        return self if text == self.text else None
+
+    def distance(self, other: Workload) -> float | None:
+        return 0.0 if other == self else None
 
     def __str__(self) -> str:
         return " ".join(" ".join(str(self.compute).split()).split())
 
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
-        raise NotImplementedError(f"{self.compute.name}: a computation alone is not checked at samples; "
-                                  "see python -m transconv check")
+        return examine(self.compute, tensors)

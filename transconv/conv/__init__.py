@@ -4,6 +4,7 @@ In: a benchdnn descriptor or sizes. Out: problems, computations, plans, sampled 
 and what is below it.
 """
 
+from transconv.conv.any_size import any_size, marked
 from transconv.conv.compiler import build, plan_steps
 from transconv.conv.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
 from transconv.conv.epilogue import Epilogue
@@ -21,7 +22,7 @@ from transconv.conv.plans import Compiled
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem_lists import iter_problems, read_problems, take
 from transconv.conv.relation import computes
-from transconv.conv.spotcheck import examine, spot_check
+from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
 
@@ -29,7 +30,9 @@ algorithms = computes  # its name before 0.1; for one release
 
 __all__ = [
     "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS", "KINDS",
-    "Layer", "Prop", "SCHEMA", "TensorSpec", "algorithms", "build", "computable", "computes", "examine",
-    "for_weights", "from_json", "from_problems", "iter_problems", "parse_descriptor", "plan_steps",
-    "print_descriptor", "read", "read_problems", "select", "spot_check", "take", "writable", "write_tags",
+    "Layer", "Prop", "SCHEMA", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes",
+    "examine", "for_weights", "from_json", "from_problems", "iter_problems", "marked", "parse_descriptor",
+    "plan_steps", "print_descriptor", "read", "read_problems", "sampled", "select", "spot_check",
+    "take", "writable",
+    "write_tags",
 ]

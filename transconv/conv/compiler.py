@@ -1,4 +1,4 @@
-"""From a direction of a problem to a plan: what the runtime does for any workload."""
+"""From a direction of a convolution problem to a plan; wraps the compiler for any workload."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transconv.conv.plans import Compiled
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.passes import lower
-from transconv.runtime import Choose, Planned, forget, replan
+from transconv.runtime import Choose, Planned, Question, forget, replan
 from transconv.schedule import Schedule
 from transconv.target import Target
 
-__all__ = ["build", "forget", "lower", "plan", "plan_steps", "replan"]
+__all__ = ["build", "forget", "lower", "plan", "plan_steps", "question", "replan"]
 
 
 def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
@@ -26,21 +26,32 @@ def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule |
 
 
 def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
-         epilogue: Epilogue | str = "", *, aligned: bool = True,
-         deterministic: bool = False) -> Compiled:
+         epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
+         mode: str = "now", keeps: bool = True) -> Compiled:
     """``build``, remembered: the same question gets the same plan, compiled once per process.
 
     ``aligned`` says that every tensor will begin at a multiple of 16 bytes, as boxes need.
     ``deterministic`` asks for the same bits every run; only ``reduce=atomic`` cannot give them:
-    such a tuned schedule is passed over, a given one is a ScheduleError.
+    such a tuned schedule is passed over, a given one is a ScheduleError. ``mode``: what happens where
+    the kernels are not compiled yet (see ``runtime.ready``). ``keeps``: plans on disk are read and
+    written; a check wants what the passes make in this process.
     """
-    if not aligned:
-        target = replace(target, features=target.features - {"box"})
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
+    asked = question(problem, prop, target, epilogue, aligned=aligned, deterministic=deterministic)
+    if not keeps:
+        return runtime.plan(asked.workload, asked.target, schedule, deterministic, Compiled, keeps=False)
+    return runtime.ready(asked.workload, asked.target, schedule, deterministic, Compiled, aligned, mode)
+
+
+def question(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue | str = "", *,
+             aligned: bool = True, deterministic: bool = False) -> Question:
+    """What ``plan`` answers: the same question has the same plan."""
+    if not aligned:
+        target = replace(target, features=target.features - {"box"})
     if isinstance(epilogue, str):
         epilogue = Epilogue.parse(epilogue)
-    return runtime.plan(ConvWorkload(problem, prop, epilogue), target, schedule, deterministic, Compiled)
+    return Question(ConvWorkload(problem, prop, epilogue), target, deterministic, aligned)
 
 
 def plan_steps(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,

@@ -18,6 +18,7 @@ from transconv.errors import ProblemError
 
 SPATIAL = "dhw"
 KEYS = ("g", "mb", "ic", "oc", *(role + x for role in "iokspd" for x in SPATIAL))
+"""The letters of benchdnn's grammar, in the order in which they are printed."""
 INT_MAX = 2**63 - 1
 DEFAULT_MB = 2
 MISSING = -1  # a padding that was not written

@@ -1,4 +1,4 @@
-"""What happens to the accumulated sum before it is stored, as one expression over ``acc``.
+"""Epilogues: operations on the accumulated sum before it is stored, as one expression over ``acc``.
 
 The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``. ``bias``
 adds one value per feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape (a

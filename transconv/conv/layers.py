@@ -1,4 +1,4 @@
-"""Beside problem lists. What to run: layers of networks, from benchdnn lists and ``layers.json`` files.
+"""Lists of layers to run: of networks, from benchdnn lists and ``layers.json`` files.
 
 A layer is a convolution a network contains, under its name. A transposed layer is kept as the
 problem that it mirrors: its forward is BWD_D of that problem, its data gradient FWD.
@@ -19,8 +19,11 @@ from transconv.conv.problem_lists import read_problems
 from transconv.disk_cache import read_named
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
+"""The directions of a layer."""
 KINDS = ("dense", "first", "last", "grouped", "depthwise")
+"""The columns that identify a layer in tables."""
 SCHEMA = "transconv-suite-1"
+"""The form of the JSON files of layers."""
 # Folded batch norm is a bias; what is left is the activation, and the residual before it.
 EPILOGUES = {"none": "", "relu": "relu", "bn_relu": "bias+relu", "bn_relu6": "bias+relu6",
              "bn_silu": "bias+silu", "bn_add_relu": "bias+res+relu", "add": "res", "gelu": "gelu"}

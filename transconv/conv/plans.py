@@ -1,4 +1,4 @@
-"""Plans of convolutions: launches on src, wei and dst, blocks beyond a result, torch's switches."""
+"""Plans of convolutions: launches on src, wei and dst, cleared blocked padding, torch's settings."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ class Compiled(Plan):
 
     @property
     def problem(self) -> ConvProblem:
+        """The problem that it computes."""
         return self.workload.problem
 
     @property
     def prop(self) -> Prop:
+        """The direction."""
         return self.workload.prop
 
     @property
     def epilogue(self) -> Epilogue:
+        """What stands behind the sum."""
         return self.workload.epilogue
 
     @property

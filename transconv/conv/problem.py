@@ -1,4 +1,4 @@
-"""Stage 1. In: shapes of a torch call, or text. Out: ConvProblem, a convolution without direction.
+"""ConvProblem: the shapes, types and layouts of a convolution, without a direction.
 
 One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_lo``. The high
 padding is not stored, it follows from the sizes, and is negative where a tail of the input is

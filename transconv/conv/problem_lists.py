@@ -1,4 +1,4 @@
-"""Lists of problems: benchdnn batch files read as the state machine that they are.
+"""Lists of problems: parses benchdnn batch files, whose options apply to the problems after them.
 
 A token is an option or a descriptor. Options set the state; a descriptor yields one problem for
 each combination of the current alternatives, and nothing after it changes what it yielded. ``#``

@@ -1,4 +1,4 @@
-"""Stage 2. In: ConvProblem, Prop. Out: Computations: axes, three views, and what is combined how.
+"""From a convolution problem and a direction to computations: their axes, views and the sum of products.
 
 One relation makes every convolution. In each spatial dimension
 
@@ -127,6 +127,14 @@ def _phase_taps(p: ConvProblem, x: int, phase: int) -> tuple[int, int, int]:
         if (phase + p.pad_lo[x] - k * dilation) % stride == 0:
             return k, step, -(-(p.k[x] - k) // step)
     return 0, step, 0
+
+
+def solved(p: ConvProblem, prop: Prop, x: int, phase: int) -> _Spatial:
+    """The relation of one dimension for a direction, of one stride phase of src in ``BWD_D``."""
+    if prop is not Prop.BWD_D:
+        return _solve_i(p, x)
+    found = _solve_o(p, x, phase)
+    return replace(found, o=ViewDim(simplify(found.o.coord), found.o.mask))
 
 
 def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Compute, ...]:

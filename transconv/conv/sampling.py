@@ -1,4 +1,4 @@
-"""Beside the compiler. In: the sizes of a convolution. Out: which elements of its result to check.
+"""Chooses which elements of a convolution's result to check.
 
 A point of the result is a group, a column in it (a channel) and a row (positions, or channel and
 taps); see spotcheck.py for what belongs where.

@@ -1,4 +1,4 @@
-"""Beside the compiler. In: operands and a result. Out: whether sampled elements are the f64 sums.
+"""Compares sampled elements of a convolution's result with f64 sums.
 
 The sums are gathered from the tensors as they lie, element by element: no reference kernel, no copy
 of a tensor. With the positions of an axis of the result in the rows or the columns,
@@ -162,6 +162,27 @@ def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
     return y, allowed
 
 
+def _coordinates(p: ConvProblem, prop: Prop, at: Points) -> list[torch.Tensor]:
+    """Where the sampled elements lie in a result; the coordinates broadcast to one another."""
+    column, group = at.columns[:, None, :], at.group[:, None, :]
+    head, *rest = [x[:, :, None] for x in at.rows]
+    if prop is Prop.BWD_W:
+        return [group * p.ocg + column, head, *rest]
+    return [head, group * Axes.of(p, prop).columns + column, *rest]
+
+
+def sampled(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
+            points: int = POINTS) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The coordinates of sampled elements of a result, which broadcast to one another, and their sums
+    in f64, before any epilogue. ``tensors`` by name (src, wei, dst) as for ``examine``."""
+    import torch
+
+    with torch.no_grad():
+        wide = not torch.are_deterministic_algorithms_enabled()
+        at = choose(Axes.of(p, prop), points, wide).to(tensors["wei"].device)
+        return _coordinates(p, prop, at), _sums(p, prop, tensors, at)[0]
+
+
 def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
             result: torch.Tensor, points: int = POINTS) -> Found:
     """Compare sampled elements of a result. ``tensors`` by name (src, wei, dst, bia, res) in their
@@ -176,13 +197,7 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
         wide = not torch.are_deterministic_algorithms_enabled()
         at = choose(axes, points, wide).to(result.device)
         total, size, varied = _sums(p, prop, tensors, at)
-        row, column, group = at.rows, at.columns[:, None, :], at.group[:, None, :]
-        rest = [x[:, :, None] for x in row[1:]]
-        head = row[0][:, :, None]
-        if prop is Prop.BWD_W:
-            where = [group * p.ocg + column, head, *rest]
-        else:
-            where = [head, group * axes.columns + column, *rest]
+        where = _coordinates(p, prop, at)
         got = _gather(result, where).double()
         want, allowed = _after(p, epilogue, tensors, where, total,
                                _allowed(p, prod(axes.summed), total, size))

@@ -1,4 +1,4 @@
-"""A direction of a convolution as a workload: what plans and tuned rows are about.
+"""ConvWorkload: one direction of a convolution, the subject of plans and tuned rows.
 
 Rows speak of problems that lie in memory alike. Problems are compared when they have the same taps and
 strides, are both dense or both grouped, and agree in whether taps are spread out. Their distance adds up
@@ -47,6 +47,10 @@ class ConvWorkload(Workload):
     @property
     def direction(self) -> str:
         return self.prop.value
+
+    @property
+    def behind(self) -> str:
+        return str(self.epilogue)
 
     @property
     def kind(self) -> str:
@@ -176,9 +180,9 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
 
 
 @register_reader
-def _read(text: str, direction: str) -> Workload | None:
+def _read(text: str, direction: str, behind: str) -> Workload | None:
     """The workload that a row of the database is about; None where a text is no convolution's."""
     try:
-        return ConvWorkload(ConvProblem.parse(text), Prop(direction))
+        return ConvWorkload(ConvProblem.parse(text), Prop(direction), Epilogue.parse(behind))
     except (TransconvError, ValueError, OverflowError):
         return None

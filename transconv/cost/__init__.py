@@ -1,12 +1,13 @@
-"""What a kernel would take: counts of work, rates of a chip, microseconds.
+"""The cost model: counts of work, rates of a chip, and estimated microseconds.
 
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
+from transconv.cost.registers import spills
 from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
 
 __all__ = [
-    "ACCESS", "ASYNCHRONOUS", "Work", "along_sum", "count", "estimate", "is_small",
+    "ACCESS", "ASYNCHRONOUS", "Work", "along_sum", "count", "estimate", "is_small", "spills",
 ]

@@ -1,4 +1,4 @@
-"""Stage 3, the estimate for kernels that keep sums and operands in registers (``regs``, ``late``).
+"""Estimated time of kernels that keep sums and operands in registers (schedule words ``regs``, ``late``).
 
 Such a kernel multiplies element by element and waits for little: what takes its time is how many
 instructions its warps issue, how many cache lines they touch, and what comes through the second cache:
@@ -20,6 +20,7 @@ from transconv.schedule import Block, Schedule, lanes
 from transconv.target import Target
 
 ACCESS = 16  # bytes: the most that one lane loads or stores at once
+"""Bytes that one lane loads or stores at once, at most."""
 SECTOR = 32  # bytes: the least that a load or store moves
 LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
 ROW = 30.0  # instructions for the index and the mask of a row of positions, per step

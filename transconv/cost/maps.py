@@ -1,4 +1,4 @@
-"""Stage 3, the estimate for computations without a product: maps, reductions, rows swept several times.
+"""Estimated time of computations without a product: maps, reductions, rows that are swept several times.
 
 Such a kernel takes as long as memory moves its bytes, if enough of them are on their way at once:
 
@@ -8,7 +8,8 @@ Such a kernel takes as long as memory moves its bytes, if enough of them are on 
 
 A row that stays in registers is loaded once, and all its loads are under way together. What is loaded
 again comes from the second cache where all rows that are under way fit it. The constants are round figures
-fitted to trials on an H200 (bench/results/h200_map_trials.csv), for the order of schedules alone.
+fitted to trials on an H200 (bench/results/h200_map_trials.csv, h200_part_trials.csv), for the order of
+schedules alone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 
-from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
-from transconv.cost.work import fetch
+from transconv.compute import Compute, Read, Reduction, Step, Write, touched
+from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
-from transconv.schedule import Block, Schedule, k_steps, programs, tile
+from transconv.schedule import Block, Schedule, k_steps, programs, tile, within
 from transconv.target import Target
 
 OVERHEAD = 20  # registers of a thread for addresses and masks
@@ -30,7 +31,8 @@ ISSUED = 2.5  # of the counted instructions, which are generous, in a clock of a
 CACHE = 4.0  # how many times as fast the second cache is as memory
 ROOM = 0.6  # of the second cache that holds what is read again
 SMALL = 1 / 16  # of the second cache, and of the largest tensor: what all programs read stays there
-SPREAD_NS, MEET_NS = 150.0, 145.0  # to combine what the threads of a warp hold, and those of several warps
+EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine what threads hold that share a row
+CROSS = 1 / 120  # of those of a block, in which one row of one warp is written and read again
 FULL = 0.88  # of the bandwidth that copies reach
 SHORT, LINE = 0.04, 128  # more for runs of half a cache line than for those of a whole one; its bytes
 EDGE_GBS = 80.0  # bytes a nanosecond that reach one multiprocessor
@@ -51,94 +53,135 @@ class _Swept:
     exchanges: int
 
 
+@lru_cache(maxsize=2048)  # ranked, and told to whoever asks
 def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     """What the kernel takes, with the one that adds parts of sums up, if there is one."""
     chip, threads = target.rates.issue, schedule.warps * target.warp_size
-    steps = ceil(k_steps(schedule, compute) / schedule.split_k)
-    found = _sweeps(Schedule(schedule.blocks, "fma", warps=schedule.warps), compute, steps == 1, target)
-    elements = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
-    registers = OVERHEAD + elements * _live(compute)
+    facts = _facts(compute, target)
+    tiled = _tiled(schedule.blocks, compute)
+    steps = ceil(tiled.steps / schedule.split_k)
+    held = steps == 1
+    found = _sweeps(schedule.blocks, schedule.warps, compute, held, target)
+    elements = tiled.elements / threads
+    registers = OVERHEAD + elements * facts.live
     spilled = max(1.0, registers / chip.most_registers) ** 2
     together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
-    tiles = programs(schedule, compute)
+    tiles = tiled.programs * schedule.split_k
     rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(tiles, target.sms))
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
     moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
-    waits = sum(s.reads for s in found) * steps if steps > 1 else 1
-    exchange = _exchange(schedule, compute)
+    waits = 1 if held else sum(s.reads for s in found) * steps
+    divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
+    exchange = EXCHANGE_NS[divided]
     meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
     alone = (START_NS + waits * LATENCY_NS + moved / EDGE_GBS + meets
              + thread * max(STALL, schedule.warps / chip.schedulers))
     each = ceil(tiles / target.sms)
     issued = thread * schedule.warps / chip.schedulers / ISSUED
-    issued += meets if exchange == MEET_NS else 0.0
+    if divided == "block":
+        issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
     busy = max(each * max(moved / rate, issued, NEXT_NS), ceil(each / together) * alone)
     bandwidth = target.bandwidth_gbs * FULL * 1e3
-    everything = sum(touched(v, compute) for v in dict.fromkeys(compute.views()))
-    us = FEW_US + max(busy / 1e3, everything / bandwidth)
+    us = FEW_US + max(busy / 1e3, facts.everything / bandwidth)
     if schedule.split_k > 1:
         parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
-        us += FEW_US + 2 * parts * touched(compute.c, compute) / bandwidth
+        us += FEW_US + 2 * parts * facts.sizes[compute.c] / bandwidth
     return us
 
 
-@lru_cache(maxsize=4096)
-def _sweeps(schedule: Schedule, compute: Compute, held: bool, target: Target) -> list[_Swept]:
-    """The sweeps of a program. A map is one. Most words make no difference to it."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is the same for all schedules of a computation. ``sizes``: bytes of each view that are moved
+    at least; ``small``: views that stay in the second cache; ``live``: see ``_live``."""
+
+    sizes: dict[View, int]
+    small: frozenset[View]
+    everything: int
+    live: float
+    sweeps: tuple[tuple[Step, ...], ...]
+
+
+@lru_cache(maxsize=64)
+def _facts(compute: Compute, target: Target) -> _Facts:
     sizes = {v: touched(v, compute) for v in compute.views()}
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
-    steps = [s.steps for s in compute.sweeps.each] or [compute.sweeps.behind]
-    threads = schedule.warps * target.warp_size
-    lanes = prod(tile(schedule, compute, kind) for kind in "BMNK") / threads
+    return _Facts(sizes, frozenset(small), sum(sizes.values()), _live(compute),
+                  tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiled:
+    """What blocks make of a computation: elements of a tile, those along what is reduced, steps of a row,
+    programs for whole rows."""
+
+    elements: int
+    reduced: int
+    steps: int
+    programs: int
+
+
+@lru_cache(maxsize=4096)
+def _tiled(blocks: tuple[Block, ...], compute: Compute) -> _Tiled:
+    schedule = Schedule(blocks, "fma")
+    return _Tiled(prod(tile(schedule, compute, kind) for kind in "BMNK"), tile(schedule, compute, "K"),
+                  k_steps(schedule, compute), programs(schedule, compute))
+
+
+@lru_cache(maxsize=4096)
+def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
+            target: Target) -> list[_Swept]:
+    """The sweeps of a program. A map is one. Most words make no difference to it."""
+    facts = _facts(compute, target)
+    schedule = Schedule(blocks, "fma", warps=warps)
+    threads = warps * target.warp_size
+    lanes = _tiled(blocks, compute).elements / threads
+    moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
+    bytes_of = {v: min(_bytes(f), facts.sizes[v] if v in facts.small else 1 << 60)
+                for v, f in moved.items()}
+    return [_Swept(sum([bytes_of[v] for v in r.first]), sum([bytes_of[v] for v in r.again]),
+                   lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
+                   r.reads, r.exchanges) for r in _roles(compute, held, target)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """What a sweep does whatever the tiles: views that it reads first or stores, those that it has read
+    before, all of them, instructions of an element, and how many reductions it ends with."""
+
+    first: tuple[View, ...]
+    again: tuple[View, ...]
+    all: tuple[View, ...]
+    instructions: float
+    reads: bool
+    exchanges: int
+
+
+@lru_cache(maxsize=128)
+def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
+    facts = _facts(compute, target)
     seen: set[View] = set()
     found = []
-    for inner in steps:
+    for inner in facts.sweeps:
         reads = [s.view for s in inner if isinstance(s, Read) and not (held and s.view in seen)]
-        first = [v for v in reads if v not in seen | small]
-        again = [v for v in reads if v in seen | small]
-        seen |= {*reads}
         stored = [s.view for s in inner if isinstance(s, Write)]
-        bytes_of = {v: min(_bytes(v, schedule, compute), sizes[v] if v in small else 1 << 60)
-                    for v in (*reads, *stored)}
-        accesses = sum(fetch(v, schedule, compute, "gather").accesses for v in (*reads, *stored)) / threads
-        found.append(_Swept(sum(bytes_of[v] for v in (*first, *stored)), sum(bytes_of[v] for v in again),
-                            lanes * _instructions(inner) + 6 * accesses, bool(reads),
-                            sum(isinstance(s, Reduction) for s in inner)))
-    return found
+        first = [v for v in reads if v not in seen and v not in facts.small]
+        again = [v for v in reads if v in seen or v in facts.small]
+        seen |= {*reads}
+        found.append(_Role((*first, *stored), tuple(again), (*reads, *stored),
+                           _instructions(inner), bool(reads),
+                           sum(isinstance(s, Reduction) for s in inner)))
+    return tuple(found)
 
 
-def _bytes(view: View, schedule: Schedule, compute: Compute) -> float:
+def _bytes(moved: Fetch) -> float:
     """Of a view's tile, as many as take the time of its runs."""
-    moved = fetch(view, schedule, compute, "gather")
     return moved.bytes * (1 + SHORT * max(0.0, LINE / moved.row - 1))
 
 
 def _cached(again: float, steps: int, together: int, target: Target) -> float:
     """Bytes that are loaded again, in bytes of memory that take as long."""
     return again / CACHE if again * steps * together * target.sms < ROOM * target.l2_bytes else again
-
-
-def _exchange(schedule: Schedule, compute: Compute) -> float:
-    """What it takes to combine the parts of a reduction that threads hold. They lie along the innermost
-    block first, each with 16 bytes of it, as Triton deals them out."""
-    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
-    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
-    threads = schedule.warps * 32
-
-    def gap(b: Block) -> int:
-        return abs(strides[b.axes[-1]]) or 1 << 40
-
-    inner = min(schedule.blocks, key=gap, default=None)
-    if inner is None:
-        return 0.0
-    along = min(threads, max(1, inner.extent * size // 16))
-    if compute.kind(inner.axes[0]) == "K":
-        return SPREAD_NS if along <= 32 else MEET_NS
-    beside = min(threads // along, tile(schedule, compute, "K"))
-    if beside <= 1:
-        return 0.0
-    return SPREAD_NS if along * beside <= 32 else MEET_NS
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Stage 3, the estimate. In: a schedule, a computation, a target. Out: the microseconds it would take.
+"""The cost model: the estimated microseconds of a schedule of a computation on a target.
 
 The model counts, per multiprocessor, what its programs do one after another:
 
@@ -92,7 +92,7 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
         step *= c.flat_positions if w.positions_summed else 1.0
     fills = 1.0 if schedule.programs else rounds / together
     products = w.steps * step
-    if schedule.teams > 1:  # a team stores while the other multiplies; nobody does at the last store
+    if schedule.teams > 1:  # one group stores while the other multiplies, except at the last store
         each, last = max(products + c.baton_ns, (products + store) / schedule.teams), store
     else:
         each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0

@@ -1,10 +1,11 @@
-"""Stage 3, what the estimate counts. In: a schedule, a computation, a target. Out: ``Work``: tiles and
-steps, the bytes and accesses of each, the programs that fit a multiprocessor. No constant is fitted here.
+"""The counts that the cost model uses. ``Work`` has the tiles and steps of a schedule, the bytes and
+accesses of each, and the programs that fit a multiprocessor. No constant is fitted here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd, prod
 
 from transconv.compute import Compute, axis_strides, touched
@@ -27,6 +28,8 @@ from transconv.target import Target
 
 ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
 ASYNCHRONOUS = {"wgmma", "tcgen05"}  # matrix units that read shared memory
+"""The features of chips whose matrix unit reads shared memory by itself."""
+WIDEST = 1 << 10  # more elements than one access takes
 WARP_GROUP, ROWS = 4, 64  # what one of their products takes at least: warps, rows of its left side
 
 
@@ -160,24 +163,25 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
     size = view.tensor.dtype.bytes
-    found = _row_of(view, schedule, compute)
+    found = _row_of(view, schedule.blocks, compute)
     if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (schedule.warps * 32)))
-    vector = _vector(strides, found, compute, widest)
+    vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # off the diagonal nothing is moved
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1,
                  only_along and wants_rounding(view, compute))
 
 
-def _row_of(view: View, schedule: Schedule, compute: Compute) -> _Row:
+@lru_cache(maxsize=1024)  # many schedules have the same blocks
+def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
     """The row of a view's tile that takes the fewest bytes for each of its elements."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     runs = _runs(view, compute) if compute.merge > 1 else compute.sizes
-    return min((_row(strides, b, runs, size) for b in schedule.blocks
+    return min((_row(strides, b, runs, size) for b in tiles
                 if any(strides[a] for a in b.axes)), default=_Row(SECTOR, SECTOR))
 
 
@@ -189,7 +193,7 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
         return stored
     if schedule.swap and stored.alone:
         return replace(stored, bytes=stored.accesses * SECTOR)
-    row = _row_of(compute.c, schedule, compute)
+    row = _row_of(compute.c, schedule.blocks, compute)
     return replace(stored, bytes=stored.bytes * _straddling(row, compute))
 
 
@@ -238,10 +242,10 @@ def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int)
     return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
 
 
-def _vector(strides: dict[str, int], row: _Row, compute: Compute, widest: int) -> int:
-    """How many elements one access takes: as many as all rows of the tensor are aligned to."""
-    steps = [s for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
-    vector = 1
-    while vector * 2 <= min(row.run, widest) and all(s % (vector * 2) == 0 for s in steps):
-        vector *= 2
-    return vector
+@lru_cache(maxsize=512)
+def _aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
+    """How many elements all rows of the tensor along these axes are aligned to, as a power of two."""
+    steps = [s for a, s in axis_strides(view, compute).items()
+             if a not in row and (not a or compute.size(a) > 1)]
+    common = gcd(WIDEST, *steps)
+    return common & -common

@@ -3,8 +3,9 @@
 In: keys and JSON. Out: what another process kept, if the folder can be trusted. Knows: the knobs.
 """
 
-from transconv.disk_cache.files import leave_text
+from transconv.disk_cache.files import leave_text, replace_data, why_untrusted
 from transconv.disk_cache.named import read_named, replace_named, why_unwritable
 from transconv.disk_cache.records import Content, Drawer
 
-__all__ = ["Content", "Drawer", "leave_text", "read_named", "replace_named", "why_unwritable"]
+__all__ = ["Content", "Drawer", "leave_text", "read_named", "replace_data", "replace_named",
+           "why_untrusted", "why_unwritable"]

@@ -1,6 +1,6 @@
-"""Beside everything, needs only the knobs. The cache folder, and how text is kept there.
+"""The cache folder, and how text files are kept in it safely.
 
-Files are replaced whole, and are read only from a folder that the user owns and nobody else can write
+Files are replaced whole, and are read only from a folder that the user owns and no other user can write
 to. Where the disk refuses, work goes on without it: but for ``replace_text`` nothing here raises
 OSError, and one message of the logger ``transconv.cache`` says so. Records are in ``records.py``.
 """
@@ -48,7 +48,7 @@ def folder(*inside: str) -> Path | None:
     """The cache folder, or a folder inside of it, made with mode 0700 where it is missing.
 
     None, and one message, when it cannot be had or cannot be trusted: it must belong to the user
-    and be writable by nobody else, and no link on the way to it may be another user's.
+    and be writable by no other user, and no link on the way to it may be another user's.
     """
     try:
         at = knobs.cache()
@@ -59,7 +59,7 @@ def folder(*inside: str) -> Path | None:
         at = at / name
         try:
             at.mkdir(mode=0o700, parents=True, exist_ok=True)
-            reason = _distrust(at)
+            reason = why_untrusted(at)
         except OSError as error:
             reason = f"cannot be made or read ({words(error)})"
         if reason:
@@ -69,7 +69,7 @@ def folder(*inside: str) -> Path | None:
     return at
 
 
-def _distrust(at: Path) -> str:
+def why_untrusted(at: Path) -> str:
     """Why the content of a folder may be another user's, or empty. Raises OSError."""
     status = at.stat()
     if hasattr(os, "geteuid"):
@@ -109,13 +109,18 @@ def words(error: OSError) -> str:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that readers see all of the old text or all of the new, whenever the process
-    dies. Raises OSError; the old text then still stands."""
+    """``replace_data`` of a text."""
+    replace_data(path, text.encode("utf-8"))
+
+
+def replace_data(path: Path, data: bytes) -> None:
+    """Write a file so that readers see all of the old content or all of the new, whenever the process
+    dies. Raises OSError; the old content then still stands."""
     _sweep(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{PARTIAL}{path.stem[:60]}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

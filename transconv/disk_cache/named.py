@@ -1,4 +1,4 @@
-"""Beside everything. Files that a person names: read within bounds, written whole.
+"""Files that a user names: read up to a size limit, written whole.
 
 Unlike the cache, these may lie anywhere and belong to anyone; what stands in the way is raised.
 """

@@ -1,4 +1,4 @@
-"""Beside everything, needs only the cache folder. Records kept on disk: verdicts, tuning results.
+"""Records in the cache folder, such as verdicts and tuning results, each with a checksum.
 
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
 file is written and read). Files carry a checksum. What is kept here is never executed, and whoever
@@ -27,6 +27,7 @@ except ImportError:  # Windows: writers then do not wait for each other
 PATIENCE = 5.0  # seconds to wait for another writer
 
 Content = dict[str, Any]
+"""What a record holds: a JSON object."""
 
 
 class Drawer:

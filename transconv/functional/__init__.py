@@ -1,10 +1,25 @@
-"""transconv.functional: functions of torch that are computations of a few lines, with torch's signatures.
+"""transconv.functional: functions with torch's signatures, computed by kernels of generated computations.
 
 In: torch tensors. Out: torch tensors and gradients, computed by kernels of the library's texts or, with
 the reason, by torch. Knows: the torch border and everything below it."""
 
+from transconv.functional.extrema import argmax, argmin, max, min
+from transconv.functional.indexing import embedding, gather, index_select
 from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from transconv.functional.pools import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from transconv.functional.pools import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from transconv.functional.products import bmm, linear, matmul
 from transconv.functional.reductions import (
     all,
@@ -19,9 +34,23 @@ from transconv.functional.reductions import (
     var,
 )
 from transconv.functional.rows import cross_entropy, log_softmax, normalize, softmax
+from transconv.functional.views import (
+    cat,
+    flip,
+    fold,
+    interpolate,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    unfold,
+)
 
 __all__ = [
-    "adaptive_avg_pool2d", "all", "amax", "amin", "any", "avg_pool2d", "batch_norm", "bmm",
-    "cross_entropy", "group_norm", "instance_norm", "layer_norm", "linear", "log_softmax", "logsumexp",
-    "matmul", "max_pool2d", "mean", "normalize", "prod", "rms_norm", "softmax", "std", "sum", "var",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
+    "adaptive_max_pool2d", "adaptive_max_pool3d", "all", "amax", "amin", "any", "argmax", "argmin",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "bmm", "cat", "cross_entropy", "embedding",
+    "flip", "fold", "gather", "group_norm", "index_select", "instance_norm", "interpolate", "layer_norm",
+    "linear", "log_softmax", "logsumexp", "matmul", "max", "max_pool1d", "max_pool2d", "max_pool3d",
+    "mean", "min", "normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "prod", "rms_norm", "softmax",
+    "std", "sum", "unfold", "var",
 ]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from transconv.compute import library
+from transconv.compute import library, one_line
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.launches import TORCH, TYPES, Memory, program
 
@@ -60,7 +60,8 @@ class Function:
 
 def named(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
     """Raise an error of torch with the operands before its sentence; the same class."""
-    if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or str(error).startswith(name):
+    known = str(error).startswith(name) and not str(error).startswith(f"{name}()")
+    if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or known:
         raise error
     said = ", ".join("None" if t is None else f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}"
                      if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
@@ -74,7 +75,7 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True)
 class Step:
     """A text with the names of what it reads and what it stores; ``of``: which stores are whose
-    gradient."""
+    gradient. The text is one line: compilers write an operator's arguments into comments."""
 
     text: str
     given: tuple[str, ...]
@@ -176,7 +177,7 @@ def _step(formula: library.Formula, text: str, results: dict[str, Memory],
         made = formula.page.tensors[name]
         shape = operands[of[name]] if name in of else made.shape
         stored[name] = results.get(name) or Memory(shape, _strides(made, shape), TORCH[made.dtype])
-    return Step(text, tuple(found.given), stored, of)
+    return Step(one_line(text), tuple(found.given), stored, of)
 
 
 def _strides(made: library.Strided, shape: Sequence[int]) -> tuple[int, ...]:

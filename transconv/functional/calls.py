@@ -1,8 +1,8 @@
-"""Sending one call of a public function the right way.
+"""Dispatches a call of a public function to kernels or to torch.
 
-Plain eager tensors are looked up by what they look like, and launched. Whatever wants to see the call is
-given it: torch computes under functorch's transforms, forward derivatives and for subclasses; compilers
-and modes see the operator ``transconv::function``."""
+For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
+under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch
+modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.errors import Unsupported
-from transconv.functional import operators, proof
+from transconv.functional import operators, proof, warm
 from transconv.functional.bound import Bound, Function, Numbers, Values, as_tuple, bind
 from transconv.functional.launches import aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.torch_ops import routes, stats
+from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 from transconv.torch_ops.route import ALIGNMENT
@@ -38,7 +39,17 @@ def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     """A public function's result. Raises what torch raises for a wrong call."""
     if _compiling():
         return _traced(f, tensors, numbers)
-    if _autocast():
+    try:
+        found = None if _modes() else warm.find(f, tensors, numbers)
+    except (AttributeError, TypeError):
+        found = None
+    return (_general if found is None else found)(f, tensors, numbers)
+
+
+def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A call of a kind that did not come back yet."""
+    casts = _autocast()
+    if casts:
         tensors = _cast(f, tensors)
     if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
         return _watched_call(f, tensors, numbers)
@@ -55,22 +66,42 @@ def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
         looks += (t.shape, t.stride(), t.dtype, t.device)
         bits |= t.data_ptr()
     wanted = tuple([t.requires_grad for t in given]) if _grad_enabled() else ()
-    key = (f, numbers, *map(type, numbers), wanted, _deterministic(), not bits & ALIGNMENT, *looks)
+    key = (f, numbers, *map(type, numbers), wanted, casts, _deterministic(), not bits & ALIGNMENT, *looks)
     try:
         route = routes.find(key)
     except TypeError:  # a list among the numbers has no hash
+        if not any(isinstance(n, list) for n in numbers):
+            return _handed(f, tensors, numbers, "form:numbers")
         return call(f, tensors, tuple(tuple(n) if isinstance(n, list) else n for n in numbers))
     if route is None:
+        if tensors[0] is None or not all(map(_is_number, numbers)):
+            return _handed(f, tensors, numbers, "form:numbers")  # torch's error, or what it makes of them
         route = _made(f, tensors, numbers, wanted)
-        if route.reason != "capture:cold":  # outside the capture a kernel may be built
+        if route.reason in PASSING:  # later there may be a kernel
+            stats.add(False, route.reason, 1)
+        else:
             route = routes.keep(key, route, [])
+    elif route.bound is not None and not casts:
+        warm.note(f, tensors, numbers, route, True in wanted, _general, apply)
     route.calls += 1
     if route.bound is None:
         return f.by_torch(tensors, numbers)
-    results = apply(route, *given) if True in wanted else route.forward(given)[0]
+    try:
+        results = apply(route, *given) if True in wanted else route.results(given)
+    except IndexError:  # of an index that leaves its tensor: each function of torch has its own words
+        if given[0].device.type == "cpu":
+            return f.by_torch(tensors, numbers)
+        raise
     if f.finish is not None:
         return f.finish(tensors, numbers, as_tuple(results))
     return results if isinstance(results, Tensor) else results[0]
+
+
+def _is_number(n: Any) -> bool:
+    """Whether an argument has a form that torch's functions take without a conversion."""
+    if isinstance(n, tuple):
+        return all(m is None or type(m) is int for m in n)
+    return n is None or type(n) in (int, float, bool, str, torch.dtype)
 
 
 def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
@@ -101,13 +132,13 @@ def _unusual(t: Any) -> str:
 
 def _cast(f: Function, tensors: Tensors) -> Tensors:
     """The casts that torch's autocast makes for this function on a GPU."""
-    near = next(t for t in tensors if t is not None)
-    device = near.device.type
-    if not f.autocast or not torch.is_autocast_enabled(device):
+    devices = {t.device.type for t in tensors if isinstance(t, Tensor)} - {"cpu", "meta"}
+    device = next(iter(devices), "")  # on CPUs torch casts by another list, and computes
+    if not f.autocast or not device or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.float32 if f.autocast == "f32" else torch.get_autocast_dtype(device)
-    return tuple(t if t is None or t.dtype is torch.float64 or not t.is_floating_point() else t.to(dtype)
-                 for t in tensors)
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point()
+                 and t.dtype is not torch.float64 else t for t in tensors)
 
 
 # -- making a route --------------------------------------------------------------------------------
@@ -147,10 +178,13 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
-        results, values = how.forward(given) if isinstance(how, Route) else _forward_in_graph(how, given)
-        bound = _bound(how)
+        if isinstance(how, Route):
+            results, saved = how.saving(given)
+        else:
+            results, values = _forward_in_graph(how, given)
+            saved = [values[name] for name in how.saved]
         ctx.how = how
-        ctx.save_for_backward(*(values[name] for name in bound.saved))
+        ctx.save_for_backward(*saved)
         if len(results) > 1:
             ctx.mark_non_differentiable(*results[1:])
             return results
@@ -182,7 +216,7 @@ _apply_in_graph: Any = _Apply.apply
 
 
 def _watched(grad: Tensor) -> bool:
-    """Whether somebody wants to see the operations behind a gradient, or it is no plain tensor."""
+    """Whether the gradient's operations are traced or differentiated, or it is no plain tensor."""
     return bool(torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
                 or torch._C._are_functorch_transforms_active() or not is_plain(grad))
 

@@ -1,4 +1,4 @@
-"""``transconv.computation(text)``: a text as a function of tensors."""
+"""``transconv.computation(text)``: the text of a computation as a function of tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from transconv.compute import Compute
-from transconv.errors import TensorError
+from transconv.compute import Compute, one_line, parse
+from transconv.errors import ComputeError, TensorError
 from transconv.functional import operators
 from transconv.functional.launches import Memory, Program, program
 
@@ -27,10 +27,13 @@ class Computation:
         """What the text says."""
         return self.program.compute
 
-    def __call__(self, *given: Tensor, **named: Tensor) -> Any:
-        """Raises TensorError, one line, for a tensor that is missing or unlike the text's; TypeError for
-        one that the text does not read. Strides that are others than the text's are copied."""
+    def __call__(self, *given: Tensor, **named: Any) -> Any:
+        """``device``: where the result of a text that reads no tensor shall be, such as ``"cuda"``. Raises
+        TensorError, one line, for a tensor that is missing or unlike the text's; TypeError for one that
+        the text does not read. Strides that are others than the text's are copied."""
         known = self.program.given
+        if not known:
+            return _one_or_all(self._of_nothing(given, **named))
         if len(given) > len(known):
             raise TypeError(f"{self.compute.name} reads {len(known)} tensors ({', '.join(known)}), "
                             f"got {len(given)}")
@@ -40,8 +43,18 @@ class Computation:
                 why = "was given already" if name in found else f"is not read; expected {', '.join(known)}"
                 raise TypeError(f"{self.compute.name}: {name} {why}")
         found |= named
-        made = operators.compute(self.text, [self._checked(found, name, m) for name, m in known.items()])
-        return made[0] if len(made) == 1 else tuple(made)
+        read = [self._checked(found, name, m) for name, m in known.items()]
+        made = operators.compute(one_line(self.text), read)
+        return _one_or_all(made)
+
+    def _of_nothing(self, given: tuple[Any, ...], device: Any = None, **named: Any) -> list[Tensor]:
+        if given or named:
+            raise TypeError(f"{self.compute.name} reads no tensor; expected device= alone")
+        if device is None:
+            raise TensorError(f"{self.compute.name} reads no tensor, and none says where its result shall "
+                              "be; expected device=, such as device=\"cuda\"")
+        made: list[Tensor] = operators.of_nothing(self.text, torch.device(device))
+        return made
 
     def _checked(self, found: dict[str, Any], name: str, m: Memory) -> Tensor:
         t = found.get(name)
@@ -57,10 +70,19 @@ class Computation:
                f"{', '.join(self.program.stored)})"
 
 
+def _one_or_all(made: list[Tensor]) -> Any:
+    return made[0] if len(made) == 1 else tuple(made)
+
+
 def computation(text: str | Compute) -> Computation:
     """The function of a computation's text (docs/computations.md): takes torch tensors, allocates and
     returns what is stored. On a GPU a kernel computes it; on a CPU its meaning in NumPy, or Triton's
     interpreter where ``transconv.config.cpu`` says so. torch.compile holds it as one operator,
     ``transconv::compute``. It has no derivative: see ``transconv.functional``. Raises ComputeError for a
-    text that cannot be read."""
+    text that cannot be read, or whose sizes are arguments: see ``transconv.compile``."""
+    named = parse(text).named if isinstance(text, str) and "sizes" in text else None
+    named = text.named if isinstance(text, Compute) else named
+    if named is not None:
+        raise ComputeError(f"sizes that are arguments ({named}): expected numbers; transconv.compile "
+                           "makes a plan for any size")
     return Computation(text if isinstance(text, str) else str(text))

@@ -1,4 +1,4 @@
-"""A computation's text as something to launch: compiled once for a device, started on torch's tensors.
+"""A computation compiled once for a device, and launched on torch tensors.
 
 ``launch`` finds it by the text; ``Launch.start`` takes tensors of any shape whose memory is what the text
 says, in the order of its reads and then of its stores.
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv import knobs
 from transconv.compute import Alone, Compute, parse
-from transconv.errors import ProblemError, ScheduleError, StageError, Unsupported
+from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, i8, i32, i64
 from transconv.ir import Tensor as Declared
-from transconv.runtime import Plan, plan
+from transconv.runtime import Plan, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
@@ -65,25 +66,30 @@ def _memory(tensor: Declared) -> Memory:
     strides = tensor.layout.strides()
     if strides is None or tensor.layout.offset:
         raise Unsupported("layout:blocked",
-                          f"{tensor.name} lies in memory as {tensor.layout}; expected strides")
+                          f"{tensor.name} has the layout {tensor.layout}; expected strides")
     return Memory(tensor.shape, strides, TORCH[tensor.dtype])
 
 
 class Launch:
     """A plan of a text on one kind of device, and what starts it without asking once it has run there."""
 
-    __slots__ = ("aligned", "begin", "device", "memory", "names", "plan")
+    __slots__ = ("aligned", "begin", "compute", "device", "indexed", "memory", "names", "plan")
 
-    def __init__(self, found: Program, device: torch.device, aligned: bool) -> None:
+    def __init__(self, found: Program, device: torch.device, aligned: bool, mode: str) -> None:
         self.memory = [*found.given.values(), *found.stored.values()]
         self.names = (*found.given, *found.stored)
         self.aligned = aligned
+        self.compute, self.indexed = found.compute, bool(found.compute.names.indices)
         self.begin: Callable[..., None] | None = None
         self.device = -1
-        self.plan = _planned(found.compute, device)
+        self.plan = _planned(found.compute, device, aligned, mode)
 
     def start(self, tensors: Sequence[Tensor]) -> None:
-        """Launch on the current stream of the tensors' device."""
+        """Launch on the current stream of the tensors' device. The first result of kernels that are new
+        to a machine is held against the text's meaning at samples, in compiled graphs too; while a CUDA
+        graph is captured nothing can be looked at. Raises Unsupported("miscompiled") where no kernel is
+        right; IndexError, in torch's words, for an index that leaves its tensor: on a CPU, and where
+        TRANSCONV_VERIFY=1 asks for it."""
         if self.begin is not None and current_device() == self.device:
             self.begin(*tensors)
             return
@@ -91,8 +97,13 @@ class Launch:
                  for name, t, m in zip(self.names, tensors, self.memory, strict=True)}
         device = tensors[0].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            self.plan.launch(**views)
-            if device.type == "cuda":
+            if self.indexed and (device.type == "cpu" or knobs.verify()):
+                try:
+                    check_indices((self.compute,), views)
+                except TensorError as error:
+                    raise IndexError(str(error)) from None
+            self.plan = trust.run(self.plan, views)
+            if device.type == "cuda" and not (self.indexed and knobs.verify()):
                 self.begin = self.plan.starter(device.index, self.aligned, self.names)
                 self.device = device.index
 
@@ -100,9 +111,9 @@ class Launch:
 _launches: dict[Hashable, Launch] = {}
 
 
-def launch(text: str, device: torch.device, aligned: bool) -> Launch:
+def launch(text: str, device: torch.device, aligned: bool, mode: str) -> Launch:
     """The launch of a text, made when it is first asked for. Raises ComputeError, and Unsupported where no
-    kernel can be made, with the reason."""
+    kernel can be made, or is there as the mode has it, with the reason."""
     key = (text, device.type, device.index, aligned, deterministic())
     found = _launches.get(key)
     if found is None:
@@ -111,7 +122,7 @@ def launch(text: str, device: torch.device, aligned: bool) -> Launch:
                               "call once before capturing")
         if len(_launches) >= LIMIT:
             _launches.clear()
-        found = _launches.setdefault(key, Launch(program(text), device, aligned))
+        found = _launches.setdefault(key, Launch(program(text), device, aligned, mode))
     return found
 
 
@@ -120,9 +131,12 @@ def deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms())
 
 
-def _planned(compute: Compute, device: torch.device) -> Plan:
+def _planned(compute: Compute, device: torch.device, aligned: bool, mode: str) -> Plan:
+    if deterministic() and compute.added:
+        raise Unsupported("deterministic:add", f"{compute.name} adds in place, in no order, and the same "
+                          "bits were asked for")
     try:
-        return plan(Alone(compute), target_of(device), None, deterministic(), Plan)
+        return ready(Alone(compute), target_of(device), None, deterministic(), Plan, aligned, mode)
     except (ScheduleError, ProblemError) as error:
         raise Unsupported("schedule:refused", str(error)) from error
     except StageError as error:  # a program in training must not stop for a bug of ours

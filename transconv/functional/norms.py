@@ -99,14 +99,13 @@ def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
     """torch.nn.functional.layer_norm: over the last dims, whose sizes ``normalized_shape`` says, as do
     weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
     and f64 have kernels. Raises what torch raises, with the operands named."""
-    shape = tuple(normalized_shape)
-    return call(LAYER, (input, weight, bias), (shape, eps))  # type: ignore[no-any-return]
+    return call(LAYER, (input, weight, bias), (normalized_shape, eps))  # type: ignore[no-any-return]
 
 
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
              eps: float | None = None) -> Tensor:
     """torch.nn.functional.rms_norm; ``eps`` None is the type's. As layer_norm."""
-    return call(RMS, (input, weight), (tuple(normalized_shape), eps))  # type: ignore[no-any-return]
+    return call(RMS, (input, weight), (normalized_shape, eps))  # type: ignore[no-any-return]
 
 
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,

@@ -1,4 +1,4 @@
-"""The operators that compiled graphs hold.
+"""The torch operators that compiled graphs contain.
 
     transconv::compute    the stores of a computation's text, of what it reads in order; no derivatives
     transconv::function   a function of ``transconv.functional`` by its name and numbers; differentiable
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transconv.compute import execute
+from transconv.compute import execute, one_line
 from transconv.errors import TensorError, Unsupported
 from transconv.functional.bound import Bound, Function, Step, Values
 from transconv.functional.launches import Memory, aligned, launch, program, refused
@@ -38,12 +38,24 @@ function: Callable[[str, Sequence[Tensor | None]], list[Tensor]] = torch.ops.tra
 def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
     found = program(text)
     given = [as_wanted(name, t, m) for t, (name, m) in zip(given, found.given.items(), strict=True)]
-    why = refused(given, [True] * len(given))
+    return _computed(text, given, given[0].device)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def of_nothing(text: str, device: torch.device) -> list[Tensor]:
+    """The stores of a text that reads no tensor. A graph cannot hold it as an operator: torch finds the
+    device of one by its tensors."""
+    return _computed(one_line(text), [], device)
+
+
+def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tensor]:
+    found = program(text)
+    why = refused(given or _stores(text, device), [True] * max(len(given), len(found.stored)))
     message = ""
     if not why:
-        made = _fake_compute(text, given)
+        made = _stores(text, device)
         try:
-            launch(text, given[0].device, aligned(given)).start([*given, *made])
+            launch(text, device, aligned(given or made), "now").start([*given, *made])
         except Unsupported as error:
             why, message = error.reason, error.message
         else:
@@ -51,11 +63,13 @@ def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
             return made
     stats.announce(why, message, f"the computation {found.compute.name}")
     stats.add(False, why, 1)
-    return by_numpy(text, given)
+    return by_numpy(text, given, device)
 
 
-def by_numpy(text: str, given: Sequence[Tensor]) -> list[Tensor]:
-    """What a text means, computed in f64: slow, and anywhere."""
+def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
+    """What a text means, computed in f64: slow, and anywhere. ``device``: of the results; default: that of
+    the first tensor that is read."""
+    device = given[0].device if device is None else device
     found = program(text)
     wide = [t.detach().cpu() for t in given]
     arrays = {name: (t.double() if t.is_floating_point() else t).numpy()
@@ -63,7 +77,7 @@ def by_numpy(text: str, given: Sequence[Tensor]) -> list[Tensor]:
     answers = execute(found.compute, arrays)
     made = []
     for name, m in found.stored.items():
-        like = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=given[0].device)
+        like = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
         made.append(like.copy_(torch.from_numpy(np.ascontiguousarray(answers[name].value))))
     return made
 
@@ -84,6 +98,12 @@ def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
 def _fake_compute(text: str, given: list[Tensor]) -> list[Tensor]:
     """The stores, without values."""
     return [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
+            for m in program(text).stored.values()]
+
+
+def _stores(text: str, device: torch.device) -> list[Tensor]:
+    """Memory for the stores."""
+    return [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
             for m in program(text).stored.values()]
 
 

@@ -1,8 +1,9 @@
-"""Pools with the signatures of torch.nn.functional: max_pool2d, avg_pool2d, adaptive_avg_pool2d."""
+"""Pools with the signatures of torch.nn.functional, over one to three dims: max_pool, avg_pool,
+adaptive_max_pool and adaptive_avg_pool."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,69 +13,172 @@ from transconv.compute import library
 from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
-from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 Ints = int | Sequence[int]
+Formulas = Callable[[int], Callable[[Specs, Made, Numbers, bool], library.Formula]]
 
 
-def _pair(sizes: Any) -> Any:
-    """One number for each of the two dims; another form is for torch to judge."""
+def _each(sizes: Any, n: int) -> Any:
+    """One number for each of the dims; another form is for torch to judge."""
     if isinstance(sizes, (list, tuple)):
-        return tuple(sizes) * 2 if len(sizes) == 1 else tuple(sizes)
-    return (sizes, sizes)
+        return tuple(sizes) * n if len(sizes) == 1 else tuple(sizes)
+    return (sizes,) * n
 
 
-def _max(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
-    x, (window, stride, padding, dilation, _) = given[0], numbers
-    assert x is not None
-    return library.max_pool(x, window, stride, padding, dilation, made[0], saves)
+def _sizes(sizes: Any) -> Any:
+    """What torch judges, with a hash."""
+    return tuple(sizes) if isinstance(sizes, list) else sizes
 
 
-def _average(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
-    x, (window, stride, padding, _, pads, divisor) = given[0], numbers
-    assert x is not None
-    return library.average_pool(x, window, stride, padding, made[0], pads, divisor)
+def _step(stride: Any, kernel_size: Any, n: int) -> Any:
+    """The window where there is no stride."""
+    none = stride is None or isinstance(stride, (list, tuple)) and not stride
+    return _each(kernel_size if none else stride, n)
 
 
-def _adaptive(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
-    x, y = given[0], made[0]
-    assert x is not None
-    if any(a % b for a, b in zip(x.shape[-2:], y.shape[-2:], strict=True)):
-        raise ValueError(f"{list(y.shape[-2:])} windows of {list(x.shape[-2:])} are not of one size")
-    window = tuple(a // b for a, b in zip(x.shape[-2:], y.shape[-2:], strict=True))
-    return library.average_pool(x, window, window, (0, 0), y)
+def _max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        x, (window, stride, padding, dilation, _, indices) = given[0], numbers
+        assert x is not None
+        return library.max_pool(x, window, stride, padding, dilation, made[0], saves,
+                                made[1] if indices else None)
+    return formula
 
 
-MAX = declare(Function("max_pool2d", F.max_pool2d, _max))
-AVERAGE = declare(Function("avg_pool2d", F.avg_pool2d, _average, linear=True))
-ADAPTIVE = declare(Function("adaptive_avg_pool2d", F.adaptive_avg_pool2d, _adaptive, linear=True))
+def _average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        x, (window, stride, padding, _, pads, *divisor) = given[0], numbers
+        assert x is not None
+        return library.average_pool(x, window, stride, padding, made[0], pads, *divisor)
+    return formula
+
+
+def _adaptive_average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        x, y = given[0], made[0]
+        assert x is not None
+        if any(a % b for a, b in zip(x.shape[-n:], y.shape[-n:], strict=True)):
+            return library.adaptive_average_pool(x, n, y)
+        window = tuple(a // b for a, b in zip(x.shape[-n:], y.shape[-n:], strict=True))
+        return library.average_pool(x, window, window, (0,) * n, y)
+    return formula
+
+
+def _adaptive_max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        assert given[0] is not None
+        return library.adaptive_max_pool(given[0], n, made[0], made[1] if numbers[-1] else None, saves)
+    return formula
+
+
+def _with_indices(name: str, n: int) -> Callable[..., Any]:
+    """torch's function with indices asked for or not, last among the numbers."""
+    theirs: Callable[..., Any] = getattr(F, f"{name}{n}d")
+    return lambda x, *numbers: theirs(x, *numbers[:-1], return_indices=numbers[-1])
+
+
+def _declared(name: str, formulas: Formulas, theirs: Callable[[str, int], Callable[..., Any]],
+              **more: Any) -> dict[int, Function]:
+    return {n: declare(Function(f"{name}{n}d", theirs(name, n), formulas(n), **more)) for n in (1, 2, 3)}
+
+
+def _plainly(name: str, n: int) -> Callable[..., Any]:
+    return getattr(F, f"{name}{n}d")  # type: ignore[no-any-return]
+
+
+def _first_if_alone(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
+    return made if numbers[-1] else made[0]
+
+
+MAX = _declared("max_pool", _max, _with_indices, finish=_first_if_alone)
+AVERAGE = _declared("avg_pool", _average, _plainly, linear=True)
+ADAPTIVE_AVERAGE = _declared("adaptive_avg_pool", _adaptive_average, _plainly, linear=True)
+ADAPTIVE_MAX = _declared("adaptive_max_pool", _adaptive_max, _with_indices, finish=_first_if_alone)
+
+
+def _max_pool(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints, dilation: Ints,
+              ceil_mode: bool, return_indices: bool) -> Any:
+    return call(MAX[n], (input,), (
+        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), _each(dilation, n),
+        ceil_mode, return_indices))
+
+
+def max_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
+               dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+    """torch.nn.functional.max_pool1d. As max_pool2d."""
+    return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
 def max_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
-    """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w); the first of equal elements gets
-    the gradient. Indices are torch's. f16, bf16, f32 and f64 have kernels. Raises what torch raises, with
-    the operands named."""
-    numbers = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation),
-               ceil_mode)
-    if return_indices:
-        if not torch.compiler.is_compiling():
-            stats.handed_over("form:return_indices", "max_pool2d")
-        return F.max_pool2d(input, *numbers, return_indices=True)
-    return call(MAX, (input,), numbers)
+    """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w), with indices from the same kernel
+    where they are asked for; the first of equal elements gets the gradient. f16, bf16, f32 and f64 have
+    kernels. Raises what torch raises, with the operands named."""
+    return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def max_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
+               dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+    """torch.nn.functional.max_pool3d. As max_pool2d."""
+    return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def avg_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+    """torch.nn.functional.avg_pool1d. As max_pool2d."""
+    return call(AVERAGE[1], (input,), (  # type: ignore[no-any-return]
+        _each(kernel_size, 1), _step(stride, kernel_size, 1), _each(padding, 1), ceil_mode,
+        count_include_pad))
 
 
 def avg_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                ceil_mode: bool = False, count_include_pad: bool = True,
                divisor_override: int | None = None) -> Tensor:
     """torch.nn.functional.avg_pool2d. As max_pool2d."""
-    return call(AVERAGE, (input,), (  # type: ignore[no-any-return]
-        _pair(kernel_size), _pair(stride or kernel_size), _pair(padding), ceil_mode, count_include_pad,
-        divisor_override))
+    return _averaged(2, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
+                     ceil_mode, count_include_pad, divisor_override)
+
+
+def avg_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True,
+               divisor_override: int | None = None) -> Tensor:
+    """torch.nn.functional.avg_pool3d. As max_pool2d."""
+    return _averaged(3, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
+                     ceil_mode, count_include_pad, divisor_override)
+
+
+def _averaged(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints,
+              *more: Any) -> Any:
+    return call(AVERAGE[n], (input,), (
+        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more))
+
+
+def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:
+    """torch.nn.functional.adaptive_avg_pool1d. As max_pool2d."""
+    return call(ADAPTIVE_AVERAGE[1], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
-    """torch.nn.functional.adaptive_avg_pool2d; where the windows are of several sizes, torch's. As
-    max_pool2d."""
-    return call(ADAPTIVE, (input,), (_pair(output_size),))  # type: ignore[no-any-return]
+    """torch.nn.functional.adaptive_avg_pool2d, windows of one size or of several. As max_pool2d."""
+    return call(ADAPTIVE_AVERAGE[2], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
+    """torch.nn.functional.adaptive_avg_pool3d. As max_pool2d."""
+    return call(ADAPTIVE_AVERAGE[3], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
+
+
+def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """torch.nn.functional.adaptive_max_pool1d. As adaptive_max_pool2d."""
+    return call(ADAPTIVE_MAX[1], (input,), (_sizes(output_size), return_indices))
+
+
+def adaptive_max_pool2d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """torch.nn.functional.adaptive_max_pool2d. As max_pool2d."""
+    return call(ADAPTIVE_MAX[2], (input,), (_sizes(output_size), return_indices))
+
+
+def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """torch.nn.functional.adaptive_max_pool3d. As adaptive_max_pool2d."""
+    return call(ADAPTIVE_MAX[3], (input,), (_sizes(output_size), return_indices))

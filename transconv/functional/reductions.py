@@ -54,7 +54,7 @@ def _declared(name: str, function: Callable[..., Any], **more: Any) -> Function:
 
 def _of_all(f: Callable[..., Tensor], x: Tensor, dim: Dims, keep: bool, **more: Any) -> Tensor:
     """A function of torch whose overload without dims takes no ``keepdim``."""
-    return f(x, **more) if dim is None else f(x, dim, keep, **more)
+    return f(x, **more) if dim is None and keep is False else f(x, dim, keep, **more)
 
 
 SUM = _declared("sum", lambda x, dim, keep, dtype: torch.sum(x, dim, keep, dtype=dtype), autocast="f32",
@@ -119,6 +119,8 @@ def std(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: 
 def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None) -> Numbers:
     if isinstance(dim, bool):  # torch's form without dims
         dim, unbiased = None, dim
+    if unbiased is not None and not isinstance(unbiased, bool):
+        raise TypeError(f"unbiased must be bool, not {type(unbiased).__name__}")
     if unbiased is not None and correction is not None:
         raise TypeError("expected unbiased or correction, got both")
     return dim, keepdim, correction if unbiased is None else int(unbiased)

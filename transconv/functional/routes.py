@@ -1,16 +1,18 @@
-"""Calls of one kind, made once: the launches of a bound formula, or the reason why torch computes."""
+"""What computes each kind of call: the launches of a bound formula, or the reason why torch does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from transconv.errors import Unsupported
 from transconv.functional.bound import Bound, Step, Values
 from transconv.functional.launches import Launch, Memory, aligned, launch
-from transconv.runtime import allocator
+from transconv.runtime import COMPILING, allocator
 from transconv.torch_ops import stats
 from transconv.torch_ops.route import current_device
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -23,7 +25,7 @@ class Started:
     __slots__ = ("device", "given", "launch", "of", "stored", "text")
 
     def __init__(self, step: Step, device: torch.device, is_aligned: bool) -> None:
-        self.launch: Launch = launch(step.text, device, is_aligned)
+        self.launch: Launch = launch(step.text, device, is_aligned, settings.mode)
         self.text, self.device = step.text, device
         self.given = step.given
         self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
@@ -47,11 +49,15 @@ class Started:
 class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
-    __slots__ = ("bound", "calls", "calls_back", "gradients", "name", "reason", "step")
+    __slots__ = ("bound", "calls", "calls_back", "gradients", "kept", "name", "order", "reason", "saved",
+                 "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
         self.step: Started | None = None
+        self.order: list[int] = []  # of the operands, as the launch takes them
+        self.kept: list[int] = []  # of what is stored: the results
+        self.saved: list[int] = []  # of the operands and what is stored: what gradients need
         self.gradients: list[Started] = []
         self.calls = self.calls_back = 0
 
@@ -67,6 +73,55 @@ class Route:
             stats.add(not self.reason, self.reason or self.name, calls)
         if back:
             stats.add(True, f"{self.name}_gradient", back)
+
+    def results(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results of the operands, where no gradient will be asked for."""
+        step = self.step
+        assert step is not None
+        found = step.launch
+        if found.begin is None or current_device() != found.device:
+            return self.forward(given)[0]
+        made = [_empty(*memory) for _, memory in step.stored]
+        found.begin(*[given[i] for i in self.order], *made)
+        return [made[i] for i in self.kept]
+
+    def bound_run(self) -> Callable[..., object] | None:
+        """``results`` of operands one by one, or the only one, with nothing left to decide; None before
+        the first launch. Counts."""
+        step = self.step
+        begin = None if step is None else step.launch.begin
+        if step is None or begin is None:
+            return None
+        device = step.launch.device if torch.cuda.device_count() > 1 else None
+        if len(step.stored) > 1 or self.order != [*range(len(self.order))]:
+            def several(*given: Tensor) -> Sequence[Tensor]:
+                self.calls += 1
+                return self.results(given)
+            return several
+        shape, strides, dtype = step.stored[0][1]
+        empty = _empty
+
+        def run(*given: Tensor) -> object:
+            self.calls += 1
+            if device is not None and current_device() != device:
+                return self.results(given)
+            made = empty(shape, strides, dtype)
+            begin(*given, made)
+            return made
+        return run
+
+    def saving(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """The results of the operands, and what gradients need of all values, in the bound's order."""
+        bound, step = self.bound, self.step
+        assert bound is not None and step is not None
+        found = step.launch
+        if found.begin is None or current_device() != found.device:
+            results, values = self.forward(given)
+            return results, [values[name] for name in bound.saved]
+        made = [_empty(m.shape, m.strides, m.dtype) for _, m in step.stored]
+        found.begin(*[given[i] for i in self.order], *made)
+        known = (*given, *made)
+        return tuple([made[i] for i in self.kept]), [known[i] for i in self.saved]
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""
@@ -97,6 +152,21 @@ class Route:
 def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     """Raises Unsupported where a text has no kernel."""
     route = Route(bound, "", bound.function.name)
+    waits: Unsupported | None = None
+    for step in (bound.forward, *bound.backward):  # all are asked for before the first is waited for
+        try:
+            launch(step.text, device, is_aligned, settings.mode)
+        except Unsupported as error:
+            if error.reason != COMPILING:
+                raise
+            waits = waits or error
+    if waits is not None:
+        raise waits
     route.step = Started(bound.forward, device, is_aligned)
+    stored = [name for name, _ in route.step.stored]
+    route.order = [bound.operands.index(name) for name in route.step.given]
+    route.kept = [stored.index(name) for name in bound.results]
+    known = [*bound.operands, *stored]
+    route.saved = [known.index(name) for name in bound.saved]
     route.gradients = [Started(step, device, is_aligned) for step in bound.backward]
     return route

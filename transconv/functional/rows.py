@@ -104,7 +104,8 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,
     """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
     Weights, smoothing and targets that are probabilities are torch's. A class that is none gives infinity
     on a GPU, where torch stops the device; dtypes and errors as softmax."""
-    plain = (weight is None and size_average is None and reduce is None and not label_smoothing
+    plain = (weight is None and size_average is None and reduce is None
+             and isinstance(label_smoothing, float) and label_smoothing == 0
              and reduction in ("none", "mean", "sum") and isinstance(target, Tensor)
              and target.dtype is torch.int64)
     if not plain:

@@ -38,8 +38,6 @@ from transconv.ir.expr import (
     And,
     Arithmetic,
     Binary,
-    Call,
-    Cast,
     Compare,
     Const,
     Div,
@@ -59,7 +57,6 @@ from transconv.ir.expr import (
     Neg,
     Not,
     Or,
-    Select,
     Shl,
     Shr,
     Sub,
@@ -87,10 +84,12 @@ from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
+from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, text_of
 from transconv.ir.stmt import (
     Alloc,
     BoxStore,
@@ -121,6 +120,7 @@ from transconv.ir.terms import (
     sum_of,
 )
 from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.values import Values, value_at
 from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
@@ -144,14 +144,15 @@ __all__ = [
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
-    "If", "InterpError", "Kernel", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let", "Like", "Load",
-    "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne", "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Shr",
+    "If", "InterpError", "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le",
+    "Let", "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
+    "Neg", "Node", "Not",
+    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Size", "Sizes", "Shr",
     "Spread", "Stmt", "Store",
-    "Sub", "Tensor", "Unary", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
+    "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
-    "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "type_named",
-    "u8", "verify", "walk",
+    "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "text_of",
+    "type_named", "u8", "value_at", "verify", "walk",
 ]

@@ -1,4 +1,4 @@
-"""Expressions that read memory: element by element, or in boxes that a copy engine fetches."""
+"""Expressions that read memory: single elements, or boxes that TMA loads."""
 
 from __future__ import annotations
 

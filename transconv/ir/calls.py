@@ -82,6 +82,7 @@ CALLS: dict[str, Callee] = {
     "ceil": _same("ceil", np.ceil),
     "fma": _same("fma", lambda x, y, z: x * y + z, 3),
 }
+"""Functions of values, by the name in a ``Call``."""
 
 
 def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,

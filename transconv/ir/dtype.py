@@ -1,4 +1,4 @@
-"""Scalar types of the IR: one row each, and whoever wants to know of a type asks its row.
+"""Scalar types of the IR: one row each, from which all properties of a type are read.
 
 A new type is a row here and, where a chip's matrix unit multiplies it, a word in the chip's record.
 """
@@ -55,6 +55,7 @@ class DType:
 
     @property
     def bytes(self) -> int:
+        """Bytes of one number in memory."""
         return max(1, self.bits // 8)
 
     @property
@@ -83,24 +84,39 @@ class DType:
 # memory wrap around at their width and are cast to be an address, while these are never too large, for
 # the `narrow` pass makes those wide that could be.
 index = DType("index", "index", 32, "int64", "int32", digits=31)
+"""Positions, of 32 bits where nothing else is said."""
 index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
+"""Positions of 64 bits."""
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
+"""8-bit integers."""
 u8 = DType("u8", "int", 8, "uint8", "uint8", "uint8", "u8", 8)
+"""8-bit integers without a sign."""
 i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
+"""32-bit integers."""
 i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
+"""64-bit integers."""
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
+"""Truths."""
 # Of eight bits: 4 or 5 for the exponent. Numbers beyond the largest become it, as on the chips.
 f8e4m3 = DType("f8e4m3", "float", 8, "float16", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, largest=448.0)
+"""8-bit floats, 4 bits of exponent; finite."""
 f8e5m2 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, largest=57344.0)
+"""8-bit floats, 5 bits of exponent."""
 f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
+"""16-bit floats."""
 bf16 = DType("bf16", "float", 16, "float32", "bfloat16", "bfloat16", "bf16", 8, operand=True, result=True)
+"""16-bit floats with the exponents of f32."""
 f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, operand=True, result=True)
+"""32-bit floats."""
 f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
+"""64-bit floats."""
 # What a matrix unit makes of f32: as large exponents, and the digits of f16.
 tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
              rounding=NEAREST_TF32)
+"""f32 with the digits of f16, as matrix units multiply it."""
 
 DTYPES = Rows(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
+"""Every type, by name."""
 
 
 def type_named(name: str) -> DType:

@@ -1,4 +1,4 @@
-"""Shared memory and roles: what an explicit kernel says itself instead of leaving it to Triton.
+"""Shared memory, barriers and roles of warps, as nodes of warp-specialized kernels.
 
 A program owns rings of shared memory (``Buffer``) and of barriers (``Barrier``), and its warps play
 roles: one fetches boxes into slots of the rings, another multiplies them. What they wait for is
@@ -40,6 +40,7 @@ class Buffer(Node):
 
     @property
     def box_bytes(self) -> int:
+        """Bytes of one slot."""
         return prod(self.extents) * self.type.bytes
 
 

@@ -13,6 +13,7 @@ from transconv.ir.node import Node, node
 from transconv.ir.numbers import Number, number_of
 
 Like = Union["Expr", Number]
+"""An expression, or a number that becomes one."""
 
 
 class Expr(Node):
@@ -23,6 +24,7 @@ class Expr(Node):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -160,7 +162,7 @@ class Lane(Expr):
 
     ``axis`` orders the dimensions of a tile: batch-like lanes first, then M, K, N, so that
     ``a[m, k]``, ``b[k, n]`` and ``acc[m, n]`` come out as a matrix unit wants them. ``kind``: of the axes
-    that it runs along, B, M, N or K; empty where nobody asks.
+    that it runs along, B, M, N or K; empty if it does not matter.
     """
 
     name: str
@@ -174,12 +176,14 @@ class Lane(Expr):
 
 
 class Unary(Expr):
+    """An operation on one operand, ``x``."""
     __slots__ = ()
     x: Expr
 
 
 @node
 class Neg(Unary):
+    """``-x``"""
     x: Expr
 
     @property
@@ -189,6 +193,7 @@ class Neg(Unary):
 
 @node
 class Not(Unary):
+    """``~x``, of truths."""
     x: Expr
 
     @property
@@ -205,6 +210,7 @@ class Binary(Expr):
 
 
 class Arithmetic(Binary):
+    """An operation whose result has the wider one of the operands' types."""
     __slots__ = ()
 
     @property
@@ -218,6 +224,7 @@ class Arithmetic(Binary):
 
 
 class Compare(Binary):
+    """A comparison; the result is a truth."""
     __slots__ = ()
 
     @property
@@ -226,6 +233,7 @@ class Compare(Binary):
 
 
 class Logic(Binary):
+    """An operation on truths, or on the bits of integers."""
     __slots__ = ()
 
     @property
@@ -235,18 +243,21 @@ class Logic(Binary):
 
 @node
 class Add(Arithmetic):
+    """``a + b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Sub(Arithmetic):
+    """``a - b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Mul(Arithmetic):
+    """``a * b``"""
     a: Expr
     b: Expr
 
@@ -282,112 +293,89 @@ class Mod(Arithmetic):
 
 @node
 class Min(Arithmetic):
+    """The lesser operand; NaN if one is."""
     a: Expr
     b: Expr
 
 
 @node
 class Max(Arithmetic):
+    """The greater operand; NaN if one is."""
     a: Expr
     b: Expr
 
 
 @node
 class Shl(Arithmetic):
+    """``a << b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Shr(Arithmetic):
+    """``a >> b``, with the sign kept."""
     a: Expr
     b: Expr
 
 
 @node
 class Lt(Compare):
+    """``a < b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Le(Compare):
+    """``a <= b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Eq(Compare):
+    """``a == b``, built by ``eq``."""
     a: Expr
     b: Expr
 
 
 @node
 class Ne(Compare):
+    """``a != b``, built by ``ne``."""
     a: Expr
     b: Expr
 
 
 @node
 class And(Logic):
+    """``a & b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Or(Logic):
+    """``a | b``"""
     a: Expr
     b: Expr
 
 
 @node
 class Xor(Logic):
+    """``a ^ b``"""
     a: Expr
     b: Expr
 
 
-@node
-class Select(Expr):
-    """``yes`` where ``cond`` holds, else ``no``."""
-
-    cond: Expr
-    yes: Expr
-    no: Expr
-
-    @property
-    def dtype(self) -> DType:
-        return promote(self.yes.dtype, self.no.dtype)
-
-
-@node
-class Cast(Expr):
-    x: Expr
-    type: DType
-
-    @property
-    def dtype(self) -> DType:
-        return self.type
-
-
-@node
-class Call(Expr):
-    """A pure function of its arguments, by name (``exp``, ``tanh``, ``fma`` ...)."""
-
-    name: str
-    args: tuple[Expr, ...]
-
-    @property
-    def dtype(self) -> DType:
-        kind = self.args[0].dtype
-        for a in self.args[1:]:
-            kind = promote(kind, a.dtype)
-        return kind
-
-
 TRUE = Const(True, boolean)
+"""The truth that always holds."""
 FALSE = Const(False, boolean)
+"""The truth that never holds."""
 ZERO = Const(0)
+"""0, an index."""
 ONE = Const(1)
+"""1, an index."""
 
 
 def as_expr(value: Like) -> Expr:

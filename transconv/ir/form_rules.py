@@ -15,6 +15,7 @@ from transconv.ir.calls import CALLS
 from transconv.ir.dtype import boolean
 from transconv.ir.func import FUNCS
 from transconv.ir.node import Node
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.sites import Site, title
 from transconv.ir.tensor import Tensor
@@ -39,9 +40,9 @@ def load_only_in_let(site: Site) -> Iterator[str]:
         match e:
             case ac.Load() if not allowed:
                 yield e
-            case ex.Cast(x):
+            case Cast(x):
                 yield from misplaced(x, allowed)
-            case ex.Select(cond, yes, no):
+            case Select(cond, yes, no):
                 yield from misplaced(cond, False)
                 yield from misplaced(yes, allowed)
                 yield from misplaced(no, allowed)
@@ -58,7 +59,7 @@ def load_only_in_let(site: Site) -> Iterator[str]:
 def mask_is_boolean(site: Site) -> Iterator[str]:
     """Also the conditions of branches, selects and assumptions."""
     conds = [mask for _, _, _, mask in site.accesses()]
-    conds += [e.cond for e in site.nodes() if isinstance(e, ex.Select)]
+    conds += [e.cond for e in site.nodes() if isinstance(e, Select)]
     match site.stmt:
         case st.If(cond=cond):
             conds.append(cond)
@@ -79,7 +80,7 @@ def offset_is_index(site: Site) -> Iterator[str]:
 def index_is_apart(site: Site) -> Iterator[str]:
     """Positions and whole numbers of a tensor meet in no operation, unless one of them is cast."""
     for e in site.nodes():
-        if isinstance(e, (ex.Binary, ex.Select)):
+        if isinstance(e, (ex.Binary, Select)):
             a, b = (e.a, e.b) if isinstance(e, ex.Binary) else (e.yes, e.no)
             if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
                 yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
@@ -88,7 +89,7 @@ def index_is_apart(site: Site) -> Iterator[str]:
 def known_function(site: Site) -> Iterator[str]:
     """Functions exist and get as many arguments as they take, of the right kind."""
     for e in site.nodes():
-        if isinstance(e, ex.Call):
+        if isinstance(e, Call):
             callee = CALLS.get(e.name)
             if callee is None:
                 yield f"no function {e.name} is known"
@@ -194,7 +195,8 @@ def loop_is_simple(site: Site) -> Iterator[str]:
     loop = site.stmt
     if type(loop.stop) is not int or loop.stop < 0:
         yield f"the end {loop.stop!r} is not a count"
-    if loop.until is not None and loop.kind != "serial":
+    sized = loop.kind in ("parallel", "grid") and loop.until is not None and site.is_of_sizes(loop.until)
+    if loop.until is not None and loop.kind != "serial" and not sized:
         yield f"a {loop.kind} loop cannot end earlier than it says"
     if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):
         yield f"a {loop.kind} loop starts at 0, not at `{loop.start}`"

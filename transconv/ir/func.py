@@ -1,4 +1,4 @@
-"""Functions: things a statement can call for their effect, each with a meaning that is stated here,
+"""Functions that a statement can call for their effect, each with a meaning that is stated here,
 checked by the verifier, executed by the interpreter and spelled by the emitters."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class Func(Node):
     attrs: tuple[tuple[str, str], ...] = ()
 
     def attr(self, key: str, default: str = "") -> str:
+        """The choice ``key``, or the default."""
         return dict(self.attrs).get(key, default)
 
     @property
@@ -62,6 +63,7 @@ FUNCS = {
     "fence": FuncSpec((), "what was put into shared memory is visible to the copy engine"),
     "send_wait": FuncSpec(("pending",), "go on when at most so many sends still read shared memory"),
 }
+"""Functions that statements call, by name."""
 
 
 def dot(precision: str) -> Func:
@@ -71,7 +73,20 @@ def dot(precision: str) -> Func:
 
 
 ATOMIC_ADD = Func("atomic_add")
+"""Adds to memory in one indivisible step."""
 ASSUME = Func("assume")
-WAIT, EXPECT, ARRIVE = Func("wait"), Func("expect"), Func("arrive")
-DOT_ASYNC, DOT_WAIT = Func("dot_async"), Func("dot_wait")
-FENCE, SEND_WAIT = Func("fence"), Func("send_wait")
+"""States a condition that may be relied on."""
+WAIT = Func("wait")
+"""Waits until a barrier's phase has completed."""
+EXPECT = Func("expect")
+"""Announces bytes that will land, and arrives."""
+ARRIVE = Func("arrive")
+"""Arrives at a barrier."""
+DOT_ASYNC = Func("dot_async")
+"""Starts a product."""
+DOT_WAIT = Func("dot_wait")
+"""Waits until few enough products are running."""
+FENCE = Func("fence")
+"""Makes what was put into shared memory visible to the copy engine."""
+SEND_WAIT = Func("send_wait")
+"""Waits until few enough sends read shared memory."""

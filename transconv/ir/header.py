@@ -1,8 +1,10 @@
-"""What a kernel's text says once, below its first line, of names that occur in it again and again.
+"""The header of a kernel's text: abbreviations of names that the text repeats.
 
     kernel scale(x: f16, y: f16):
+        sizes M=8 in 1..99, N=64 in 8..4096, N % 8 == 0    arguments: an example, a range, what must hold
         # x: 8a64b [m=8 n=64]                              the tensors, in the order of the call
         # x_copy: 64a8b [n=64 m=8], copy of x
+        # z: 8a64b [m=8 n=64], any [M, N]                  of sizes that are arguments, such as 8 and 64
         lanes m[0:8 axis=1 M] n[0:64 axis=2 N]             the body says m[0:8]
         box x = [m[0:8], n[0:64]]                          where in a box of x a lane is
         piece ring = [m[0:8], n[0:64]] of 0                the same of a slot, and in which box of it
@@ -59,7 +61,8 @@ def told_apart(lane: Lane) -> str:
 def tensor_line(t: Tensor) -> str:
     """All of a tensor but its type."""
     words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
-             (t.planes, "planes"))
+             (t.planes, "planes"),
+             (t.extents, f"any [{', '.join(map(str, t.extents))}]"))
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 

@@ -1,4 +1,4 @@
-"""Layout: where the elements of an array lie in memory.
+"""Layout: the positions of an array's elements in memory.
 
 A layout is an ordered list of blocks (dimension, size, stride), outermost first. Every dimension is
 covered, the unblocked ones by a single block, so offset arithmetic has one rule: split a coordinate

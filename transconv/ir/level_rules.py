@@ -1,4 +1,4 @@
-"""Well-formedness of levels: what a kernel is on its way from a loop nest to roles.
+"""Well-formedness rules of each level, from the loop nest to warp-specialized kernels.
 
     nest       one loop for each axis, or one in each sweep over what is reduced; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps
@@ -49,8 +49,9 @@ def sums_only_grow(site: Site) -> Iterator[str]:
 
 
 def nothing_is_called(site: Site) -> Iterator[str]:
-    """A nest loads, computes and stores: no function, no branch."""
-    if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt):
+    """A nest loads, computes, and stores or adds: no other function, no branch."""
+    if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt) and (
+            site.stmt.func.name != "atomic_add"):
         yield f"{site.stmt.func.name} is called"
     if isinstance(site.stmt, st.If):
         yield f"a branch where `{site.stmt.cond}`"
@@ -65,12 +66,14 @@ def loops_are_axes(site: Site) -> Iterator[str]:
         yield from (f"{v.name} is the counter of {n} loops" for v, n in counts.items()
                     if n > 1 and v in parallel)
         for v in counts.keys() - parallel:
-            if len({s.stop for s in loops if s.var is v}) > 1:
+            if len({(s.stop, s.until) for s in loops if s.var is v}) > 1:
                 yield f"the sweeps over {v.name} are of different lengths"
     if isinstance(loop := site.stmt, st.For):
         if loop.kind not in ("parallel", "serial"):
             yield f"{loop.var.name} is a {loop.kind} loop; expected parallel or serial"
-        if (loop.start, loop.until, loop.stages, loop.programs, loop.side) != (ex.ZERO, None, 0, 0, ""):
+        sized = loop.until is not None and site.is_of_sizes(loop.until)
+        if (loop.start, loop.stages, loop.programs, loop.side) != (ex.ZERO, 0, 0, "") or not (
+                loop.until is None or sized):
             yield f"{loop.var.name} does not run plainly from 0 to {loop.stop}"
 
 
@@ -222,7 +225,7 @@ def roles_say_all(site: Site) -> Iterator[str]:
         if isinstance(site.stmt, st.BoxStore) or any(isinstance(e, ac.BoxLoad) for e in site.nodes()):
             yield "a box is moved that no barrier counts"
         if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
-            yield "a product that nobody waits for; expected dot_async"
+            yield "a product without a wait; expected dot_async"
 
 
 def pieces_are_multiplied(site: Site) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Numbers as expressions take them: Python's and NumPy's scalars."""
+"""Converts Python's and NumPy's scalars to constants of expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of IR: the same spelling in dumps, traces and error messages.
+"""The text form of the IR, used in dumps, traces and error messages.
 
 Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. What a name stands
 for is said once: variables where they are bound, the rest in the lines below a kernel's first, see
@@ -16,6 +16,7 @@ from transconv.ir import stmt as st
 from transconv.ir.dtype import DTYPES, boolean, f32, index
 from transconv.ir.header import Header, tensor_line, told_apart
 from transconv.ir.node import Node
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.tile_expr import Reduce, Spread
 
@@ -70,13 +71,13 @@ class ExprPrinter:
     def text_Max(self, e: ex.Max) -> str:
         return f"max({self.text(e.a)}, {self.text(e.b)})"
 
-    def text_Select(self, e: ex.Select) -> str:
+    def text_Select(self, e: Select) -> str:
         return f"select({self.text(e.cond)}, {self.text(e.yes)}, {self.text(e.no)})"
 
-    def text_Cast(self, e: ex.Cast) -> str:
+    def text_Cast(self, e: Cast) -> str:
         return f"{e.type}({_bare(self.text(e.x))})"
 
-    def text_Call(self, e: ex.Call) -> str:
+    def text_Call(self, e: Call) -> str:
         taken = e.name in DTYPES or e.name in FORMS or e.name in REDUCERS
         return f"{'call ' * taken}{e.name}({self.several(e.args)})"
 
@@ -232,7 +233,8 @@ class Printer(ExprPrinter):
         params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
         notes = [line for n in s.notes for line in _commented(n)]
         self.header = Header.of(s)
-        about = [*(f"# {tensor_line(p)}" for p in s.params), *self.header_lines(self.header)]
+        sizes = [f"sizes {s.sizes}"] if s.sizes else []
+        about = [*sizes, *(f"# {tensor_line(p)}" for p in s.params), *self.header_lines(self.header)]
         return [*notes, f"kernel {s.name}({params}):", *("    " + line for line in about),
                 *self.block(s.body)]
 

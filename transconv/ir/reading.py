@@ -1,4 +1,4 @@
-"""The text of expressions for people: parentheses only where precedence needs them.
+"""Expressions as text for people: parentheses only where precedence needs them.
 
 ``printer.py`` shows every node, for dumps that are compared and traced; here ``((qh * 2) + 0) + 1``
 reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands for ``&``.

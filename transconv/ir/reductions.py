@@ -1,4 +1,4 @@
-"""What a ``Reduce`` may do: one row a reduction, with its neutral element, its meaning in NumPy, the node
+"""The reductions of ``Reduce``: one row each, with its neutral element, its meaning in NumPy, the node
 that combines two values, and its spelling. NaN is kept by every one of them, as NumPy has it."""
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ REDUCERS = {
         "min", "The lesser of two values, NaN if one is.",
         "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
 }
+"""The reductions, by name."""
 
 
 def reducer_of(node: type[Expr]) -> str:

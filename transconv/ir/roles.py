@@ -1,4 +1,4 @@
-"""The meaning of explicit kernels: shared memory with its hazards, and roles that take turns.
+"""The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent roles.
 
 Each role is a coroutine (a thread that runs only when it is given the turn). It gives the turn back
 before every wait, arrival, copy and product; who goes next is drawn by a seed, so that different
@@ -60,7 +60,7 @@ class Gate:
     def settle(self, name: str) -> None:
         """Complete the phase when everybody has arrived and every announced byte is on its way."""
         if self.landed > self.announced:
-            raise Fault(f"{name} was told of {self.announced} bytes, {self.landed} are landing")
+            raise Fault(f"{name} expects {self.announced} bytes, {self.landed} arrive")
         if self.arrived > self.arrivals:
             raise Fault(f"{name} waits for {self.arrivals} arrivals, {self.arrived} came")
         if self.arrived == self.arrivals and self.landed == self.announced:

@@ -1,4 +1,4 @@
-"""A table that is asked instead of lists by hand: rows by name, and dicts made of them that stay true."""
+"""Tables of rows by name, and dicts derived from them that stay up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every statement of a tree with what is in sight there: what the rules of verify.py are asked about."""
+"""Every statement of a kernel with the names in scope there, for the rules of verify.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.node import Node
 from transconv.ir.tensor import Tensor
-from transconv.ir.visit import lanes_of
+from transconv.ir.visit import free_vars, lanes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,10 @@ class Site:
                 if func.name == "atomic_add":
                     yield "the addition", tensor, offset, mask
 
+    def is_of_sizes(self, e: ex.Expr) -> bool:
+        """Whether an expression mentions sizes that are arguments alone."""
+        return all(isinstance(self.scope.get(v), st.Kernel) for v in free_vars(e))
+
     def lanes_of(self, e: ex.Expr) -> set[ex.Lane]:
         return set(lanes_of(e, self.lanes))
 
@@ -86,7 +90,9 @@ class Site:
 def sites(root: st.Stmt) -> Iterator[Site]:
     """Every statement of a tree with its scope, in the order of execution."""
     params = frozenset(root.params) if isinstance(root, st.Kernel) else None
-    yield from _sites(Site(root, params, {}, {}, ()))
+    sizes = root.sizes.each if isinstance(root, st.Kernel) and root.sizes else ()
+    scope: dict[Node, st.Stmt] = {s.var: root for s in sizes}
+    yield from _sites(Site(root, params, scope, {}, ()))
 
 
 def _sites(site: Site) -> Iterator[Site]:

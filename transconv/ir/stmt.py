@@ -3,11 +3,17 @@ the statements after it in the same sequence, and inside them."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transconv.ir.access import box_address
 from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
 from transconv.ir.func import Func
 from transconv.ir.node import Node, node
 from transconv.ir.tensor import Tensor
+from transconv.ir.values import Values
+
+if TYPE_CHECKING:
+    from transconv.ir.sizes import Sizes
 
 
 class Stmt(Node):
@@ -48,8 +54,9 @@ class For(Stmt):
     ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
     ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
     kind ``dealt`` says the same inside a program: ``start``, ``start + programs``, ... in order.
-    ``until``, at most ``stop``, ends a serial loop earlier where it is less.
-    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty where nobody asks.
+    ``until``, at most ``stop``, ends a loop earlier where it is less: a serial one, or one over a size
+    that is an argument.
+    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty if it does not matter.
     """
 
     var: Var
@@ -65,6 +72,8 @@ class For(Stmt):
 
 @node
 class If(Stmt):
+    """``then`` where ``cond`` holds, else ``other``."""
+
     cond: Expr
     then: Stmt
     other: Stmt | None = None
@@ -128,17 +137,21 @@ class FuncCall(Stmt):
 
 @node
 class Comment(Stmt):
+    """A line of text in the kernel."""
+
     text: str
 
 
 @node
 class Kernel(Stmt):
-    """A whole kernel: its tensors in the order of the call, its body, and what its header says."""
+    """A whole kernel: its tensors in the order of the call, its body, and what its header says.
+    ``sizes``: those that are arguments behind the tensors, with what must hold of them (``Sizes``)."""
 
     name: str
     params: tuple[Tensor, ...]
     body: Stmt
     notes: tuple[str, ...] = ()
+    sizes: Sizes | None = None
 
     @staticmethod
     def parse(text: str) -> Kernel:
@@ -147,6 +160,12 @@ class Kernel(Stmt):
         from transconv.ir.reader import parse_kernel
 
         return parse_kernel(text)
+
+    def at(self, values: Values) -> Kernel:
+        """The kernel for given sizes, without arguments; itself if it has none."""
+        from transconv.ir.sizes import kernel_at
+
+        return kernel_at(self, values) if self.sizes else self
 
 
 def seq(*stmts: Stmt | None) -> Stmt:
@@ -166,4 +185,5 @@ def statements(s: Stmt) -> tuple[Stmt, ...]:
 
 
 def store(tensor: Tensor, offset: Expr | int, value: Expr, mask: Expr = TRUE) -> Store:
+    """A store; the offset may be a number."""
     return Store(tensor, as_expr(offset), value, mask)

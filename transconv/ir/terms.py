@@ -1,41 +1,34 @@
-"""What no operator builds: equality, extrema, choices; masks as lists of conditions, sums as lists of
-addends."""
+"""Expressions without a Python operator: equality, extrema, choices; masks as lists of conditions, sums as
+lists of addends."""
 
 from __future__ import annotations
 
-from transconv.ir.expr import (
-    TRUE,
-    ZERO,
-    Add,
-    And,
-    Eq,
-    Expr,
-    Like,
-    Max,
-    Min,
-    Ne,
-    Select,
-    as_expr,
-)
+from transconv.ir.expr import TRUE, ZERO, Add, And, Eq, Expr, Like, Max, Min, Ne, as_expr
+from transconv.ir.operations import Select
 
 
 def eq(a: Like, b: Like) -> Expr:
+    """The expression ``a == b``; the operator itself compares nodes."""
     return Eq(as_expr(a), as_expr(b))
 
 
 def ne(a: Like, b: Like) -> Expr:
+    """The expression ``a != b``."""
     return Ne(as_expr(a), as_expr(b))
 
 
 def minimum(a: Like, b: Like) -> Expr:
+    """The lesser one; NaN if one is."""
     return Min(as_expr(a), as_expr(b))
 
 
 def maximum(a: Like, b: Like) -> Expr:
+    """The greater one; NaN if one is."""
     return Max(as_expr(a), as_expr(b))
 
 
 def select(cond: Like, yes: Like, no: Like) -> Expr:
+    """``yes`` where ``cond`` holds, else ``no``."""
     return Select(as_expr(cond), as_expr(yes), as_expr(no))
 
 

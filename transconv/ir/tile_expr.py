@@ -1,4 +1,4 @@
-"""Expressions that change which lanes a tile has: one fewer, or more."""
+"""Expressions that remove or add lanes of a tile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transconv.ir.node import node
 
 @node
 class Reduce(Expr):
-    """The reduction ``op`` (see reductions.py) of ``x`` along a lane, which the result no longer has."""
+    """The reduction ``op`` (see reductions.py) of ``x`` along a lane, which the result lacks."""
 
     op: str
     x: Expr

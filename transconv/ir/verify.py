@@ -52,6 +52,7 @@ LEVELS: dict[str, tuple[Rule, ...]] = {
     "explicit": (*LANES, level_of.roles_share_a_program, level_of.only_roles_wait, level_of.roles_say_all,
                  level_of.pieces_are_multiplied),
 }
+"""The rules of each level, by its name."""
 
 
 def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:

@@ -37,6 +37,7 @@ class Visitor:
     """
 
     def visit(self, at: Node) -> None:
+        """Act on a node: by the method of its class, or ``generic``."""
         method = getattr(self, f"visit_{type(at).__name__}", None)
         if method is None:
             self.generic(at)
@@ -44,6 +45,7 @@ class Visitor:
             method(at)
 
     def generic(self, at: Node) -> None:
+        """Visit a node's children."""
         for child in at.children():
             self.visit(child)
 
@@ -56,10 +58,20 @@ class Mutator:
     """
 
     def mutate(self, at: Node) -> Any:
+        """What becomes of a node: by the method of its class, or ``generic``."""
         method = getattr(self, f"mutate_{type(at).__name__}", None)
         return self.generic(at) if method is None else method(at)
 
+    def mutate_Tensor(self, at: Node) -> Any:
+        """A tensor stays as it is: its extents are of its type."""
+        return at
+
+    def mutate_Sizes(self, at: Node) -> Any:
+        """What must hold of sizes stays as it is."""
+        return at
+
     def generic(self, at: Node) -> Any:
+        """The node over what becomes of its children; itself where they stay."""
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
             unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))

@@ -1,4 +1,4 @@
-"""Stage 6. In: a gridwise kernel. Out: how operands are fetched and stored, and who sums what.
+"""The pass ``blockwise``: decides how operands are loaded and stored, and which program sums what.
 
     a = load(A, n*.. + h*.., mask=...)  ->  a = box_load(A, at=[n_blk*2, h_blk*8 + kh - 1, ..])
 
@@ -126,7 +126,7 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
         positions |= _piled(view, schedule, compute, positions) if view is not None else {}
     made: Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
-    return Kernel(kernel.name, params, made.body, kernel.notes)
+    return replace(kernel, params=params, body=made.body)
 
 
 def _rounded(box: Box, compute: Compute) -> Box:
@@ -199,7 +199,7 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     made: Kernel = _Partials(parts, compute.c, stream.accumulator(kernel)).mutate(shared)
     used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
-    return Kernel(kernel.name, (*params, parts), made.body, kernel.notes)
+    return replace(kernel, params=(*params, parts), body=made.body)
 
 
 class _Share(Mutator):

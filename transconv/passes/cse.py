@@ -1,4 +1,4 @@
-"""Stage 8e. Compute a repeated index expression once.
+"""The pass ``cse``: computes a repeated index expression once.
 
     a = load(A, m // 56 * 64 + k)             m_div = m // 56
     b = load(R, m // 56 * 32 + k)     ->      a = load(A, m_div * 64 + k)

@@ -1,4 +1,4 @@
-"""Part of stage 8a. In: a kernel whose masks are simplified. Out: the same without sums of nothing.
+"""Removes sums of nothing from a kernel whose masks are simplified; part of the pass ``simplify``.
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
     for step in 0..2:                                   store(C, .., acc)
@@ -42,8 +42,8 @@ from transconv.ir import (
 
 
 def drop_dead_sums(kernel: Kernel) -> Kernel:
-    """Remove products with what is never read, loops of sums that then only name things, and names of
-    what is never read that nothing mentions any more."""
+    """Remove products with elements that are never read, then loops of sums without a product, then names
+    that are not used elsewhere."""
     lets = find(kernel, Let)
     read = {s.var for s in lets if not _never_read(s.value)}
     nothing = {s.var for s in lets} - read

@@ -1,4 +1,4 @@
-"""Stage 9. What the target needs spelled differently.
+"""The pass ``final``: rewrites what the target language spells differently.
 
 Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs where one side
 is negative. Where a negative numerator cannot be excluded, it is shifted by a multiple of the divisor;
@@ -38,6 +38,7 @@ from transconv.ir import (
     Node,
     Read,
     Select,
+    Sizes,
     Stmt,
     Store,
     Update,
@@ -53,14 +54,14 @@ FARTHEST = 1 << 24  # below 0: a numerator that is shifted further might leave 3
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
     """Make every division one of a non-negative number by a positive one, name values that two bounds
     leave, and cast operands where asked to."""
-    body = _Final(upcast16).mutate(kernel.body)
+    body = _Final(upcast16, kernel.sizes).mutate(kernel.body)
     assert isinstance(body, Stmt)
-    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+    return replace(kernel, body=body)
 
 
 class _Final(Scope):
-    def __init__(self, upcast16: bool) -> None:
-        super().__init__()
+    def __init__(self, upcast16: bool, sizes: Sizes | None) -> None:
+        super().__init__(sizes)
         self.upcast16 = upcast16
         self.cast: dict[Node, Expr] = {}
 

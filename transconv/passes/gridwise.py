@@ -1,4 +1,4 @@
-"""Stage 5. In: the naive nest and a schedule. Out: axes have become grid x loop x tile.
+"""The pass ``gridwise``: splits the axes of the naive loop nest into grid, loop and tile.
 
     for h parallel:                         for pid grid:
         for w parallel:                         m_blk, n_blk = unpack(pid)
@@ -22,8 +22,8 @@ from math import isinf, prod
 from transconv.compute import Compute
 from transconv.ir import (
     ASSUME,
+    ATOMIC_ADD,
     REDUCERS,
-    ZERO,
     Add,
     Cast,
     Const,
@@ -56,8 +56,9 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes.counts import Extent, blocks, counted, simple, unpack
 from transconv.schedule import Block, Schedule
-from transconv.simplify import Facts, simplify
+from transconv.simplify import Facts, facts_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
 LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
@@ -123,7 +124,8 @@ class _Side:
 
     kind: str
     name: str  # of its lanes
-    counts: list[tuple[Var, int]] = field(default_factory=list)
+    facts: Facts
+    counts: list[tuple[Var, Extent]] = field(default_factory=list)
     lets: list[Stmt] = field(default_factory=list)
     extent: int = 1
     lanes: dict[Block, Var] = field(default_factory=dict)  # where blocks have lanes of their own
@@ -131,8 +133,8 @@ class _Side:
     tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
-    def count(self) -> int:
-        return prod(n for _, n in self.counts)
+    def count(self) -> Extent:
+        return simple(prod(n for _, n in self.counts), self.facts)
 
     @property
     def lane(self) -> Var:
@@ -155,10 +157,12 @@ class _Side:
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Tile every axis as the schedule says, and put the tiles on the grid and into the loop."""
     nest = parts(kernel)
-    sizes = {x.var: x.stop for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
+    sizes = {x.var: x.stop if x.until is None else x.until
+             for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
+    facts = facts_of(kernel.sizes)
     kinds = {v: compute.kind(v.name) for v in sizes}
     product = compute.factors is not None
-    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule, product)
+    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule, product, facts)
              for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
@@ -173,10 +177,11 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
     for side in reversed(outer):
         whole = side.wrap(whole)
-    several = 0 < schedule.programs < grid * schedule.split_k  # parts of a sum are dealt out one by one
+    # Parts of a sum are dealt out one by one.
+    several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
-    body = For(pid, grid, seq(*grid_lets, whole), "grid", programs=programs)
-    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    return replace(kernel, body=body)
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
@@ -185,7 +190,8 @@ def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt
     if not sweep.loops:
         return body
     kind = "unroll" if schedule.unroll else "serial"
-    return For(STEP, side.count, seq(*_unpack(STEP, side.counts), body), kind, schedule.stages)
+    loop = For(STEP, 0, seq(*unpack(STEP, side.counts), body), kind, schedule.stages)
+    return counted(loop, side.count, side.facts)
 
 
 def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
@@ -201,23 +207,23 @@ def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
     return substitute(loop, names)
 
 
-def _side(kind: str, axes: list[Var], sizes: dict[Var, int], schedule: Schedule,
-          product: bool) -> _Side:
+def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
+          product: bool, facts: Facts) -> _Side:
     """``product``: two operands are multiplied, so that each side of a tile is one dimension. A copy
     has a dimension per block: it may load along the one and store along the other."""
     taken = {v.name for v in sizes}
     # Lanes of several blocks are counted: m0, m1.
     clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
-    side = _Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind])
+    side = _Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind], facts)
     if kind == "K" and schedule.order:
         rank = {n: i for i, n in enumerate(schedule.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
-    blocks = [b for b in schedule.blocks if Var(b.axes[0]) in axes and b.extent > 1]
-    blocks = [b for b in blocks if not schedule.in_registers(b)]
-    blocks.sort(key=lambda b: axes.index(Var(b.axes[0])))
-    side.extent = prod(b.extent for b in blocks)
-    if not product and len(blocks) > 1:
-        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(blocks)}
+    tiles = [b for b in schedule.blocks if Var(b.axes[0]) in axes and b.extent > 1]
+    tiles = [b for b in tiles if not schedule.in_registers(b)]
+    tiles.sort(key=lambda b: axes.index(Var(b.axes[0])))
+    side.extent = prod(b.extent for b in tiles)
+    if not product and len(tiles) > 1:
+        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
     below = side.extent
     for axis in axes:
         block = schedule.block_of(axis.name)
@@ -244,63 +250,51 @@ def _within(side: _Side, block: Block, below: int) -> Expr:
     return within
 
 
-def _tile(side: _Side, block: Block, axes: list[Var], within: Expr, sizes: dict[Var, int]) -> None:
+def _tile(side: _Side, block: Block, axes: list[Var], within: Expr,
+          sizes: dict[Var, Extent]) -> None:
     """Position = index*extent + within; then one let per axis of a block that fuses several."""
     whole = block.extent == side.extent and within is side.lane
     index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
-    total = prod(sizes[a] for a in axes)
+    total = simple(prod(sizes[a] for a in axes), side.facts)
     name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
     side.lets.append(Let(name, index * block.extent + within))
     if len(axes) > 1:
         # The outermost axis takes what is left, also beyond its size: the tail mask tells.
         inner = [(a, sizes[a]) for a in axes[1:]]
         side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
-        side.lets += _unpack(name, inner, total)
-    side.counts.append((index, -(-total // block.extent)))
-    if total % block.extent:
+        side.lets += unpack(name, inner, total)
+    side.counts.append((index, blocks(total, block.extent)))
+    if isinstance(total, Expr) or total % block.extent:
         side.tails |= {a: name < total for a in axes}
 
 
-def _unpack(packed: Var, counts: list[tuple[Var, int]], total: int = 0) -> list[Stmt]:
-    """Lets that take a packed index below ``total`` apart: the last counts fastest."""
-    lets: list[Stmt] = []
-    below, total = 1, total or prod(count for _, count in counts)
-    for var, count in reversed(counts):
-        value: Expr = packed // below if below > 1 else packed
-        if count == 1:
-            value = ZERO
-        elif below * count < total:
-            value = value % count
-        lets.append(Let(var, value))
-        below *= count
-    return lets[::-1]
-
-
-def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list[Stmt], int]:
+def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list[Stmt], Extent]:
     """One program number for the whole grid: (batch, row blocks x column blocks).
 
     Row blocks are taken in groups of ``group_m`` per sweep over the columns, so that programs that
     run at the same time share operands in the cache.
     """
     pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
-    group = min(schedule.group_m, rows)
+    group = min(schedule.group_m, rows) if isinstance(rows, int) else schedule.group_m
     pair, m, n = Var("mn_blk"), Var("m_at"), Var("n_at")
     lets: list[Stmt] = []
     outer = sides["B"].counts
-    lets += _unpack(pid, [*outer, (pair, rows * columns)])
+    lets += unpack(pid, [*outer, (pair, rows * columns)])
     if columns == 1 or rows == 1 or group <= 1:
-        lets += _unpack(pair, [(m, rows), (n, columns)])
-    elif rows % group == 0:
+        lets += unpack(pair, [(m, rows), (n, columns)])
+    elif isinstance(rows, int) and rows % group == 0:
         whole, rest = Var("group"), Var("in_group")
-        lets += _unpack(pair, [(whole, rows // group), (rest, group * columns)])
+        lets += unpack(pair, [(whole, rows // group), (rest, group * columns)])
         lets += [Let(m, whole * group + rest % group), Let(n, rest // group)]
     else:
         whole, rest, size = Var("group"), Var("in_group"), Var("group_size")
-        lets += _unpack(pair, [(whole, -(-rows // group)), (rest, group * columns)])
-        lets += [Let(size, minimum(rows - whole * group, group)),
-                 Let(m, whole * group + rest % size), Let(n, rest // size),
+        lets += unpack(pair, [(whole, blocks(rows, group)), (rest, group * columns)])
+        lets.append(Let(size, minimum(rows - whole * group, group)))
+        if isinstance(rows, Expr):  # of numbers it is seen
+            lets.append(FuncCall(ASSUME, (size > 0,)))
+        lets += [Let(m, whole * group + rest % size), Let(n, rest // size),
                  FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
-    lets += _unpack(m, sides["M"].counts) + _unpack(n, sides["N"].counts)
+    lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
     return pid, lets, prod(c for _, c in outer) * rows * columns
 
 
@@ -350,6 +344,13 @@ class _Guard(ExprMutator):
     def mutate_Store(self, at: Store) -> Node:
         return Store(at.tensor, at.offset, self.mutate(at.value),
                      self.guarded(at.offset, at.mask))
+
+    def mutate_FuncCall(self, at: FuncCall) -> Node:
+        if at.func is not ATOMIC_ADD:
+            return at
+        tensor, offset, value, mask = at.args
+        assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
+        return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
 
     def mutate_Update(self, at: Update) -> Node:
         """Positions beyond the end add nothing: they are loaded as 0, which is enough in a sum of

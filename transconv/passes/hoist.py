@@ -1,4 +1,4 @@
-"""Stage 8c. Move what does not change out of the loop of the sum.
+"""The pass ``hoist``: moves loop-invariant expressions out of the loop of the sum.
 
     for step in 0..9:                            A_m = (n*3136 + h*56 + w)*64
         kh = step // 3; kw = step % 3            for step in 0..9:

@@ -1,4 +1,4 @@
-"""Stage 7. In: a kernel with tile loops. Out: tiles are vectors, the product is one call.
+"""The pass ``lanewise``: turns tile loops into vectors, and the product into one call.
 
     for m in 0..128 tile:                   acc: f32[m:128, n:64] = 0
         for n in 0..64 tile:                for step in ...:
@@ -31,6 +31,7 @@ from dataclasses import replace
 from transconv.ir import (
     Add,
     Alloc,
+    BoxLoad,
     Cast,
     Expr,
     For,
@@ -38,14 +39,12 @@ from transconv.ir import (
     Kernel,
     Lane,
     Let,
-    Load,
     Max,
     Min,
     Mul,
     Mutator,
     Node,
     Reduce,
-    Select,
     Seq,
     Spread,
     Stmt,
@@ -103,7 +102,7 @@ class _Vectorise(Mutator):
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
         taken = multiplied_as(value.dtype, self.precision)
-        if isinstance(value, (Load, Select)) and taken is not value.dtype:
+        if not isinstance(value, BoxLoad) and taken is not value.dtype:
             self.near[let.var] = Var(f"{let.var.name}_near", taken)
         return Let(let.var, value, let.origin)
 
@@ -134,7 +133,7 @@ class _Vectorise(Mutator):
         here = {*self.around, *lanes_of(value, self.scope)}
         summed = sorted((x for x in here if x not in own), key=lambda x: (x.axis, x.name))
         match value:
-            case Add(old, Mul(Cast(Var() as a), Cast(Var() as b))) if (
+            case Add(old, Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b)))) if (
                     old is at.var and self.schedule.unit == "mma"):
                 # What an operand does not vary along (an expanded tensor) may vanish from its address.
                 # An axis that only the result has belongs to the operand that lacks a side.

@@ -1,4 +1,4 @@
-"""Stage 8b. Let optimisation: names that nothing reads disappear, names for names are replaced.
+"""The pass ``lets``: removes unused names and names of names.
 
     let a_blk = pid // 4                    let a_blk = pid // 4
     let split = 0                   ->      let ow = (a_blk * 128) + m

@@ -1,4 +1,4 @@
-"""Stage 4. In: Compute. Out: Kernel: a scalar loop nest that is right, and nothing else.
+"""The first kernel of a computation: a correct scalar loop nest without any optimisation.
 
     for every point of the axes that are not reduced (parallel):
         acc = 0
@@ -23,14 +23,15 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from transconv.compute import Compute, Read, Reduction, Step, Sweep, Value, Write
+from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write
 from transconv.ir import (
+    ATOMIC_ADD,
     REDUCERS,
-    TRUE,
     Alloc,
     Const,
     Expr,
     For,
+    FuncCall,
     Kernel,
     Let,
     Load,
@@ -45,6 +46,7 @@ from transconv.ir import (
     store,
     substitute,
 )
+from transconv.simplify import facts_of, range_of
 
 Seen = dict[Step, View]  # the views of steps, their coordinates named
 
@@ -56,8 +58,18 @@ def naive(compute: Compute, name: str) -> Kernel:
     whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
     for x in reversed(compute.axes):
         if x not in compute.axes_of("K"):
-            whole = For(x.var, x.size, whole, "parallel")
-    return Kernel(name, compute.tensors, whole)
+            whole = _loop(x, compute, whole, "parallel")
+    return Kernel(name, compute.tensors, whole, sizes=compute.named)
+
+
+def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
+    """The loop along an axis. One over a size that is an argument ends there, and at the largest such
+    size at the latest."""
+    if x.extent is None:
+        return For(x.var, x.size, body, kind)
+    most = range_of(x.extent, facts_of(compute.named)).hi
+    assert most is not None, f"{x.extent} has no end"
+    return For(x.var, most, body, kind, until=x.extent)
 
 
 # What lanes and positions of a tile are called: a value of such a name gets another one.
@@ -123,7 +135,7 @@ def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
     nest.know(outside)
     body: Stmt = seq(*(x for x in loops if x not in outside), *ends)
     for x in reversed(summed):
-        body = For(x.var, x.size, body)
+        body = _loop(x, compute, body)
     if any(x.size == 0 for x in summed):
         body = Seq(())
     return [*outside, *accs, body]
@@ -224,5 +236,8 @@ class _Nest:
             elif isinstance(step, Write):
                 view = seen[step]
                 mask = view.mask()
-                made.append(store(view.tensor, view.offset(), step.value, TRUE if mask is TRUE else mask))
+                if step.op:
+                    made.append(FuncCall(ATOMIC_ADD, (view.tensor, view.offset(), step.value, mask)))
+                else:
+                    made.append(store(view.tensor, view.offset(), step.value, mask))
         return made

@@ -1,4 +1,4 @@
-"""Stage 8f. Choose 32 or 64 bits for every index.
+"""The pass ``narrow``: chooses 32 or 64 bits for every index.
 
 An index expression stays 32-bit when every value in it, intermediate ones included, is proved to fit;
 otherwise the largest parts that fit are computed in 32 bits and cast where the wide part begins:
@@ -25,6 +25,7 @@ from transconv.ir import (
     Load,
     Node,
     Select,
+    Sizes,
     Stmt,
     Store,
     Update,
@@ -41,13 +42,13 @@ LIMIT = 2**31 - 1
 
 def narrow(kernel: Kernel) -> Kernel:
     """Insert casts to index64 where a 32-bit index could overflow."""
-    body = _Narrow().mutate(kernel.body)
-    return Kernel(kernel.name, kernel.params, body, kernel.notes)
+    body = _Narrow(kernel.sizes).mutate(kernel.body)
+    return replace(kernel, body=body)
 
 
 class _Narrow(Scope):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sizes | None) -> None:
+        super().__init__(sizes)
         self.wide: dict[Node, Expr] = {}
 
     def fits(self, e: Expr) -> bool:

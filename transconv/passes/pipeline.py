@@ -1,4 +1,4 @@
-"""Stages 4 to 9. In: a computation and a schedule. Out: the kernel after each pass.
+"""The compiler's pipeline: the kernel of a computation and a schedule after each pass.
 
 ``STAGES`` is the whole compiler, from the problem to the text, read from top to bottom. ``lower`` walks
 the part of it that is about one kernel; a pass is a function from kernel to kernel in a file of its own.
@@ -68,9 +68,21 @@ STAGES: tuple[Stage, ...] = (
     Stage("together", "all stride phases in one launch"),
     Stage("emit", "the kernel in Triton", gives="text"),
 )
+"""All stages, in their order."""
 # Those that are neither a form of the computation nor a pass each have code of their own.
+PROBLEM: Stage
+"""What is asked for."""
+SCHEDULE: Stage
+"""How it is computed."""
+NAIVE: Stage
+"""The loop nest of the computation."""
+TOGETHER: Stage
+"""All stride phases in one launch."""
+EMIT: Stage
+"""The kernel's text."""
 PROBLEM, SCHEDULE, NAIVE, TOGETHER, EMIT = (s for s in STAGES if type(s) is Stage)
 PIPELINE: tuple[Pass, ...] = tuple(s for s in STAGES if isinstance(s, Pass))
+"""The stages from kernel to kernel."""
 _registered: list[tuple[Pass, str]] = []
 
 

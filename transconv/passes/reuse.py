@@ -1,4 +1,4 @@
-"""Stage 8a. What is loaded twice is loaded once.
+"""The pass ``reuse``: loads once what is loaded twice.
 
     x_0_1 = w + 0 + 1 - 1                   x_0_1 = w
     a_0_1 = load(A, .. x_0_1)               a_0_1 = load(A, .. x_0_1)

@@ -1,5 +1,5 @@
-"""Stage 9b, shared memory. In: the boxes that a step of the sum fetches. Out: a ring of buffers for
-each, with the copies that fill a slot of it (see ``roles.py``).
+"""Shared memory of warp-specialized kernels: a ring of buffers for each box that a step of the sum loads,
+with the copies that fill a slot of it (see ``roles.py``).
 
     a = box_load(A, at=[..])   ->   shared A_ring[3]; fetch A at=[..] -> A_ring[slot]
 

@@ -1,5 +1,5 @@
-"""Stage 9b. In: a lanewise kernel that moves boxes. Out: the same with its shared memory and its waits
-written down, and its warps in two roles (``via=gluon``).
+"""The pass ``roles``: turns a lanewise kernel that loads TMA boxes into a warp-specialized one with
+explicit shared memory and barriers, and with producer and consumer warps (``via=gluon``).
 
     for pid in 0..784 grid programs=132:          for program in 0..132 grid:
         ...lets                                       shared A_ring[3], B_ring[3], C_tile
@@ -32,7 +32,7 @@ of the ring early: it begins when the other one has seen all of its steps land, 
 a barrier whose parity is the team whose turn it is.
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B (one that fits shared memory): these
-are fetched once, before the first tile, each into a buffer of its own, and nobody frees them.
+are fetched once, before the first tile, each into a buffer of its own, and are never freed.
 
 The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.transposed``)
 are transposed between the two by a third role, into a ring of their own:
@@ -127,7 +127,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     own.append(_clean("producer", 1, FETCH_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
-    return Kernel(kernel.name, kernel.params, whole, kernel.notes)
+    return replace(kernel, body=whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Stage 8a. In: any kernel. Out: shorter index arithmetic and fewer masks, with the facts named.
+"""The pass ``simplify``: shorter index arithmetic and fewer masks, with the facts used in each proof.
 
 Walking in program order gathers facts: loops and lanes have ranges, lets have the ranges of their
 values, ``assume`` states conditions. Addresses are expanded through affine lets (``y = h*2 + kh``)
@@ -39,6 +39,7 @@ from transconv.ir import (
     Read,
     Select,
     Seq,
+    Sizes,
     Stmt,
     Store,
     Update,
@@ -53,14 +54,14 @@ from transconv.ir import (
     walk,
 )
 from transconv.passes.dead import drop_dead_sums
-from transconv.simplify import Facts, range_of, reason, simplify
+from transconv.simplify import facts_of, range_of, reason, simplify
 
 
 class Scope(Mutator):
     """A mutator that knows, at every statement, the facts and the definitions in sight."""
 
-    def __init__(self, facts: Facts | None = None) -> None:
-        self.facts = facts or Facts()
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        self.facts, self.sized = facts_of(sizes), sizes is not None
         self.defs: dict[Var, Expr] = {}
         self.wholes: dict[Var, Expr] = {}  # the definitions over loop variables and lanes
         self.affines: dict[Var, Expr] = {}  # the same of those that only add and multiply
@@ -78,6 +79,8 @@ class Scope(Mutator):
         facts, defs = self.facts, dict(self.defs)
         first = range_of(self.whole(loop.start), facts).lo
         self.facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
+        if loop.until is not None and self.sized:
+            self.facts = self.facts.assume(loop.var < loop.until)
         body = self.mutate(loop.body)
         self.facts, self.defs = facts, defs
         self._expand_anew()
@@ -141,11 +144,11 @@ _NOT_AFFINE = (FloorDiv, Mod, Min, Max, Select)
 
 def simplify_kernel(kernel: Kernel) -> Kernel:
     """Simplify every index and mask of a kernel."""
-    pass_ = _Simplify()
+    pass_ = _Simplify(kernel.sizes)
     body = pass_.mutate(kernel.body)
     notes = [line for note in dict.fromkeys(pass_.notes)
              for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
-    return drop_dead_sums(Kernel(kernel.name, kernel.params, body, (*kernel.notes, *notes)))
+    return drop_dead_sums(replace(kernel, body=body, notes=(*kernel.notes, *notes)))
 
 
 NOTE_WIDTH = 96  # behind a comment sign
@@ -155,8 +158,8 @@ B = TypeVar("B", BoxLoad, BoxStore)
 
 
 class _Simplify(Scope):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sizes | None) -> None:
+        super().__init__(sizes)
         self.notes: list[str] = []
 
     def bound(self, e: Expr) -> Expr:

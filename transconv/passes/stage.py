@@ -1,4 +1,4 @@
-"""What a row of the compiler is (see pipeline.py): a stage, which takes one thing and gives another."""
+"""Stage: one row of the compiler's pipeline, a named function with a description (see pipeline.py)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ class Context:
 
     @property
     def schedule(self) -> Schedule:
+        """How it is computed."""
         return self.whole.schedule
 
     @property
     def target(self) -> Target:
+        """The chip."""
         return self.whole.target
 
     @property
     def dot_precision(self) -> str:
+        """How a product multiplies f32: the precision asked for, if the chip has it, else ``ieee``."""
         if self.target.upcast16 or self.precision not in self.target.precisions:
             return "ieee"
         return self.precision

@@ -1,5 +1,5 @@
-"""Stage 6, sums dealt out evenly (``reduce=stream``). In: a kernel of tiles. Out: one whose programs each
-take an equal run of all the steps of all the tiles, wherever tiles begin and end in it.
+"""Stream-K (``reduce=stream``): turns a kernel of tiles into one whose programs each take an equal run of
+all the steps of all the tiles, wherever tiles begin and end in it.
 
     for pid in 0..72 grid programs=132:         for share in 0..132 grid:
         ...unpack(pid)                              for segment in 0..2 until ...:
@@ -150,7 +150,7 @@ def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) 
                    until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1)
     first = [Let(FIRST, SHARE * dealt.chunk), Let(LAST, minimum(FIRST + dealt.chunk, units))]
     body = For(SHARE, dealt.shares, seq(*first, segments), "grid")
-    return Kernel(kernel.name, (*kernel.params, parts), body, kernel.notes)
+    return replace(kernel, params=(*kernel.params, parts), body=body)
 
 
 def accumulator(kernel: Kernel) -> Var:

@@ -1,4 +1,4 @@
-"""Stage 8. Write the iterations of a loop out, so that its index arithmetic becomes constant.
+"""The pass ``unroll``: unrolls a loop, so that its index arithmetic becomes constant.
 
     for step in 0..2 unroll:            kh_0 = 0;  a_0 = load(.., kh_0)
         kh = step               ->      acc = acc + a_0 * b_0

@@ -1,4 +1,4 @@
-"""Stage 8g. An operand that lacks lanes of its products is loaded along all of them.
+"""The pass ``widen``: loads an operand along all lanes of its product if it lacks some.
 
     b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))
 

@@ -3,11 +3,26 @@
 In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below.
 """
 
+from transconv.runtime.apart import Apart, Copy, apart
+from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
+from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
+from transconv.runtime.prepared import Prepared, prepare
+from transconv.runtime.readiness import (
+    COMPILING,
+    NEVER,
+    Question,
+    collecting,
+    is_ready,
+    ready,
+    state,
+)
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Choose", "Plan", "Planned", "Step", "build", "build_compute", "forget", "header", "kernel_name",
-    "plan", "plan_steps", "replan",
+    "Apart", "COMPILING", "Carried", "Choose", "Copy", "NEVER", "Plan", "Planned", "Prepared", "Question",
+    "Step", "apart", "build", "build_compute", "check_indices", "collecting", "forget", "header", "info",
+    "is_ready", "kernel_name", "pack", "plan", "plan_steps", "prepare", "ready", "replan", "state",
+    "unpack",
 ]

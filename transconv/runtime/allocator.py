@@ -1,4 +1,4 @@
-"""Beside the plans. The quickest way to an empty tensor on the current GPU.
+"""The fastest allocation of an empty tensor on the current GPU.
 
 The entry that torch's compiled code uses takes a third of the time of the public one.
 """

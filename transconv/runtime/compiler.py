@@ -1,4 +1,4 @@
-"""From a workload to a plan that can be launched, and what is kept of it.
+"""From a workload to a plan that can be launched, and the caches of plans.
 
 ``passes/pipeline.py`` lowers one computation, ``steps.py`` says which a workload needs and makes one
 launch of each, ``plans.py`` is the result; here a workload becomes a plan, each step the best kernel that
@@ -20,7 +20,7 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import TOGETHER, blockwise, leave, running, together
-from transconv.runtime import verdicts
+from transconv.runtime import kept, verdicts
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.steps import (
     Choose,
@@ -51,6 +51,9 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
         plan_steps(workload, target, schedule, choose or shelf.choose), target)
     if deterministic and (varying := [c for _, c in planned if c.varies]):
         raise _same_bits(varying[0])
+    if deterministic and (adding := next((a for a, _ in planned if a.added), None)) is not None:
+        raise ScheduleError(f"{adding.name} adds to {adding.added[0].tensor.name} in no order, and the "
+                            "same bits were asked for")
     steps, spaces = shelf.assembled(planned, one, target)
     used = next((s.schedule for s in steps if not is_copy(s.compute)), schedule or Schedule())
     spent = time.perf_counter() - started
@@ -113,6 +116,9 @@ class _Shelf:
             made = one if one and compute.phase else self.step(compute, chosen, target)
             if made not in steps:
                 steps.append(made)
+            for view in compute.added:  # once, however many kernels add to it
+                if all(s.zero is not view.tensor for s in steps):
+                    made.zero = view.tensor
             whole = Scheduled(compute, chosen, target)
             spaces |= {t.name: t for t in whole.workspaces}
             spaces |= {t.name: t for t in self.between(compute)}
@@ -187,8 +193,10 @@ _lock = threading.Lock()
 
 
 def plan(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-         kind: type[Made]) -> Made:
-    """``build``, remembered: the same question gets the same plan, compiled once per process."""
+         kind: type[Made], keeps: bool = True) -> Made:
+    """``build``, remembered: the same question gets the same plan, compiled once per process. ``keeps``:
+    plans of other processes are read, and this one is written for them; a check of the passes wants what
+    they make of a workload in this process."""
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
     if found is None:
@@ -196,10 +204,48 @@ def plan(workload: Workload, target: Target, schedule: Schedule | None, determin
         if plain is not None and not any(s.schedule.varies for s in plain.steps):
             made = replace(plain, deterministic=True)  # the same kernels, once in memory
         else:
-            made = build(workload, target, schedule, None, deterministic, kind)
+            made = _kept_or_built(workload, target, schedule, deterministic, kind, keeps)
         with _lock:
             found = _plans.setdefault(key, made)
     return cast(Made, found)
+
+
+def known(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made]) -> Made | None:
+    """The plan, if this process or another one has made it."""
+    key = (workload, target, schedule, kind, deterministic)
+    found = _plans.get(key)
+    if found is None:
+        made = kept.find(workload, target, deterministic, kind,
+                         lambda: build(workload, target, None, None, deterministic, kind))
+        if made is None:
+            return None
+        with _lock:
+            found = _plans.setdefault(key, made)
+    return cast(Made, found)
+
+
+def adopt(answer: dict[str, Any]) -> None:
+    """Remember the kernels that another process found to be wrong (``wrong``), and say so."""
+    for found in answer.get("wrong", ()):
+        log.warning("rejected: %s with schedule %s: %s", found["function"], found["schedule"],
+                    found["reason"])
+        verdicts.record(found["kernel"], verdicts.WRONG, bool(found["keep"]), reason=found["reason"],
+                        function=found["function"], schedule=found["schedule"])
+
+
+def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+                   kind: type[Made], keeps: bool) -> Made:
+    def make() -> Made:
+        return build(workload, target, schedule, None, deterministic, kind)
+
+    if schedule is not None or not keeps:
+        return make()
+    found = kept.find(workload, target, deterministic, kind, make)
+    if found is None:
+        found = make()
+        kept.keep(found)
+    return found
 
 
 def replan(wrong: Made) -> Made:

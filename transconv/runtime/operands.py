@@ -1,4 +1,4 @@
-"""The tensors that a plan was made for, and whether those of a call are such."""
+"""The tensors that a plan expects, and the check of a call's tensors against them."""
 
 from __future__ import annotations
 

@@ -1,35 +1,54 @@
-"""What the compiler hands out: the launches that answer a workload."""
+"""Plans: the launches that compute a workload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transconv import knobs
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import Launcher, SizedLauncher
 from transconv.compute import Compute, Workload
-from transconv.ir import Kernel, Tensor
+from transconv.ir import Kernel, Sizes, Tensor
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
+from transconv.runtime.sized import sizes_of_call
 from transconv.schedule import Schedule
 from transconv.target import Target
 
 
-@dataclass(slots=True)
-class Step:
-    """One launch of a plan: a kernel, its text, and the schedule that shaped it."""
+class Lowered(NamedTuple):
+    """Where a launch comes from: its computation, and the kernel that the passes made of it."""
 
     compute: Compute
-    schedule: Schedule
     kernel: Kernel
+
+
+@dataclass(slots=True)
+class Step:
+    """One launch of a plan: a kernel, its text, and the schedule that shaped it. ``does`` is its
+    computation's; ``lowered`` runs the passes where the text was kept by another process."""
+
+    does: str
+    schedule: Schedule
+    lowered: Callable[[], Lowered]
     source: str
     path: Path | None
     launcher: Launcher
     params: tuple[str, ...]
     digest: str  # under which its verdict is kept
     zero: Tensor | None = None  # cleared before the launch
+
+    @property
+    def compute(self) -> Compute:
+        """What it computes."""
+        return self.lowered().compute
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel behind the text."""
+        return self.lowered().kernel
 
 
 @dataclass(slots=True)
@@ -51,6 +70,7 @@ class Plan:
 
     @property
     def source(self) -> str:
+        """The Triton text of its kernels, in the order of launches."""
         return "\n\n".join(s.source for s in self.steps)
 
     def launch(self, **tensors: Any) -> None:
@@ -64,13 +84,36 @@ class Plan:
 
     def check(self, tensors: dict[str, Any]) -> None:
         """TensorError unless each tensor is what the plan was made for: kernels ask no more."""
+        if self.sizes:
+            check(self._wanted_at(self.sizes_of(tensors)), tensors, lambda: self.workload.title)
+            return
         if not self.wanted:
             self.wanted = tuple(Wanted(t.name, t.dtype, t.shape, t.layout) for t in self.workload.tensors)
         check(self.wanted, tensors, lambda: self.workload.title)
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """The sizes that are arguments of its kernels, and what must hold of them."""
+        return next((s.kernel.sizes for s in self.steps if s.kernel.sizes), None)
+
+    def sizes_of(self, tensors: dict[str, Any]) -> dict[str, int]:
+        """The sizes of a call, by name. Raises TensorError for those that the kernels are not for."""
+        assert self.sizes is not None
+        return sizes_of_call(self.sizes, self.workload.tensors, tensors, self.workload.title)
+
+    def _wanted_at(self, sizes: dict[str, int]) -> list[Wanted]:
+        made = [t.at(sizes) for t in self.workload.tensors]
+        return [Wanted(t.name, t.dtype, t.shape, t.layout) for t in made]
+
     def run(self, tensors: dict[str, Any]) -> None:
         """Launch on tensors by name that were checked, to which workspaces are added for the time of the
         call."""
+        if self.sizes:
+            sizes = self.sizes_of(tensors)
+            for step in self.steps:
+                assert isinstance(step.launcher, SizedLauncher)
+                step.launcher.start([tensors[name] for name in step.params], sizes)
+            return
         near = next(iter(tensors.values()))
         for name, spec in self.workspaces.items():
             tensors[name] = near.new_empty(spec.layout.span, dtype=torch_type(spec))
@@ -87,6 +130,8 @@ class Plan:
         that the device is the current one.
         """
         known = (*names, *self.workspaces)
+        if self.sizes:
+            return None
         steps: list[tuple[Callable[..., None], int | None]] = []
         for step in self.steps:
             begin = None

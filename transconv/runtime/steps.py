@@ -1,5 +1,5 @@
-"""From a computation and a schedule to a step of a plan: which computations a workload needs, and the
-kernel of each with its name, its text and what launches it."""
+"""The steps of a plan: the computations that a workload needs, and the kernel of each with its name, its
+text and what launches it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from transconv.backend_triton import Launcher, boxes, emit, grid_size, is_explicit, write
+from transconv.backend_triton import (
+    Launcher,
+    SizedLauncher,
+    boxes,
+    emit,
+    grid_size,
+    is_explicit,
+    write,
+)
 from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, blockwise, leave, lower
 from transconv.runtime import verdicts
-from transconv.runtime.plans import Step
+from transconv.runtime.plans import Lowered, Step
 from transconv.schedule import (
     Schedule,
     Scheduled,
@@ -24,11 +32,13 @@ from transconv.schedule import (
     with_letter,
     without,
 )
-from transconv.selection import choice, spread
+from transconv.selection import choice, completed, spread
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]
+"""A function that chooses the schedule of a computation for a chip."""
 Planned = list[tuple[Compute, Schedule]]
+"""Computations with their schedules, in the order of launches."""
 
 MAX_NAME = 64  # characters of a name in the IR
 
@@ -44,12 +54,17 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     computations = workload.computations
     if schedule is None:
         computations = tuple(k for c in computations for k in spread(c, target))
+    elif schedule.red == "split" and not schedule.blocks:
+        parts = {c: spread(c, target, asked=True) for c in computations}
+        computations = tuple(k for c in computations for k in parts[c])
+        if len(computations) > len(parts):  # parts of rows in kernels of their own
+            schedule = None
     for compute in computations:
         if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
             continue
         empty = any(x.size == 0 for x in compute.axes_of("K"))
         chosen = (choose(compute, target) if schedule is None or empty else
-                  choice.fitted(schedule, compute, target))
+                  choice.fitted(completed(schedule, compute, target), compute, target))
         mains.append((compute, chosen))
     return with_copies(mains, target, schedule, choose)
 
@@ -112,7 +127,7 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
     rest = f"{_subject(workload, compute)} {compute.behind} {schedule} {target.name} {compute.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
-    sizes = "".join(f"{x.name}{x.size}" for x in compute.axes)
+    sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
     shape = sizes if is_copy(compute) else workload.shape_text
     shape = "".join(c for c in shape if c.isascii() and c.isalnum() or c == "_")
     return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
@@ -145,7 +160,7 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
              kernel: Kernel) -> Step:
     """The step that launches a kernel, under the name of its computation."""
     name = kernel_name(workload, compute, schedule, target)
-    kernel = Kernel(name, kernel.params, kernel.body, kernel.notes)
+    kernel = replace(kernel, name=name)
     early = "early" in target.features
     source = emit(kernel, header(workload, compute, schedule, target), early)
     path = write(source, name)
@@ -153,8 +168,19 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     leave(name, EMIT.name, source)
     boxed = boxes(kernel)
     descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
-    launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
-                        descriptors, is_explicit(kernel), early)
-    digest = verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")
-    return Step(compute, schedule, kernel, source, path, launcher,
+    digest = digest_of(source, schedule, target)
+    if kernel.sizes:
+        launcher: Launcher = SizedLauncher(kernel, kernel.sizes, source, path, schedule.warps,
+                                           schedule.stages, early)
+    else:
+        launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
+                            descriptors, is_explicit(kernel), early,
+                            tuple(t.dtype.torch for t in kernel.params), digest)
+    lowered = Lowered(compute, kernel)
+    return Step(compute.does, schedule, lambda: lowered, source, path, launcher,
                 tuple(t.name for t in kernel.params), digest)
+
+
+def digest_of(source: str, schedule: Schedule, target: Target) -> str:
+    """Under which verdicts on a kernel are kept, and that it was compiled."""
+    return verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")

@@ -1,12 +1,12 @@
-"""After the compiler. In: a plan and tensors. Out: a plan whose first result was checked.
+"""Checks the first result of a plan before the plan is used.
 
-Compilers below us translate a few kernels wrongly, the same way every time. So no plan is believed
-before its first result on a machine agreed with what its workload says should be there. Its kernels then
-get verdicts, which other processes find on disk; a kernel known to be wrong is never chosen again, the
-next best schedule takes its place.
+Triton and ptxas miscompile a few kernels, in the same way every time. So a plan is used only after its
+first result on a machine agrees with the workload's reference. Its kernels then get verdicts, which other
+processes read from disk; a kernel known to be wrong is never chosen again, and the next best schedule
+replaces it.
 
-What this cannot catch: an illegal access to memory. It ends the use of the device by the process,
-like any such fault, before a result can be looked at.
+This does not catch an illegal memory access: after one, the process cannot use the device, and there is no
+result to check.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Made = TypeVar("Made", bound=Plan)
 
 
 def is_trusted(plan: Plan, aligned: bool = True) -> bool:
-    """Whether a plan may run unchecked: its kernels were found right, or nobody asks. Triton's
-    interpreter is believed, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
+    """Whether a plan may run unchecked: its kernels were found right, or checks are disabled. Triton's
+    interpreter is not checked, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
     multiples of 16 bytes."""
     policy = knobs.trust()
     if policy == "never" or (policy == "check" and plan.target.backend == "interpreter"):
@@ -96,7 +96,7 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
         reason, blamed, weak = _launch_and_look(plan, tensors)
         if weak and not reason:
             try:
-                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.result, tensors))
+                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
             except _out_of_memory():
                 log.debug("no memory to check %s with other data", plan.workload)
     except Miscompiled as error:
@@ -112,10 +112,11 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
 
 def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
     """What is wrong with a result, in which steps, and whether the data tell too little."""
-    result = tensors[plan.workload.result]
-    result.fill_(float("nan"))  # what is not written must show
+    for name in plan.workload.results:  # what is not written must show
+        t = tensors[name]
+        t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
     plan.launch(**tensors)
-    found = plan.workload.examine(tensors, result)
+    found = plan.workload.examine(tensors, tensors[plan.workload.result])
     if not found.reason:
         return "", (), found.weak
     return found.reason, _blamed(plan, found.wrong, tensors), found.weak
@@ -127,9 +128,9 @@ def _out_of_memory() -> type[Exception]:
     return torch.OutOfMemoryError
 
 
-def _telling(result: str, tensors: Tensors) -> Tensors:
+def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
     """Tensors like these, at addresses like theirs, with small whole numbers in the place of data
-    that would hide mistakes."""
+    that would hide mistakes. Whole numbers stay: they may be indices."""
     import torch
 
     made: Tensors = {}
@@ -137,10 +138,14 @@ def _telling(result: str, tensors: Tensors) -> Tensors:
         shift = like.data_ptr() % 16 // like.element_size()
         span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
         memory = torch.empty(span + shift, dtype=like.dtype, device=like.device)
-        if name != result:
-            generator = torch.Generator(like.device).manual_seed(len(made))
-            memory.random_(-2, 3, generator=generator)
         made[name] = memory.as_strided(like.shape, like.stride(), shift)
+        if name in results:
+            continue
+        if like.is_floating_point():
+            generator = torch.Generator(like.device).manual_seed(len(made))
+            memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=like.device))
+        else:
+            memory[shift:].copy_(like.as_strided((span,), (1,)))  # a dim may repeat its elements
     return made
 
 

@@ -1,4 +1,4 @@
-"""Beside the compiler. What is known of generated kernels, right or wrong, by their text.
+"""Verdicts on generated kernels, right or wrong, keyed by their text.
 
 A verdict lives in memory, and among the choices kept in the cache (see ``disk_cache``). What cannot be
 read there, or speaks of something else, counts as no verdict; a kernel once found wrong stays so.
@@ -38,7 +38,7 @@ def is_wrong(key: str) -> bool:
 
 
 def is_right(key: str, aligned: bool) -> bool:
-    """Whether a kernel needs no check any more; with TRANSCONV_TRUST=always only what this process
+    """Whether a kernel needs no further check; with TRANSCONV_TRUST=always only what this process
     has checked itself."""
     name = variant(key, aligned)
     return name in _proved if knobs.trust() == "always" else look_up(name) == RIGHT

@@ -32,6 +32,7 @@ from transconv.schedule.packing import (
     without,
 )
 from transconv.schedule.piles import pile
+from transconv.schedule.reducing import divided, kept, told, within
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Such, Word
@@ -43,9 +44,9 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
-    "Word", "box_of", "chain", "diagonal", "inner_feature", "is_copy", "k_steps", "lanes",
-    "needed", "pile", "priced", "programs", "proposing", "register_word",
+    "Word", "box_of", "chain", "diagonal", "divided", "inner_feature", "is_copy", "k_steps", "kept",
+    "lanes", "needed", "pile", "priced", "programs", "proposing", "register_word",
     "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
-    "tiles_along", "transposed_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied",
-    "with_letter", "without", "words", "words_table",
+    "tiles_along", "told", "transposed_bytes", "unregister_word", "wants_rounding", "why_not",
+    "why_not_copied", "with_letter", "within", "without", "words", "words_table",
 ]

@@ -1,4 +1,4 @@
-"""What the lanes of a tile, the matrix unit and the copy engine ask of the dimensions of a box."""
+"""What tiles, the matrix unit and TMA require of the dimensions of a box."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ENGINE_RANK = 5
 ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
 ROW = 128  # bytes of a row of shared memory
+"""Bytes of a row of shared memory."""
 SHORTEST = 32  # bytes of the rows of boxes that lie side by side
 
 

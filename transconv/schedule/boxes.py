@@ -1,4 +1,4 @@
-"""Which views a copy engine can fetch or store as boxes, and why the others cannot be.
+"""Which views can be loaded or stored with TMA boxes, and why others cannot be.
 
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
 fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its

@@ -1,4 +1,4 @@
-"""Stage 3. What a schedule makes of a computation: the sums of its main kernel, tiles, steps, programs.
+"""Sizes that a schedule gives a computation: tiles, steps, programs, and the sums of its main kernel.
 
 The computation is the one that the schedule sees: ``Scheduled.main``, or ``grouped``.
 """

@@ -1,4 +1,4 @@
-"""Stage 3. Which schedules are legal: None, or a sentence that says why not.
+"""Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
 
 First the values of all words, each alone; then the rules, in the order of ``ASKED``: a later one may rely
 on what those before it let through. A rule that belongs to one word is in the row of the word
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
 
-from transconv.compute import Compute, why_not_lowered
+from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import lanes, shared_bytes, tile, transposed_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -23,6 +23,8 @@ from transconv.target import Target
 def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
     """None if the schedule is legal for the computation on the target, else the reason in a sentence."""
     if reason := why_not_said(schedule) or why_not_lowered(compute):
+        return reason
+    if compute.named and (reason := why_not_any_size(compute) or _why_not_sized(schedule, compute)):
         return reason
     merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
     if merge is not None and (reason := merge(schedule, compute, target)):
@@ -45,6 +47,31 @@ def why_not_said(schedule: Schedule) -> str | None:
     for b in schedule.blocks:
         if type(b.extent) is not int or not b.axes or not all(a.isidentifier() for a in b.axes):
             return f"{b!r} is no block; expected axes and an extent, such as n.h.w:128"
+    return None
+
+
+# What is made for the sizes that it was chosen for, and the value of the word that does without.
+OF_SIZES = (("a", "gather"), ("b", "gather"), ("c", "gather"), ("via", "tl"), ("pack", ""), ("merge", 1),
+            ("split_k", 1), ("programs", 0), ("unroll", 0))
+
+
+FEW_WARPS = 4  # whose products overlap in a loop that ends at a run-time size
+
+
+def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
+    for word, value in OF_SIZES:
+        if getattr(c, word) != value:
+            return (f"sizes that are arguments: {word}={getattr(c, word)} is made for given sizes; "
+                    f"expected {word}={value}")
+    if c.reduce == "stream":
+        return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
+    sized = {x.name for x in compute.axes if x.extent is not None}
+    if wrong := [b for b in c.blocks if c.in_registers(b) and {*b.axes} & sized]:
+        return f"sizes that are arguments: block {wrong[0]} is written out"
+    ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
+    if c.unit == "mma" and ends and c.warps > FEW_WARPS:
+        return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
+                f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")
     return None
 
 

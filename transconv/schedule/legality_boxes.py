@@ -1,4 +1,4 @@
-"""Stage 3. Which boxes are legal, and which explicit kernels, that multiply boxes and nothing else: None,
+"""Which TMA boxes are legal, and which warp-specialized kernels, whose operands are always boxes: None,
 or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``teams`` and ``keep``.
 """
 
@@ -48,7 +48,7 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
         return f"{name}=box: {found}"
     if name == "c" and _cut_short(found, view):
         return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
-                "and the copy engine writes beyond them")
+                "and TMA writes beyond them")
     if name != "c" and _folded(found):
         return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
                 "of the box, the matrix unit reads rows of one")
@@ -63,7 +63,7 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
     if "box" not in target.features:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
-        return "boxes feed the matrix unit, element by element there is nothing to gain"
+        return "boxes are for the matrix unit (unit mma), elementwise products gain nothing from them"
     if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
@@ -95,7 +95,9 @@ def _folded(box: Box) -> bool:
 def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.via == "tl":
         return None
-    if not {"box", "wgmma"} <= target.features and target.backend != "interpreter":
+    if target.backend == "interpreter":
+        return "via=gluon: Triton's interpreter cannot run Gluon"
+    if not {"box", "wgmma"} <= target.features:
         return f"via=gluon: {target.name} has no asynchronous matrix unit fed from boxes (wgmma)"
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
@@ -118,9 +120,9 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
                 "of the sum are more")
     steps = k_steps(c, compute)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
-        return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part nothing to do"
+        return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part empty"
     if c.stages < 2:
-        return "via=gluon: one slot cannot be filled while it is read, stages is at least 2"
+        return "via=gluon: a single buffer cannot be filled while it is read; stages must be 2 or more"
     return None
 
 
@@ -128,13 +130,13 @@ def why_not_teams(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.teams == 1:
         return None
     if c.via != "gluon":
-        return "teams=2: only in an explicit kernel (via=gluon) do warps have roles"
+        return "teams=2: only kernels with via=gluon have consumer warp groups"
     if c.warps != 4:
-        return f"teams=2: a team is one group of 4 warps (warps={c.warps})"
+        return f"teams=2: each consumer warp group has 4 warps (warps={c.warps})"
     if transposed_bytes(c, compute):
-        return "teams=2: operands are transposed on the way here, which leaves no registers for two teams"
+        return "teams=2: this kernel transposes operands, which leaves too few registers for two groups"
     if c.reduce == "stream":
-        return "teams=2: reduce=stream leaves a program one tile or two, and no turns to take"
+        return "teams=2: with reduce=stream a program has one tile or two, too few to alternate"
     tiles, steps = programs(c, compute), k_steps(c, compute)
     if not 0 < c.programs < tiles:
         return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
@@ -151,13 +153,13 @@ def why_not_kept(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"keep={c.keep}: only a persistent explicit kernel (via=gluon programs=132) has tiles " \
                "that share what is kept"
     if c.split_k > 1 or c.reduce == "stream":
-        return f"keep={c.keep}: parts of a sum multiply other boxes than the parts beside them"
+        return f"keep={c.keep}: each part of a split sum multiplies different boxes"
     if transposed_bytes(c, compute):
-        return f"keep={c.keep}: operands are transposed on the way here, which moves them at every step"
+        return f"keep={c.keep}: this kernel transposes operands, which copies them at every step"
     kind = "M" if c.keep == "a" else "N"
     others = tiles_along(c, compute, kind) * tiles_along(c, compute, "B")
     if others > 1:
         return f"keep={c.keep}: tiles multiply {others} different pieces of it"
     if k_steps(c, compute) < 2:
-        return f"keep={c.keep}: a sum of one step is written out, and is no loop that could keep anything"
+        return f"keep={c.keep}: a sum of one step has no loop in which to keep an operand"
     return None

@@ -1,4 +1,4 @@
-"""Stage 3. The rules that belong to one word each: None, or a sentence that says why not.
+"""The legality rules of single schedule words: None, or a sentence that says why not.
 
 The table of words refers to them; legality.py says in which order they are asked, and what came before.
 Those of boxes and explicit kernels are in legality_boxes.py. The value alone is checked before all.
@@ -6,11 +6,12 @@ Those of boxes and explicit kernels are in legality_boxes.py. The value alone is
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import inf, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, places
-from transconv.ir import TRUE, f32, f64
+from transconv.compute import Compute, Read, Reduction, places
+from transconv.ir import TRUE, Cast, Var, f32, f64, find
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
 from transconv.schedule.packing import letters, view_of, why_not_copied
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
 MOST_WRITTEN = 128  # positions written out: more take compilers too long, and registers are few
+"""Positions that may be written out."""
 MOST_LOADS = 256  # of a sum written out: LLVM takes 10 s for so many, minutes for twice as many
 LONGEST = 64  # steps: with more, a sum stays a loop
+"""Steps of a sum that may be written out."""
 
 
 
@@ -65,24 +68,44 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
+    if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (
+            lanes(c, compute, "M") * lanes(c, compute, "N") > 1) and (name := _used_twice(compute)):
+        return (f"late=0: Triton's pass OptimizeThreadLocality fails on a loop that adds up what it loads "
+                f"if the sum, {name}, is used more than once; late=1 has another loop")
     return None
+
+
+@lru_cache(maxsize=256)
+def _used_twice(compute: Compute) -> str:
+    """The first reduction of elements as they are loaded whose result is used more than once."""
+    values = [s.value for s in compute.steps if not isinstance(s, Read)]
+    for made in (s for s in compute.steps if isinstance(s, Reduction)):
+        e = made.value
+        while isinstance(e, Cast) and e.x.dtype == e.type:
+            e = e.x
+        if any(e == r.var for r in compute.reads) and (
+                sum(v == made.var for value in values for v in find(value, Var)) > 1):
+            return made.name
+    return ""
 
 
 def why_not_regs(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.regs:
         return None
     if c.unit != "fma" or compute.b is None:
-        return f"regs={c.regs}: what is written out are products element by element (unit fma)"
+        return f"regs={c.regs}: only elementwise products (unit fma) can be unrolled into registers"
+    if compute.prologue:
+        return f"regs={c.regs}: {compute.prologue[0].name} is computed before it is multiplied"
     for axis in c.regs.split("."):
         if (block := c.block_of(axis)) is None or len(block.axes) > 1:
-            return f"regs={c.regs}: there is no block of {axis or 'no axis'} alone to write out"
+            return f"regs={c.regs}: there is no block of {axis or 'no axis'} alone to unroll"
         if block.extent > max(1, compute.size(axis)):
             return f"regs={c.regs}: block {block} has more positions than there are, {compute.size(axis)}"
     if len(set(c.regs.split("."))) < len(c.regs.split(".")):
         return f"regs={c.regs} names an axis twice"
     written = prod(extent for _, extent in c.written)
     if written > MOST_WRITTEN:
-        return f"regs={c.regs}: {written} positions to write out, at most {MOST_WRITTEN}"
+        return f"regs={c.regs}: {written} positions to unroll, at most {MOST_WRITTEN}"
     steps = -(-k_steps(c, compute) // c.split_k)
     if c.unroll and steps <= LONGEST:
         loads = steps * sum(places(v, compute, c.written) for v in (compute.a, compute.b))
@@ -98,11 +121,11 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return f"{target.name} has no matrix unit"
     if compute.b is None:
         return "a reduction has no second operand, the matrix unit multiplies two"
-    left, right = compute.a.tensor.dtype, compute.b.tensor.dtype
+    left, right = (f.var.type for f in compute.factors or ())
     if target.lacks(left, right, compute.acc):
         return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
     if compute.names.fills_of(compute.factors or ()) & {inf, -inf}:
-        return "a factor is infinite where it is masked: beyond the end of a sum 0 times that is no number"
+        return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"
     if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
     for kind in "MNK":
@@ -111,7 +134,19 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
                     "takes 16 or more")
     if tile(c, compute, "B") > 1:
         return "a tile for the matrix unit covers one group"
+    if compute.prologue and (reason := _uneven(c, compute)):
+        return reason
     return _lanes_of_factors(c, compute)
+
+
+def _uneven(c: Schedule, compute: Compute) -> str | None:
+    """What is computed from nothing beyond the end of a sum may be anything."""
+    for b in c.blocks:
+        length = prod(compute.size(a) for a in b.axes)
+        if compute.kind(b.axes[0]) == "K" and length % b.extent:
+            return (f"block {b} does not divide {length}: {compute.prologue[0].name}, which is computed "
+                    "before it is multiplied, would not be 0 beyond the end")
+    return None
 
 
 def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
@@ -133,10 +168,10 @@ def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:
         if compute.sum is not None and compute.sum.op != "sum":
             return f"reduce=atomic adds, {compute.sum.name} is {compute.sum.op}(...)"
         if not compute.stores_all:
-            return (f"atomic sums begin with 0 everywhere, and some elements of {compute.c.tensor.name} "
-                    "are not stored")
+            return (f"atomic sums set the whole result to 0 first, and some elements of "
+                    f"{compute.c.tensor.name} are not stored")
         if compute.finishes:
-            return f"the epilogue {compute.behind} needs the whole sum, atomic parts never see it"
+            return f"the epilogue {compute.behind} needs the whole sum, atomic additions add parts of it"
     return None
 
 
@@ -144,10 +179,10 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
     if c.via != "gluon":
         return "reduce=stream: only an explicit kernel (via=gluon) has sums of different lengths"
     if c.split_k > 1 or c.group_m != 1 or c.pack:
-        return "reduce=stream numbers the tiles one by one and deals them out itself: split_k=1 " \
+        return "reduce=stream assigns tiles to programs itself: it needs split_k=1 " \
                "group_m=1 and no pack"
     if c.programs < 1:
-        return "reduce=stream deals the steps out to programs: say how many (programs=132)"
+        return "reduce=stream divides the steps among programs: set their number (programs=132)"
     return None
 
 
@@ -158,10 +193,10 @@ def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"split_k={c.split_k}: elements of a row are needed again, by one that has all of them"
     if compute.sum is not None and not compute.adds_zeros and steps % c.split_k:
         return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
-                "what is read beyond the last one would change it")
+                "elements read beyond the last one would change it")
     meet = c.reduce == "stream" or c.split_k > 1 and c.reduce == "partials"
     if meet and (reason := compute.why_not_plain(compute.c)):
-        return f"parts of sums lie as {compute.c.tensor.name} does: {reason}"
+        return f"parts of sums have the layout of {compute.c.tensor.name}: {reason}"
     if meet and len(compute.writes) > 1 and compute.c.mask() is not TRUE:
         return (f"parts of sums lie as {compute.c.tensor.name} does, which has no place for some that are "
                 f"stored in {compute.writes[1].view.tensor.name}")

@@ -1,4 +1,4 @@
-"""Stage 3a. In: a computation with groups. Out: the same sums, neighbouring groups seen as one.
+"""Merging of groups: the same sums with several adjacent groups treated as one.
 
 The matrix unit multiplies 16 features and more at a time, and the copy engine prefers rows of 128
 bytes. Groups of 4 features leave both mostly empty. Seen as one, 16 of them are a group of 64 features,

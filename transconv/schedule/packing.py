@@ -1,4 +1,4 @@
-"""Stage 3a. In: a computation, and which of its tensors to copy. Out: the computation over the copies.
+"""Packing: a computation over copies of some of its tensors in another order.
 
 A box needs rows of features: elements that follow one another along the feature dimension. A tensor
 without them is copied first, by a kernel of its own, and the main kernel reads the copy through the same
@@ -100,10 +100,12 @@ def letters(pack: str) -> list[str]:
 
 
 def with_letter(pack: str, letter: str) -> str:
+    """The word ``pack=`` with an operand more: ``a``, c -> ``a.c``."""
     return ".".join(sorted({*letters(pack), letter}))
 
 
 def without(pack: str, letter: str) -> str:
+    """The word ``pack=`` without an operand: ``a.c``, c -> ``a``."""
     return ".".join(x for x in letters(pack) if x != letter)
 
 
@@ -273,7 +275,7 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str
     if reason := compute.why_not_plain(view):
         return reason
     if len(view.tensor.shape) < 2:
-        return f"{name} has one dimension, which is innermost however it lies"
+        return f"{name} has only one dimension, which is innermost already"
     if diagonal(view, compute) > 1:
         stored = letter == "c"
         return f"only the blocks of {name} are stored, one element at a time" if stored else None

@@ -1,4 +1,4 @@
-"""Which blocks of a tile an explicit kernel fetches as several boxes, laid side by side or below one
+"""Which blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one
 another in shared memory: a pile.
 
     kh.kw.c:256   features innermost: a box of 64 features per window element   64 columns | 64 columns

@@ -1,4 +1,4 @@
-"""Stage 3. One line that says how a computation becomes a kernel: blocks and words.
+"""Schedule: one line of tile sizes and words that says how a computation becomes a kernel.
 
     n.h.w:128 co:128 ci:64 | mma | a=gather b=gather | group_m=8 stages=3 warps=8
 
@@ -52,6 +52,8 @@ class Schedule:
     group_m: int = _DEFAULTS["group_m"]
     split_k: int = _DEFAULTS["split_k"]
     reduce: str = _DEFAULTS["reduce"]
+    red: str = _DEFAULTS["red"]
+    row: str = _DEFAULTS["row"]
     programs: int = _DEFAULTS["programs"]
     unroll: int = _DEFAULTS["unroll"]
     regs: str = _DEFAULTS["regs"]
@@ -148,6 +150,7 @@ class Schedule:
         return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
 
     def block_of(self, axis: str) -> Block | None:
+        """The block that an axis is in, or None."""
         return next((b for b in self.blocks if axis in b.axes), None)
 
 

@@ -1,5 +1,5 @@
-"""Stage 3. In: a computation, a schedule of it, a target. Out: what they make together: the computation
-with its groups merged, the one of the main kernel, the copies beside it, derived when first asked for.
+"""Scheduled: a computation with its schedule and target. Derives on demand the computation with its groups
+merged, the computation of the main kernel, and those that copy its operands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stage 3. What a word of a schedule is: one row with its values, its meaning, and who asks for it."""
+"""Word: one row of the table of schedule words, with its values, its meaning and its rules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Word:
     expects   the end of the sentence that refuses another value; default: made from ``values``
     why_not   the rule of the word: None, or why a schedule with it is not legal. It sees the computation
               of the main kernel: groups merged, operands over their copies
-    draw      what the fuzzer draws: values to pick from, or a function; default: from ``values``
+    draw      what the fuzzer draws: values to pick from (none: it leaves the word alone), or a function;
+              default: from ``values``
     together  words that decide whether this one is legal; the fuzzer draws them along with it
     always    printed also where the value is the default
     propose   schedules to try beside a legal one; price: estimated microseconds, corrected
@@ -79,6 +80,7 @@ class Word:
 
     @cached_property
     def kind(self) -> type:
+        """The type of its values."""
         return type(self.default)
 
     def refuses(self, value: object) -> str | None:
@@ -91,7 +93,7 @@ class Word:
         return f"{self.name}={shown}, expected {self.expected}"
 
     def read(self, text: str) -> Value:
-        """The value that a text stands for. Raises ValueError with the whole reason.
+        """The value of a text. Raises ValueError with the whole reason.
 
         Whether a number is in range is left to the rules: a text of an older version reads, and is
         refused in words where it is used.

@@ -1,4 +1,4 @@
-"""Stage 3. The words of a schedule: one table, a row for each, in the order in which they are printed.
+"""The words of a schedule: one table, a row for each, in the order in which they are printed.
 
 A word of the project is a row of ``WORDS``; one from outside is added to the table by ``register``, for
 this process. Whoever goes through all words goes through ``words()``.
@@ -15,6 +15,7 @@ from transconv.compute import Compute
 from transconv.errors import ScheduleError
 from transconv.schedule import legality_boxes as boxes
 from transconv.schedule import legality_words as rules
+from transconv.schedule import reducing
 from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 
 if TYPE_CHECKING:
@@ -42,30 +43,36 @@ WORDS: tuple[Word, ...] = (
          "(`box`).", WAYS, why_not=boxes.why_not_a),
     Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
     Word("c", "gather", "How the result is stored.", WAYS, why_not=boxes.why_not_c),
-    Word("merge", 1, "Treats this many neighbouring groups as one group, whose operand B is zero "
-         "outside its diagonal blocks.", range(1, ENDLESS), "at least one group is seen as one",
+    Word("merge", 1, "Treats this many adjacent groups as one group, whose operand B is block "
+         "diagonal.", range(1, ENDLESS), "at least one group is seen as one",
          why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
-         "dimension), as boxes need; `c` copies the result afterwards.", PACKS,
+         "dimension), as TMA boxes need; `c` copies the result afterwards.", PACKS,
          "each operand is copied once, and named in the order a.b.c",
          why_not=rules.why_not_pack),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
          (0, 1)),
     Word("order", "", "The loop order of the summed axes, outermost first; default: the order of the "
          "computation.", AXES, why_not=rules.why_not_order, draw=_some_order),
-    Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that neighbours "
-         "share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
-    Word("split_k", 1, "This many programs share one sum.", range(1, ENDLESS),
+    Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that programs that "
+         "run together share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
+    Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
          "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
-    Word("reduce", "partials", "How the parts of a sum meet: `partials` adds f32 tiles in a second "
-         "kernel, `atomic` adds in place, `stream` deals all steps out evenly (stream-K).",
+    Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "
+         "second kernel, `atomic` uses atomic additions, `stream` splits all steps evenly (stream-K).",
          ("partials", "atomic", "stream"), why_not=rules.why_not_reduce),
+    Word("red", "", "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
+         "several programs (`split`); default: the tile decides.",
+         ("", "lane", "warp", "block", "split"), why_not=reducing.why_not_red, draw=()),
+    Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
+         "each (`again`); default: the tile decides.", ("", "held", "again"),
+         why_not=reducing.why_not_row, draw=()),
     Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
          "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
-    Word("unroll", 0, "1 writes the steps of the sum out instead of looping.", (0, 1),
+    Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1),
          draw=(0, 0, 1)),
-    Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads what "
-         "several of them share once (`fma`).", AXES, why_not=rules.why_not_regs, draw=_some_axes),
+    Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads elements "
+         "that they share only once (`fma`).", AXES, why_not=rules.why_not_regs, draw=_some_axes),
     Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, 0 "
          "at every step (`fma`).", (0, 1), "the lanes of a sum are added late (1) or at every step (0)",
          why_not=rules.why_not_late),
@@ -75,13 +82,15 @@ WORDS: tuple[Word, ...] = (
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
          together=("programs", "split_k", "teams")),
-    Word("stages", 3, "Loop iterations whose loads are in flight (buffers of the software pipeline).",
+    Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
          range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
     Word("warps", 4, "Warps per program; with `teams=2`, per team.", (1, 2, 4, 8, 16, 32),
          "the number of warps is a power of two up to 32", draw=(1, 2, 4, 4, 8), always=True),
-    Word("via", "tl", "`tl` leaves shared memory and barriers to Triton, `gluon` writes them out with "
-         "warps that load and warps that multiply.", ("tl", "gluon"), why_not=boxes.why_not_explicit),
+    Word("via", "tl", "`tl` emits Triton, which manages shared memory and barriers; `gluon` emits a "
+         "warp-specialized Gluon kernel that does so itself.", ("tl", "gluon"),
+         why_not=boxes.why_not_explicit),
 )
+"""The package's own words, in the order in which they are printed."""
 UNITS = next(w.values for w in WORDS if w.name == "unit")
 _registered: list[Word] = []
 

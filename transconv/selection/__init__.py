@@ -1,13 +1,14 @@
-"""Which schedule a computation gets: proposals, estimates, tuned rows and their neighbours.
+"""Which schedule a computation gets: proposals, estimates, tuned rows and the nearest tuned problems.
 
 In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule.
 """
 
 from transconv.selection.choice import believable, fitted, schedule_of_user
-from transconv.selection.listing import Listed, estimated, shortlist
+from transconv.selection.forced import completed
+from transconv.selection.listing import Listed, estimated, files_digest, shortlist, stamp
 from transconv.selection.parts import spread
 from transconv.selection.rows import Row
-from transconv.selection.store import register_reader
+from transconv.selection.store import register_reader, workload_of
 
-__all__ = ["Listed", "Row", "believable", "estimated", "fitted", "register_reader",
-           "schedule_of_user", "shortlist", "spread"]
+__all__ = ["Listed", "Row", "believable", "completed", "estimated", "files_digest", "fitted",
+           "register_reader", "schedule_of_user", "shortlist", "spread", "stamp", "workload_of"]

@@ -1,4 +1,4 @@
-"""The choice. In: a schedule. Out: whether an accumulator of the matrix unit takes too many products.
+"""Whether the matrix unit's accumulator takes too many additions in a row under a schedule.
 
 NVIDIA's matrix units do not round what they add to an accumulator in f32, they cut it off (Fasi, Higham,
 Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). Roundings to the nearest of n

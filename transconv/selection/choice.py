@@ -1,4 +1,4 @@
-"""The choice. In: a computation of a workload, a target. Out: schedules in the order to try, and why.
+"""The choice of schedules for a computation on a target: candidates in order, each with its reason.
 
 The heuristics propose and estimate; the database moves to the front what was measured: the schedule
 tuned for this very workload, else the one tuned for the likest one, clipped to this one's sizes.
@@ -24,9 +24,9 @@ from transconv.selection.chains import too_long
 from transconv.selection.rows import Row, machine
 from transconv.target import Target
 
-# A tuned schedule is not believed when it is estimated to take more times as long as the best estimate:
-# one for this very workload, one for another. What neighbours are worth, with every problem of a log
-# left out in turn, is told by `python -m bench trials` (docs/trials.md).
+# A tuned schedule is ignored if its estimate exceeds the best estimate by more than this factor:
+# the first for a row of the same workload, the second for another's. `python -m bench trials` measures how
+# good the nearest tuned problem's schedule is for problems left out of a log (docs/trials.md).
 EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
 SLACK = 1.05  # two estimates that differ by less are equal
 OTHER_ORDER = 0.5  # the distance to the same workload with another order in memory
@@ -61,17 +61,19 @@ class Choice:
                 f"({measured}; distance {self.away:.2g})")
 
 
-def ranked(compute: Compute, target: Target, workload: Workload | None = None) -> list[Choice]:
-    """Legal schedules, the most promising first. Without a workload, and for one that no rows speak of,
-    the estimate alone ranks. Raises ScheduleError when nothing is legal, or what TRANSCONV_SCHEDULE says
-    is not; text that is no schedule counts as not set."""
-    proposed = heuristics.candidates(compute, target)
+def ranked(compute: Compute, target: Target, workload: Workload | None = None,
+           most: int = heuristics.MOST) -> list[Choice]:
+    """At most so many legal schedules, the most promising first. Without a workload, and for one that no
+    rows speak of, the estimate alone ranks. Raises ScheduleError when nothing is legal, or what
+    TRANSCONV_SCHEDULE says is not; text that is no schedule counts as not set."""
+    proposed = heuristics.candidates(compute, target, most)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
-    if workload is None or compute.b is None or not (rows := workload.group(machine(target))):
+    about = None if workload is None or compute.does != "compute" else workload.about(compute)
+    if about is None or not (rows := about.group(machine(target))):
         return choices
-    if (given := _given()) is not None:
+    if about.by_user and (given := _given()) is not None:
         return [Choice(fitted(given, compute, target), 0.0)]
-    first = _tuned(choices, compute, target, workload, store.rows_of(rows))
+    first = _tuned(choices, compute, target, about, store.rows_of(rows))
     return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
 
 
@@ -93,7 +95,7 @@ def schedule_of_user() -> Schedule | None:
 
 
 def default(compute: Compute, target: Target, workload: Workload | None = None) -> Schedule:
-    """The schedule that is used when nobody says otherwise."""
+    """The schedule that is used by default."""
     return ranked(compute, target, workload)[0].schedule
 
 

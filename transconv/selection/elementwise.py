@@ -1,4 +1,4 @@
-"""Stage 3, proposals without the matrix unit: products element by element, sums of parts, and copies.
+"""Proposed schedules without the matrix unit: elementwise products, sums of parts, and copies.
 
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 """

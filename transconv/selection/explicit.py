@@ -1,5 +1,5 @@
-"""Stage 3, proposals for explicit kernels (``via=gluon``): tiles that fill shared memory, dealt out so
-that no multiprocessor idles, nor its matrix unit while a tile is stored.
+"""Proposed schedules of warp-specialized kernels (``via=gluon``): tiles that fill shared memory, divided
+so that no multiprocessor idles, nor its matrix unit while a tile is stored.
 
 A product reads both sides straight from shared memory, so tiles are large and deep: as many stages as
 fit. Where whole tiles would leave multiprocessors idle, the sum is split, or the steps of all tiles

@@ -1,4 +1,4 @@
-"""Stage 3, the choice. Legal schedules for a computation on a target, the most promising first.
+"""Proposed schedules: the legal schedules of a computation on a target, best estimate first.
 
 Candidates are built from what the axes count (positions, windows, features), ranked by one estimate of
 their time (see ``transconv.cost``) and filtered by ``why_not``. No tree of special cases: a shape gets
@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute
-from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small
+from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small, spills
 from transconv.errors import ScheduleError
 from transconv.ir import f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
@@ -36,7 +36,7 @@ from transconv.selection.chains import too_long
 from transconv.selection.elementwise import copy_tiles, elementwise, transposed_tiles
 from transconv.selection.explicit import explicit
 from transconv.selection.maps import even, maps
-from transconv.selection.sliding import sliding
+from transconv.selection.sliding import sliding, sliding_down
 from transconv.selection.tiling import (
     extents,
     fusable,
@@ -55,18 +55,18 @@ FEW_FEATURES = 16
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
 
-def candidates(compute: Compute, target: Target) -> list[Schedule]:
+def candidates(compute: Compute, target: Target, most: int = MOST) -> list[Schedule]:
     """Legal schedules, best estimate first; of equal ones, the one proposed first. Never empty for a
-    legal computation, and at most ``MOST`` long on a GPU."""
+    legal computation, and at most ``most`` long on a GPU."""
     legal = _legal(compute, target)
-    found = list(legal if target.backend == "interpreter" else itertools.islice(legal, MOST))
+    found = list(legal if target.backend == "interpreter" else itertools.islice(legal, most))
     if not found:
         raise _none(compute, target)
     return found
 
 
 def default(compute: Compute, target: Target) -> Schedule:
-    """The schedule that is used when nobody says otherwise."""
+    """The schedule that is used by default."""
     return _default(compute, target, registered_words())
 
 
@@ -86,9 +86,12 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
+    if compute.named:  # copies and parts of tensors of any size have no price
+        proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"
     us = {c: estimate(c, compute, target) for c in proposed}
-    ranked = sorted(us, key=lambda c: (too_long(c, compute, target), us[c], str(c) if interpreted else ""))
+    ranked = sorted(us, key=lambda c: (too_long(c, compute, target), spills(c, compute, target), us[c],
+                                       str(c) if interpreted else ""))
     if compute.streams and not interpreted:
         ranked = even(ranked, us, compute, target)
     return (c for c in ranked if why_not(c, compute, target) is None)
@@ -152,6 +155,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
               and not target.lacks(compute.a.tensor.dtype, compute.b.tensor.dtype, compute.acc)
               and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
+        yield from sliding_down(compute, target)
         yield from _matrix(compute, target)
         yield from _rounded(compute, target)
         if "box" in target.features and (

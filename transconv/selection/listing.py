@@ -1,7 +1,7 @@
-"""The database. The shortlist of a kernel, kept on disk: one process estimates a thousand schedules,
-others read the few that came first.
+"""The shortlist of a kernel, kept on disk: one process estimates a thousand schedules, and later ones
+read the first few of them.
 
-A record stands under a digest of all that the choice depends on: the computation, the workload, the
+A record's key is a digest of all that the choice depends on: the computation, the workload, the
 target, the tuned rows that have a say, and this package's own files. What is read back is held against the
 rules of the chip like any row, and its kernel is checked like any other.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from pathlib import Path
 
@@ -38,7 +37,8 @@ class Listed:
 
 def shortlist(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
     """The most promising schedules, as ``choice.ranked`` has them. Raises ScheduleError as it does."""
-    if not workload.group(machine(target)):
+    workload = workload.about(compute)
+    if compute.does != "compute" or not workload.group(machine(target)):
         return estimated(count, compute, target)
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
     if key and (found := _read(DRAWER.get(key), compute, target)):
@@ -54,7 +54,7 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
 
 def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
     """The most promising schedules of a computation that no rows speak of."""
-    return [Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target)[:count]]
+    return [Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target, most=count)]
 
 
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
@@ -68,11 +68,16 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
-    groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
-    rows = [sorted(map(astuple, store.rows_of(name))) for name in groups]
-    told = (__version__, count, str(compute), workload.text, workload.direction, _told(target),
-            rows, _files())
+    told = (count, str(compute), workload.text, workload.direction, stamp(workload, target))
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+
+def stamp(workload: Workload, target: Target) -> str:
+    """A text of what a choice depends on beside the question: the target, the tuned rows that have a say,
+    and this package's own files."""
+    groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
+    rows = [sorted(map(astuple, store.rows_of(name))) for name in groups if name]
+    return repr((__version__, _told(target), rows, files_digest()))
 
 
 def _told(record: object) -> list[str]:
@@ -83,8 +88,12 @@ def _told(record: object) -> list[str]:
 
 
 @functools.cache
-def _files() -> Sequence[tuple[str, int, int]]:
-    """The files that choose: another version of them may choose otherwise."""
+def files_digest() -> str:
+    """A digest of the files that choose: another version of them may choose otherwise. Their content
+    counts, not their dates: a cache may be carried to another machine."""
     root = Path(__file__).parents[1]
-    return [(str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns)
-            for p in sorted(root.rglob("*.py"))]
+    seen = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*.py")):
+        data = path.read_bytes()
+        seen.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return seen.hexdigest()

@@ -1,4 +1,4 @@
-"""Stage 3, proposals for computations without a product: maps, reductions, rows swept several times.
+"""Proposed schedules of computations without a product: maps, reductions, rows swept several times.
 
     n.h.w:1024 | fma | stages=1                 a map: lanes along memory
     h.w:32 c:64 | fma | stages=1                a map that transposes: both sides in runs of memory;
@@ -26,6 +26,8 @@ ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along what a tensor has, others 
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIKE, USUAL = 1.04, 16  # estimates that differ by less are equal; elements of a thread
 WINDOW = 64  # elements of a row that are written out rather than counted
+FEW, TURNS = 4, 16  # along each reduced axis and together: written out, whatever the estimate
+LOADED = 16  # bytes that a thread loads at once
 BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a say in how lanes lie
 
 
@@ -50,11 +52,27 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
                             for parts in _splits(schedule, compute, target))
 
 
+def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
+    """Schedules with threads that have rows to themselves, and a few of their elements a step."""
+    view = _largest(compute)[0]
+    rows, row = (_along([x for x in compute.axes_of(kind) if x.size > 1], view, compute) for kind in "MK")
+    count = prod(compute.size(a) for a in rows)
+    pieces = {1, max(1, LOADED // view.tensor.dtype.bytes)}
+    for m, k, warps in itertools.product([2**e for e in range(11)], sorted(pieces), WARPS[:4]):
+        if row and min(32 * warps, count) <= m < 2 * count:
+            blocks = tuple(Block(axes, n) for axes, n in ((rows, m), (row, k)) if n > 1)
+            yield Schedule(blocks, "fma", warps=warps, stages=1)
+
+
 def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules with those first that are estimated as good as the best: of them rows that are
     held, then by how many elements each thread has. The estimate does not see what Triton makes of very
-    few or many."""
+    few or many. Nor does it see that a coordinate of a turn that is known needs no choice, and that a loop
+    over a few turns computes masks for all of them: a sum of few elements is written out."""
+    if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
+        written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
+        return [*even(written, us, compute, target), *rolled]
     first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
     def odd(s: Schedule) -> tuple[bool, float]:
@@ -63,6 +81,12 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
         return again, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
+
+
+def _few(compute: Compute) -> bool:
+    """Whether so little is reduced for each of the results that it is written out."""
+    sizes = [x.size for x in compute.axes_of("K") if x.size > 1]
+    return 0 < len(sizes) and max(sizes) <= FEW and prod(sizes) <= TURNS
 
 
 def _largest(compute: Compute) -> list[View]:

@@ -1,4 +1,4 @@
-"""The database. In: a workload and rows. Out: the rows about workloads most like it, with distances."""
+"""The tuned rows whose workloads are most similar to a given one, with distances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from transconv.compute import Workload
 from transconv.selection.rows import Row
 
-FARTHEST = 6.0  # beyond this a neighbour says nothing
+FARTHEST = 6.0  # rows at a greater distance are ignored
 OTHER_EPILOGUE = 0.5  # the distance to another kind of epilogue
 
 

@@ -1,5 +1,5 @@
-"""The choice. In: a computation without a product, a target. Out: the kernels that compute it: one, or
-those of its rows in parts, where there are too few rows to fill the chip and the estimate says so."""
+"""The kernels of a computation without a product: one, or several with its rows split into parts, where
+there are too few rows to fill the chip and the estimate finds that faster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,31 @@ from transconv.selection import heuristics
 from transconv.target import Target
 
 FEW = 2  # rows for each multiprocessor, with which one kernel keeps them all busy
-ALONG, ACROSS = 8192, 128  # elements of a part: of rows along memory, and across it
+MANY, HELD = 16, 32768  # rows for each with which it is always one kernel; elements that registers keep
+ALONG = 4096  # elements of a part of a row along memory
+ACROSS = (128, 1024)  # across it: the more, the fewer parts to put together
+BESIDE = 64  # rows that a program has at least where neighbours in memory are of several rows
+FILL = 16 * BESIDE  # parts for each multiprocessor that keep it busy
 SHORT = 64  # elements: reduced axes that lie innermost and are shorter are left to the second stage
 
 
 @lru_cache(maxsize=256)
-def spread(compute: Compute, target: Target) -> tuple[Compute, ...]:
-    """The computation by itself, or kernels of parts of its rows."""
-    rows = prod(x.size for x in compute.axes_of("M"))
-    if not compute.again or not compute.streams or target.backend == "interpreter" or (
-            rows >= FEW * target.sms):
+def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
+    """The computation by itself, or kernels of parts of its rows: where that is estimated to be faster, or
+    wherever it can be, if ``asked`` for (``red=split``)."""
+    if compute.named:  # how many parts there are would depend on the sizes
         return (compute,)
-    made = _in_parts(compute)
+    if asked:
+        made = _in_parts(compute, target) if compute.again and compute.streams else None
+        return (compute,) if made is None or any(why_not_lowered(k) for k in made) else made
+    rows, row = (prod(x.size for x in compute.axes_of(kind)) for kind in "MK")
+    if not compute.again or not compute.streams or target.backend == "interpreter":
+        return (compute,)
+    if not _along(compute):
+        rows //= BESIDE
+    if rows >= (FEW if row <= HELD else MANY) * target.sms:
+        return (compute,)
+    made = _in_parts(compute, target)
     if made is None or any(why_not_lowered(k) for k in made):
         return (compute,)
     try:
@@ -35,7 +48,14 @@ def spread(compute: Compute, target: Target) -> tuple[Compute, ...]:
     return made if apart < whole else (compute,)
 
 
-def _in_parts(compute: Compute) -> tuple[Compute, ...] | None:
+def _along(compute: Compute) -> bool:
+    """Whether neighbours in memory are of one row."""
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
+    gap = axis_strides(view, compute)
+    return any(abs(gap[x.name]) == 1 for x in compute.axes_of("K") if x.size > 1)
+
+
+def _in_parts(compute: Compute, target: Target) -> tuple[Compute, ...] | None:
     """The kernels of the computation with its reduced axes in parts that lie together; None where no part
     of a sensible size divides them."""
     view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
@@ -47,7 +67,8 @@ def _in_parts(compute: Compute) -> tuple[Compute, ...] | None:
     left = [x for x in summed if x not in late]
     if not left:
         return None
-    wanted = ALONG if any(gap[x.name] == 1 for x in left) else ACROSS
+    across = prod(x.size for x in compute.axes) // (FILL * target.sms)
+    wanted = ALONG if any(gap[x.name] == 1 for x in left) else max(ACROSS[0], min(ACROSS[1], across))
     while len(left) > 1 and prod(x.size for x in left[1:]) >= wanted:
         late, left = [*late, left[0]], left[1:]
     beside = prod(x.size for x in left[1:])

@@ -1,4 +1,4 @@
-"""The database. In: text. Out: rows, each the fastest schedule that tuning found for one workload.
+"""Rows of the tuning database: each is the fastest schedule that tuning found for one workload.
 
 A row is one line of a CSV file, or one object of a record in the user's cache:
 
@@ -25,13 +25,13 @@ from transconv.target import Target, triton_version
 # The generation of kernels: raise it when the same schedule text comes to mean kernels of another
 # speed. Rows of other generations, and of another minor version of Triton, are not read.
 LOWERING = 1
-LONGEST = 1000  # characters of a field
+LONGEST, PROBLEM = 1000, 1 << 14  # characters of a field, and of a workload's text
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """The fastest of ``tried`` schedules for a workload on a machine; ``us``
-    microseconds. All texts: they are read when somebody asks for this very neighbourhood."""
+    microseconds. All are text, which is parsed when rows of its group are needed."""
 
     problem: str
     prop: str
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def current(self) -> bool:
-        """Whether it was measured with kernels like those that are generated now."""
+        """Whether it was measured with kernels of the current generation."""
         return self.lowering == LOWERING and _same_triton(self.triton, triton_version())
 
     @property
@@ -94,7 +94,7 @@ def of_mapping(found: Any) -> Row | None:
         found = {FORMER.get(name, name): value for name, value in found.items()}
         if set(found) != set(COLUMNS):
             return None
-        if any(len(str(found[c])) > LONGEST for c in COLUMNS):
+        if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):
             return None
         texts = {c: str(found[c]) for c in COLUMNS}
         numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),

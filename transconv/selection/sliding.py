@@ -1,4 +1,4 @@
-"""Stage 3, proposals for depthwise windows: a row of the window slides over positions in registers.
+"""Proposed schedules of depthwise windows: a window's row slides over positions in registers.
 
     n.h:32 w:8 g:32 kw:7 | regs=w.kw          14 elements loaded for 56 products, 8 of g in a thread
 
@@ -40,6 +40,28 @@ def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
         seen = Scheduled(compute, Schedule(pack=pack), target).main
         if axis_strides(seen.a, seen)[compute.axes_of("B")[-1].name] == 1:
             yield from (replace(c, pack=pack) for c in _over_rows(seen, summed, target))
+
+
+def sliding_down(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """A window of one or two features, which would leave a matrix unit's columns empty: lanes along the
+    last positions, and those before them slide over the window's rows in registers.
+
+        n.w:256 h:6 s:17 | regs=h.s               22 elements loaded for 102 products
+    """
+    columns, summed = (prod(x.size for x in compute.axes_of(k) if x.role == "feature") for k in "NK")
+    positions = [x for x in compute.axes_of("M") if x.role == "position"]
+    window = [x for x in compute.axes_of("K") if x.role == "window"]
+    if (target.backend == "interpreter" or compute.b is None or compute.axes_of("B")
+            or columns > 2 or summed > 2 or len(positions) < 2 or len(window) < 2):
+        return
+    down, rows = positions[-2], window[-2]
+    across = tuple(x.name for x in (*positions[:-2], positions[-1]) if x.size > 1)
+    for along in _even(down.size) if across and rows.size > 1 else []:
+        parts = -(-rows.size * along // MOST_WRITTEN)
+        blocks = (Block((down.name,), along), Block((rows.name,), -(-rows.size // parts)))
+        if along > 1:
+            yield from (Schedule((Block(across, lanes), *blocks), "fma", stages=1,
+                                 regs=f"{down.name}.{rows.name}") for lanes in (128, 256))
 
 
 def _in_rows(view: View, compute: Compute) -> bool:

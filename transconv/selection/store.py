@@ -1,8 +1,9 @@
-"""The database. Where rows are kept: in a file somebody names, in the user's cache, in the package.
+"""The tuning database's files: one that the user names, the user's cache, and the package's own.
 
 A workload is looked up in this order, and the first place that has it holds. The package's rows are
 read once per process, the user's group by group when a workload of the group is first met. What a row
-is about, only the front end can say that wrote its text: each registers its reader.
+is about, only the front end can say that wrote its text: each registers its reader. Rows about
+computations by themselves, whose text begins with ``compute``, are read here, apart from all others.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from transconv import knobs
-from transconv.compute import Workload
+from transconv.compute import COMPUTE, Alone, Workload, parse
 from transconv.disk_cache import Content, Drawer, read_named, replace_named
 from transconv.disk_cache import files as keep
+from transconv.errors import TransconvError
 from transconv.selection.rows import Row, mapping, merged, of_mapping, read_rows, write_rows
 
 SCHEMA = 1
@@ -23,20 +25,21 @@ LONGEST = 8 << 20  # bytes of a file of rows
 DRAWER = Drawer("tuned", SCHEMA)
 
 Groups = dict[str, list[Row]]
-Reader = Callable[[str, str], Workload | None]
+Reader = Callable[[str, str, str], Workload | None]
 
 _readers: list[Reader] = []
 
 _lock = threading.Lock()
 _users: Groups = {}  # what was read of the user's records
-_files: dict[str, Groups] = {}  # by path; "": the package's
+_files: dict[tuple[str, bool], Groups] = {}  # by path ("": the package's), and whether of computations
 
 
 def register_reader(read: Reader) -> Reader:
-    """Have a function say which workload a text and a direction are; None: not one of its front end."""
+    """Have a function say which workload a text, a direction and what is behind its sums are; None: not
+    one of its front end."""
     with _lock:
         _readers.append(read)
-        _files.clear()  # rows that nobody could read before
+        _files.clear()  # rows that could not be read before
     return read
 
 
@@ -46,10 +49,10 @@ def rows_of(name: str) -> list[Row]:
     if switch == "0":
         return []
     with _lock:
-        named = [] if switch == "1" else _of_file(switch).get(name, [])
+        named = [] if switch == "1" else _of_file(switch, name).get(name, [])
         if name not in _users:
             _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]
-        places = (named, _users[name], _of_file("").get(name, []))
+        places = (named, _users[name], _of_file("", name).get(name, []))
         seen: dict[tuple[str, ...], Row] = {}
         for place in places:
             for row in place:
@@ -101,11 +104,28 @@ def _read(content: Content | None) -> list[Row]:
     return [row for x in listed if (row := of_mapping(x))] if isinstance(listed, list) else []
 
 
-def _of_file(path: str) -> Groups:
-    """The current rows of a file (of the package's, if empty), by group."""
-    if path not in _files:
-        _files[path] = grouped(r for r in (_named(path) if path else _package()) if r.current)
-    return _files[path]
+def _of_file(path: str, name: str) -> Groups:
+    """The current rows of a file (of the package's, if empty), by group: those of computations by
+    themselves, or all others, as the name of a group asks."""
+    key = (path, COMPUTE in name)
+    if key not in _files:
+        _files[key] = grouped(r for r in (_named(path) if path else _package())
+                              if r.current and _is_compute(r.problem) is key[1])
+    return _files[key]
+
+
+def _is_compute(text: str) -> bool:
+    return text.startswith("compute ")
+
+
+def workload_of(text: str, direction: str = "", behind: str = "") -> Workload | None:
+    """The workload of a row's texts; None where no front end reads them."""
+    if _is_compute(text):
+        try:
+            return Alone(parse(text))
+        except (TransconvError, ValueError, RecursionError):
+            return None
+    return next((w for read in _readers if (w := read(text, direction, behind))), None)
 
 
 def _named(path: str) -> list[Row]:
@@ -128,7 +148,7 @@ def grouped(rows: Iterable[Row]) -> Groups:
     """Rows by group; those that no front end can read are left out."""
     found: Groups = {}
     for row in rows:
-        about = next((w for read in _readers if (w := read(row.problem, row.prop))), None)
+        about = workload_of(row.problem, row.prop)
         if about is not None:
             found.setdefault(about.group(row.machine), []).append(row)
     return found

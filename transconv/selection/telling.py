@@ -1,4 +1,4 @@
-"""The choice in words: why a schedule won, what its time is made of, and what was refused for what.
+"""The choice of a schedule in words: the reason, the parts of its estimate, and refused schedules.
 
     tuned      tuned for this problem on sm_90x132: 20.4 us, the fastest of 16 tried
     estimate   24.1 us: 784 tiles on 132 multiprocessors are 5.94 waves, 1% of the last one idle;
@@ -54,18 +54,20 @@ def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
     total = estimate(schedule, compute, target)
     w = count(schedule, compute, target)
     if target.backend == "interpreter":
-        return f"{total:.4g} units of an interpreted step; {w.tiles} programs of {w.steps} steps"
+        return (f"{total:.4g} units of an interpreted step; {_counted(w.tiles, 'program')} of "
+                f"{_counted(w.steps, 'step')}")
     slots = schedule.programs or target.sms
     waves = w.tiles / slots
     idle = (ceil(waves) * slots - w.tiles) / slots
     flops = 2 * prod(x.size for x in Scheduled(compute, schedule, target).grouped.axes)
     peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
     moved = w.traffic + w.partial
-    text = (f"{total:.4g} us: {w.tiles} tiles on {slots} "
-            f"{'programs' if schedule.programs else 'multiprocessors'} are {waves:.3g} waves, "
+    text = (f"{total:.4g} us: {_counted(w.tiles, 'tile')} on {slots} "
+            f"{'programs' if schedule.programs else 'multiprocessors'} "
+            f"{'is' if w.tiles == 1 else 'are'} {waves:.3g} waves, "
             f"{idle:.0%} of the last one idle; "
             f"{'two teams take turns at them; ' if schedule.teams > 1 else ''}"
-            f"{w.steps} steps of {w.m * w.group}x{w.n}x{w.k}; "
+            f"{_counted(w.steps, 'step')} of {w.m * w.group}x{w.n}x{w.k}; "
             f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
             f"{_wasted(schedule)}; "
             f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
@@ -74,6 +76,10 @@ def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
 
 def _wasted(schedule: Schedule) -> str:
     return f", {schedule.merge} times the products of groups one by one" if schedule.merge > 1 else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
 
 
 def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
@@ -87,7 +93,7 @@ def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
             example.setdefault(name, reason)
     lines = []
     for name, n in found.most_common(most):
-        lines += _wrapped("refused", f"{n} proposals, such as: {example[name]}")
+        lines += _wrapped("refused", f"{_counted(n, 'proposal')}, such as: {example[name]}")
     if len(found) > most:
         lines.append(f"           and {sum(n for _, n in found.most_common()[most:])} more for "
                      f"{len(found) - most} other reasons")

@@ -1,5 +1,5 @@
-"""Stage 3, shapes of tiles: which axes can share a block, which extents divide them well, and into how
-many parts a sum."""
+"""Shapes of tiles: which axes can share a block, which extents divide them well, and into how many parts
+a sum is split."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
               if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
 
     def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
-        over = prod(-(-x.size // e) * e / x.size for x, e in zip(axes, extents, strict=True))
+        over = prod(-(-x.size // e) * e / max(1, x.size) for x, e in zip(axes, extents, strict=True))
         return over, -prod(min(e, 8) for e in extents[1:])
 
     shapes.sort(key=overhang)

@@ -4,13 +4,13 @@ In: an expression and what is known of its variables. Out: a shorter one, a rang
 Knows: the IR.
 """
 
-from transconv.simplify.facts import Facts
+from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, simplify, witnessed
 from transconv.simplify.interval import Range
 from transconv.simplify.ranges import multiple_of, range_of
 from transconv.simplify.reasons import reason
 
 __all__ = [
-    "Facts", "Range", "multiple_of", "one_value", "prove", "range_of", "reason", "simplify",
+    "Facts", "Range", "facts_of", "multiple_of", "one_value", "prove", "range_of", "reason", "simplify",
     "witnessed",
 ]

@@ -9,7 +9,7 @@ from itertools import combinations
 from transconv.ir import ZERO, Const, Expr, FloorDiv, Mod, Neg, walk
 from transconv.simplify.facts import Facts
 from transconv.simplify.linear import Poly, rebuild
-from transconv.simplify.ranges import multiple_of, range_of_poly
+from transconv.simplify.ranges import multiple_of, range_of, range_of_poly
 
 Again = Callable[[Expr], Expr]
 
@@ -206,11 +206,27 @@ def _identities(p: Poly, facts: Facts, again: Again) -> Iterable[Poly]:
     for y, b in _divisions(p):
         quotient, rest = poly(FloorDiv(y, Const(b))), poly(Mod(y, Const(b)))
         yield facts.poly(y).plus(quotient, -b).plus(rest, -1)
+    yield from _of_sizes(p, facts, poly)
     for mono, _ in p.terms:
         match mono:
             case (Mod(FloorDiv(y, Const(int(a))), Const(int(b))) as upper,) if a > 0 and b > 0:
                 lower, both = poly(Mod(y, Const(a))), poly(Mod(y, Const(a * b)))
                 yield Poly.of(upper).scaled(a).plus(lower).plus(both, -1)
+
+
+def _of_sizes(p: Poly, facts: Facts, poly: Callable[[Expr], Poly]) -> Iterable[Poly]:
+    """The same for divisors that are no numbers but expressions above 0."""
+    atoms = dict.fromkeys(a for mono, _ in p.terms for a in mono)
+    for at in atoms:
+        match at:
+            case Mod(y, b) if not isinstance(b, Const) and range_of(b, facts).low >= 1:
+                by, rest = facts.poly(b), poly(at)
+                yield facts.poly(y).plus(poly(FloorDiv(y, b)).times(by), -1).plus(rest, -1)
+                for upper in atoms:
+                    match upper:
+                        case Mod(FloorDiv(x, a), n) if x is y and a is b and range_of(n, facts).low >= 1:
+                            both = poly(Mod(y, b * n))
+                            yield Poly.of(upper).times(by).plus(rest).plus(both, -1)
 
 
 def _divisions(p: Poly) -> Iterable[tuple[Expr, int]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, conjuncts
+from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, Sizes, conjuncts
 from transconv.simplify.interval import ANY, Range, between
 from transconv.simplify.linear import Poly, atom, expand, is_polynomial
 from transconv.simplify.ranges import range_of_poly
@@ -42,10 +42,12 @@ class Facts:
 
     @property
     def ranges(self) -> Mapping[Expr, Range]:
+        """What is known of the values of expressions."""
         return MappingProxyType(self._ranges)
 
     @property
     def multiples(self) -> Mapping[Expr, int]:
+        """Numbers that divide expressions."""
         return MappingProxyType(self._multiples)
 
     @property
@@ -110,6 +112,7 @@ class Facts:
 
     @property
     def without_residues(self) -> Facts:
+        """The same facts without those about remainders."""
         if not self.residues:
             return self
         if self._without_residues is None:
@@ -222,6 +225,11 @@ def _integers(a: Expr, b: Expr) -> bool:
 def _unwidened(e: Expr) -> Expr:
     """The narrow node under the cast that ``atom`` put around it, for it has the same value."""
     return e.x if isinstance(e, Cast) and e.x.dtype.kind in ("int", "bool") else e
+
+
+def facts_of(sizes: Sizes | None) -> Facts:
+    """What the requirements say of sizes that are arguments; no facts without them."""
+    return Facts(true=sizes.requirements) if sizes else Facts()
 
 
 NO_FACTS = Facts()

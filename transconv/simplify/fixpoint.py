@@ -45,7 +45,7 @@ _witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
 
 @contextmanager
 def witnessed(by: Witness) -> Iterator[None]:
-    """Within ``with``, show every rewrite of this thread to somebody who may check it, inner nodes
+    """Within ``with``, pass every rewrite of this thread to a function that may check it, inner nodes
     first, those that change nothing too. What older facts remember is not rewritten again."""
     NO_FACTS.forget_if_large(-1)
     token = _witness.set(by)

@@ -22,6 +22,7 @@ class Range:
 
     @property
     def high(self) -> float:
+        """The upper end as a number: an int, or infinity."""
         return INF if self.hi is None else self.hi
 
     def __contains__(self, value: int) -> bool:
@@ -57,6 +58,7 @@ class Range:
 
     @property
     def magnitude(self) -> float:
+        """The largest absolute value, possibly infinity."""
         return max(abs(self.low), abs(self.high))
 
 

@@ -1,4 +1,4 @@
-"""The chips: one record each, with what they multiply and how fast, and which Triton is installed.
+"""The supported chips: one record each, with matrix instructions and rates; the version of Triton.
 
 In: a name or a device. Out: a Target. Knows: element types and knobs, nothing of computations.
 """

@@ -1,4 +1,4 @@
-"""Matrix instructions: which one multiplies operands of given types on a chip, and what it asks for.
+"""Matrix instructions: which instruction multiplies given operand types on a chip, and its requirements.
 
 Sources: PTX ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA,
 WMMA), Intel's XMX description (DPAS). Shapes are the least of a family that Triton uses.

@@ -1,7 +1,7 @@
-"""Rates of a chip's multiprocessor that its data sheet does not tell, as the estimate of times uses them.
+"""Measured rates of a chip's multiprocessor that its data sheet does not give, for the cost model.
 
-All but the instruction figures were fitted on an H200 by ``python -m bench.fit``; a chip that nobody has
-fitted takes these, scaled by what its record says (clocks, multiprocessors, bandwidth).
+All but the instruction figures were fitted on an H200 by ``python -m bench.fit``; other chips use these
+figures, scaled by the clocks, multiprocessors and bandwidth of their records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machines that kernels are made for: one record each, numbers from the vendors' data sheets.
+"""The chips that kernels are generated for: one record each, with numbers from data sheets.
 
 A record describes the usual product of its architecture; ``detect`` replaces the counts by what the
 device at hand reports. To add a GPU, add a row, or ``register`` one from outside.
@@ -127,10 +127,11 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
            frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32, (1, 1, 1),
            upcast16=True),
 )}
+"""The chips with a record, by name."""
 
 
 def register(target: Target) -> Target:
-    """Add a chip; it is found by its name from now on, and its younger siblings by theirs. ValueError
+    """Add a chip; after that it is found by its name, and related newer chips by theirs. ValueError
     for a name that is taken, ScheduleError for a feature that no pass knows."""
     if target.name in TARGETS:
         raise ValueError(f"there is a record of {target.name} already")

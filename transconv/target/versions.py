@@ -1,4 +1,4 @@
-"""Which Triton is installed, without importing it."""
+"""The version of the installed Triton, found without importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch border, step 1. What the caller wrote -> checked integers, in torch's order of checks.
+"""Checks the arguments of a convolution call in torch's order, and converts them to integers.
 
 The eager path, the registered operators and their fakes all come through here, so a wrong call gets
 the same exception class and sentence everywhere. Shapes may hold symbolic integers.

@@ -1,4 +1,4 @@
-"""Torch border, step 6b. The casts that torch's autocast makes for convolutions."""
+"""The casts that torch's autocast makes for convolutions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Torch border, step 5c. The short way past the operators: a plain autograd function for eager calls.
+"""Autograd functions for eager calls, which bypass the registered operators.
 
-The same launches as the registered operators for a fraction of the host time. A backward pass that
-somebody differentiates, compiles or watches is made of the operators.
+They launch the same kernels as the registered operators in a fraction of the host time. A backward
+pass that is itself differentiated, compiled or traced uses the operators.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from transconv.torch_ops import execute, library, routes, stats, warm
 from transconv.torch_ops.arguments import spelled_out
 from transconv.torch_ops.route import Route, Run
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -68,7 +69,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         stats.handed_over("transform:forward_ad")
         return execute.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = spelled_out(grad)
-    made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask)
+    made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask, settings.mode)
     warm.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
 

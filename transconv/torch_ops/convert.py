@@ -1,4 +1,4 @@
-"""Torch border, step 8. Rerouting what already exists: a model in place, or aten for the process.
+"""Replaces torch's convolutions in existing code: a model in place, or aten for the process.
 
     convert_(model)      the modules of one model, by exchanging their classes; revert_ undoes it
     enable(), disable()  aten's convolution and its backward, for every thread and every caller
@@ -146,8 +146,8 @@ _new_library: Any = torch.library.Library
 
 
 def _install() -> None:
-    """Replace aten's kernels on the devices that somebody asks for. They come back when nobody asks any
-    more and no other thread runs: one that is about to enter a kernel must find it there."""
+    """Replace aten's kernels on the requested devices. They are restored when no scope requests them and
+    no other thread runs: a thread that is about to enter a kernel must find it there."""
     wanted = execute.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
     for device in wanted - _libraries.keys():
         key = device.upper()
@@ -180,7 +180,8 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     device = input.device.type
     originals = execute.ORIGINALS.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
-        route = routes.forward_route(request("aten", 0, *numbers), input, weight, bias)
+        req = request("aten", 0, *numbers)
+        route = routes.forward_route(req, input, weight, bias, settings.mode)
         if route.compiled is not None or originals is None:
             found: Tensor = route.forward(input, weight, bias)
             return found
@@ -198,7 +199,7 @@ def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes
     *given, mask = numbers
     if _is_on(device):
         params = request("aten", 0, *given).resolve(input, weight, None)
-        return routes.backward(params, grad, input, weight, mask)
+        return routes.backward(params, grad, input, weight, mask, settings.mode)
     if originals is None:
         return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
             grad, input, weight, bias_sizes, *numbers)

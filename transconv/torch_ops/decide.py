@@ -1,4 +1,4 @@
-"""Torch border, step 4b. Deciding who computes what: the checks, the compiler, the policy.
+"""Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
 
 In: a checked call. Out: a Route whose kernel gave one checked result, or that goes to torch for a
 reason. Nothing here runs twice for the same kind of call.
@@ -12,16 +12,19 @@ import torch
 
 from transconv.conv import Prop
 from transconv.errors import Unsupported
+from transconv.runtime import COMPILING, apart
 from transconv.torch_ops import arguments, execute, shapes, stats
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
 
+PASSING = ("capture:cold", COMPILING)  # reasons of this moment: the next call is decided anew
+
 
 def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
                   far: torch.Tensor | None, epilogue: str, aligned: bool, flags: execute.Flags,
-                  **extra: torch.Tensor) -> None:
-    """Give the route a kernel whose first result was checked; Unsupported if there is none. Of the
-    tensors, the one that the route makes is None; ``extra`` is what the epilogue reads."""
+                  mode: str, **extra: torch.Tensor) -> None:
+    """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
+    Of the tensors, the one that the route makes is None; ``extra`` is what the epilogue reads."""
     some = near if near is not None else weight
     assert some is not None
     device, own = some.device, (route.shape, route.strides)
@@ -33,13 +36,15 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
                                flags.math)
     bias = extra.get("bia")
     compiled = execute.planned(problem, route.direction, device, epilogue, aligned,
-                               flags.deterministic, None if bias is None else bias.dtype)
+                               flags.deterministic, None if bias is None else bias.dtype, mode)
     src, dst = (far, near) if route.params.transposed else (near, far)
     operands = {name: t for name, t in (("src", src), ("wei", weight), ("dst", dst))
                 if t is not None}
     route.aligned = aligned
     route.compiled = execute.proven(compiled, aligned, lambda: some.new_empty_strided(*own),
                                     **operands, **extra)
+    if route.direction is not Prop.BWD_W and far is None:
+        route.halves = apart(route.compiled, "wei")
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:
@@ -54,7 +59,7 @@ def like(tensor: torch.Tensor) -> execute.Like:
 
 
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                 flags: execute.Flags, aligned: bool) -> Route:
+                 flags: execute.Flags, aligned: bool, mode: str) -> Route:
     """Decide who computes a checked forward call."""
     route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
@@ -66,18 +71,20 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     try:
         if b is not None:
             try:
-                compile_route(route, x, w, None, "bias", aligned, flags, bia=b.contiguous())
+                compile_route(route, x, w, None, "bias", aligned, flags, mode, bia=b.contiguous())
                 return route
-            except Unsupported:
+            except Unsupported as error:
+                if error.reason in PASSING:
+                    raise
                 route.adds_bias = True
-        compile_route(route, x, w, None, "", aligned, flags)
+        compile_route(route, x, w, None, "", aligned, flags, mode)
     except Unsupported as error:
         settle(route, [error.reason], error.message)
     return route
 
 
 def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                  mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> BackwardRoutes:
+                  mask: Sequence[bool], flags: execute.Flags, aligned: bool, mode: str) -> BackwardRoutes:
     """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
     arguments.check_tensors(x, w, None)
     arguments.check_shapes(x.shape, w.shape, None, params)
@@ -95,7 +102,7 @@ def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.
             continue
         near, weight = (None, w) if at == 0 else (x, None)
         try:
-            compile_route(route, near, weight, grad, "", aligned, flags)
+            compile_route(route, near, weight, grad, "", aligned, flags, mode)
         except Unsupported as error:
             settle(route, [error.reason], error.message)
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())

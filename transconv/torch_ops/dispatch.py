@@ -1,8 +1,8 @@
-"""Torch border, step 6a. Sending one call of a public function the right way.
+"""Dispatches a call of a public function: tracing, subclasses, autocast, autograd.
 
-Plain eager tensors take the short way: one lookup, one launch. Everything that wants to see the
-call is given it: `__torch_function__`, functorch transforms and dual numbers (aten, so that nothing
-is dropped), compilers, tracers, dispatch modes and fakes (the registered operators).
+Plain eager tensors take the fast path: one lookup, one launch. Other calls are passed on:
+`__torch_function__` to its handler, functorch transforms and dual numbers to aten, so that no
+derivative is dropped; compilers, tracers, dispatch modes and fake tensors get the registered operators.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transconv.torch_ops import arguments, autograd, execute, library, routes, s
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
 from transconv.torch_ops.requests import Request, request
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -96,10 +97,11 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
-        route = routes.add_forward(key, req, input, weight, bias, flags, aligned)
+        route = routes.add_forward(key, req, input, weight, bias, flags, aligned, settings.mode)
     else:
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
+    route.lay_out(weight)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
         if weight is given[1] and bias is given[2]:

@@ -1,8 +1,8 @@
-"""Torch border, step 4d. What is asked of a call that comes back, and what it then runs.
+"""Cached entries of calls: the guard that a repeated call must pass, and what it then runs.
 
 An entry (warm.py) is one function for one kind of call: a guard of torch's compiler that sees type,
 dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors, the thread's modes
-included; the caller's numbers by identity; the switches. Whatever differs goes to the entry behind it.
+included; the caller's numbers by identity; the settings. A call that differs tries the next entry.
 The function that was called (a Function, by identity) says whether there is a residual.
 """
 

@@ -1,8 +1,9 @@
-"""Torch border, step 8a. The class that a convolution module gets in exchange for its own, and back.
+"""The class that replaces a convolution module's class, and the way back.
 
-torch's modules become ours of the same name. A subclass becomes a class that inherits from it and then
-from ours: its own forward stays the first, and where that goes on to `super().forward` or to
-`_conv_forward`, ours comes next instead of torch's. Parametrized classes are made anew on our base.
+A module of torch's gets transconv's class of the same name. A module of a subclass gets a new class that
+inherits from the subclass and then from transconv's: its own forward still runs first, and where that
+calls `super().forward` or `_conv_forward`, it reaches transconv's instead of torch's. Parametrized
+classes are built again on transconv's base.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _mixed: dict[type, type] = {}
 
 
 def restored(kind: type) -> type | None:
-    """The class that one of ours was given for; None for a class that nobody exchanged."""
+    """The class that one of transconv's replaced; None for a class that replaced none."""
     found: type | None = _TORCHS.get(kind) or vars(kind).get("exchanged_for")
     return found
 

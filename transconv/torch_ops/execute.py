@@ -1,4 +1,4 @@
-"""Torch border, step 3. Tensors -> ConvProblem -> compiled kernel, or torch when there is none.
+"""From tensors to a ConvProblem and its compiled kernel, or the reason why there is none.
 
 This is the only file of torch_ops that knows the compiler. ``describe`` and ``planned`` make a
 kernel for a request; the routes that remember them by shape, stride and flag are in routes.py.
@@ -40,7 +40,7 @@ _many_devices = False  # looked up with the first kernel: importing must not sta
 # The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
 # these, or they would come back to us.
 ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
-replaced: frozenset[str] = frozenset()  # the devices on which somebody asks for ours now
+replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
 
 
 # -- why torch has to do it ------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def describe(dtype: torch.dtype, near: Like, weight: Like, far: Like, p: Params,
 
 
 def target_of(device: torch.device) -> Target:
-    """The machine that a tensor's device stands for; CPU tensors go to Triton's interpreter."""
+    """The target of a tensor's device; for CPU tensors Triton's interpreter."""
     from transconv import knobs
     from transconv.target import TARGETS, detect
 
@@ -145,9 +145,9 @@ def target_of(device: torch.device) -> Target:
 
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-            deterministic: bool, bias: torch.dtype | None = None) -> Compiled:
+            deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> Compiled:
     """The kernel for one direction; ``bias`` is the type of what the epilogue adds, if it is not the
-    result's. Unsupported, with a reason, if there is none."""
+    result's. Unsupported, with a reason, if there is none, or none yet, as the mode has it."""
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
@@ -158,7 +158,7 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
         result = getattr(problem, prop.result).dtype
         added = Epilogue.parse(epilogue, None if bia is result else bia)
         return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
-                             deterministic=deterministic)
+                             deterministic=deterministic, mode=mode)
 
     return _or_unsupported(plan, problem, prop)
 
@@ -212,6 +212,28 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
     none."""
     made = planned(problem, prop, device, epilogue, aligned, deterministic)
     return str(made.schedule), made.why
+
+
+def waits(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
+          deterministic: bool) -> str:
+    """Why torch would answer at this moment though there is a plan; empty: its kernels are there, or the
+    call would wait for them."""
+    from transconv.conv import compiler
+    from transconv.runtime import COMPILING, NEVER, is_ready, state
+
+    mode = settings.mode
+    if mode == "now" or (deterministic and mode == "background"):
+        return ""
+    asked = compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
+                              deterministic=deterministic)
+    if is_ready(asked):
+        return ""
+    if mode == "never":
+        return f'{NEVER} (transconv.config.compile is "never")'
+    found = state(asked)
+    if found == COMPILING:
+        return f"{COMPILING} (a process compiles its kernel)"
+    return f"compile:failed ({found})" if found else f"{COMPILING} (the first call begins it)"
 
 
 def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Torch border: what a call would do and why, without doing it."""
+"""``explain``: what a call would launch and why, without launching it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Tensor = torch.Tensor
 @dataclass(frozen=True)
 class Part:
     """One tensor that a call or its backward computes. ``schedule`` is the text of the plan, ``why``
-    says what spoke for it; if it is empty, ``reasons`` say why torch computes this one."""
+    says what spoke for it; ``reasons`` say why torch computes this one, for the time being where there
+    is a schedule."""
 
     computes: str  # "result", "input gradient", "weight gradient"
     direction: Prop
@@ -45,7 +46,8 @@ class Part:
     def __str__(self) -> str:
         head = f"{self.computes} ({self.direction})"
         if self.reasons:
-            return f"{head}: torch, because {'; '.join(self.reasons)}"
+            later = f"; then {self.schedule}" if self.schedule else ""
+            return f"{head}: torch, because {'; '.join(self.reasons)}{later}"
         return f"{head}: {self.schedule}\n    {self.why}"
 
 
@@ -123,7 +125,8 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
         try:
             schedule, won = execute.schedule_and_why(problem, direction, x.device, epilogue, aligned,
                                                  flags.deterministic)
-            parts.append(Part(name, direction, problem, schedule, why=won))
+            waits = execute.waits(problem, direction, x.device, epilogue, aligned, flags.deterministic)
+            parts.append(Part(name, direction, problem, schedule, (waits,) if waits else (), won))
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
             parts.append(Part(name, direction, problem, reasons=(reason,)))

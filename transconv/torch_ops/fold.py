@@ -1,4 +1,4 @@
-"""Torch border, step 10. For inference: conv, batch norm, residual and activation in one call."""
+"""``fold``: fuses convolution, batch norm, residual and activation of a model for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch border, step 6. The six public functions: torch.nn.functional's names, order and defaults.
+"""The six public convolution functions, with the signatures of torch.nn.functional.
 
 A call that was seen before is found by its weight (warm.py); any other is sent its way by dispatch.
 """
@@ -90,7 +90,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                 groups)
 
 
-# What sees a call through `__torch_function__` is told these names.
+# Handlers of `__torch_function__` get these names.
 for _function, _public in ((CONV1D, conv1d), (CONV2D, conv2d), (CONV3D, conv3d),
                            (CONV_TRANSPOSE1D, conv_transpose1d),
                            (CONV_TRANSPOSE2D, conv_transpose2d),

@@ -1,4 +1,4 @@
-"""Torch border, step 9. One call for convolution + bias + residual + activation.
+"""The fused calls: convolution, bias, residual and activation in one.
 
     y = activation(conv(input, weight) + bias + residual)
 
@@ -41,6 +41,7 @@ from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused_autograd import GRAD_FROM_RESULT
 from transconv.torch_ops.fused_route import ACTIVATIONS, FusedRoute, refuse
 from transconv.torch_ops.requests import request
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -93,11 +94,12 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
             None if bias is None else arguments.spelled_out(bias),
             None if residual is None else arguments.spelled_out(residual))
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
-        found = fused_route.find(req, tensors, f.activation)
+        found = fused_route.find(req, tensors, f.activation, settings.mode)
         differentiated = library.differentiated(*tensors)
         if found.known and (cast is None or not differentiated):
             warm.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
                       found.flags, found.aligned, cast)
+        found.route.lay_out(weight)
         if differentiated:
             apply = fused_autograd.function_of(found.route, bound=False)
             return apply(*(t for t in tensors if t is not None))
@@ -143,7 +145,7 @@ def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: FusedRoute, bias
 
 def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: Any,
               *numbers: Any, as_result: bool = False) -> Tensor:
-    """The calls that the fused one stands for. ``as_result`` asks for a residual of the result's size
+    """The calls that the fused one replaces. ``as_result`` asks for a residual of the result's size
     and dtype, under autocast as that casts it; else it is taken as torch's addition takes it."""
     y = f.plain(input, weight, bias, *numbers)
     if as_result and isinstance(residual, Tensor):
@@ -153,14 +155,14 @@ def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: An
 
 
 def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether nobody watches the call, so that it need not go through the operator."""
+    """Whether no mode or tracer sees the call, so that it need not go through the operator."""
     return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
                 or torch._C._get_tracing_state()
                 or any(t is not None and (t.is_meta or not dispatch.is_plain(t)) for t in tensors))
 
 
 def _one_operator(given: list[Any], activation: str) -> bool:
-    """Whether the single operator may stand for the call; else it is composed."""
+    """Whether the single operator can compute the call; otherwise it is composed."""
     if (not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0
             or torch._C._are_functorch_transforms_active()):
         return False

@@ -1,4 +1,4 @@
-"""Torch border, step 5d. Derivatives of fused calls whose activation has its gradient in its result.
+"""Derivatives of fused calls whose activation's gradient follows from its result.
 
     transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
     function_of(route, bound)       the short way past it, for eager calls

@@ -1,5 +1,4 @@
-"""Torch border, step 9b. Modules of the fused calls: a convolution with its activation, whose forward
-takes a residual."""
+"""Modules of the fused calls: a convolution with its activation, whose forward takes a residual."""
 
 from __future__ import annotations
 

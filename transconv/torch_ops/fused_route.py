@@ -1,4 +1,4 @@
-"""Torch border, step 4e. Who computes convolution + bias + residual + activation in one kernel.
+"""Decides what computes convolution, bias, residual and activation in one kernel.
 
 A fused route is made once for each kind of call, like any other; where the compiler has no such
 epilogue, the plain route runs and torch does the rest.
@@ -16,7 +16,7 @@ from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, execute, route, routes, shapes
-from transconv.torch_ops.decide import compile_route, make_forward
+from transconv.torch_ops.decide import PASSING, compile_route, make_forward, settle
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, Route, Run
 
@@ -57,11 +57,17 @@ class FusedRoute(Route):
         self.calls += 1
         y = x.new_empty_strided(self.shape, self.strides)
         extra = self.extra(b, res)
-        assert self.compiled is not None
-        execute.launch(self.compiled, x, w, y, **extra)
+        self.launch({"src": x, "wei": w, "dst": y, **extra})
         if all(map(operator.is_, given[2:], extra.values())):
             self.bind(x, w.dtype, "src", "wei", *extra, "dst")
         return y
+
+    def lay_out(self, w: Tensor) -> None:
+        """See Route."""
+        if self.plain is None:
+            super().lay_out(w)
+        else:
+            self.plain.lay_out(w)
 
     def of_given(self) -> Run:
         """See Route."""
@@ -81,18 +87,20 @@ class FusedRoute(Route):
 
 
 def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
-          activation: str, flags: execute.Flags, aligned: bool) -> FusedRoute:
+          activation: str, flags: execute.Flags, aligned: bool, mode: str) -> FusedRoute:
     shape = shapes.output_shape(x.shape, w.shape, params)
     made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation, b is not None)
     if not execute.reasons(x, w):
         words = [word for word, on in (("bias", b is not None), ("res", res is not None),
                                        (activation, bool(activation))) if on]
         try:
-            compile_route(made, x, w, None, "+".join(words), aligned, flags, **made.extra(b, res))
+            compile_route(made, x, w, None, "+".join(words), aligned, flags, mode, **made.extra(b, res))
             return made
-        except Unsupported:
-            pass
-    made.plain = make_forward(params, x, w, b, flags, aligned)
+        except Unsupported as error:
+            if error.reason in PASSING:
+                made.plain = Route(Prop.FWD, params, shape, made.channels_last)
+                settle(made.plain, [error.reason], error.message)
+    made.plain = made.plain or make_forward(params, x, w, b, flags, aligned, mode)
     made.reason = made.plain.reason
     return made
 
@@ -109,7 +117,7 @@ class Found(NamedTuple):
     aligned: bool
 
 
-def find(req: Request, tensors: Tensors, activation: str) -> Found:
+def find(req: Request, tensors: Tensors, activation: str, mode: str) -> Found:
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
@@ -123,7 +131,7 @@ def find(req: Request, tensors: Tensors, activation: str) -> Found:
         return Found(known, True, flags, aligned)
     p = req.resolve(x, w, b)
     check(x, w, res, activation, p)
-    made = _made(p, x, w, b, res, activation, flags, aligned)
+    made = _made(p, x, w, b, res, activation, flags, aligned, mode)
     return Found(routes.keep(key, made, [made]), False, flags, aligned)
 
 

@@ -1,4 +1,4 @@
-"""Torch border, step 5b. The registered operators, differentiable any number of times.
+"""The registered operators, differentiable any number of times.
 
     transconv::convolution            one operator for 1d, 2d, 3d, transposed or not
     transconv::convolution_backward   its gradients, any subset
@@ -99,6 +99,8 @@ class ConvolutionBackward(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
         *given, mask = numbers
+        if len(mask) != 3:
+            raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         text = operators.spelled(p)
@@ -113,7 +115,7 @@ class ConvolutionBackward(torch.autograd.Function):
         ctx.save_for_backward(grad, input, weight)
         ctx.numbers = numbers
         ctx.mask = mask
-        # A cotangent that nobody asked for stays None instead of becoming a tensor of zeros.
+        # A cotangent that is not needed stays None instead of becoming a tensor of zeros.
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -153,6 +155,8 @@ def dual(input: Tensor) -> bool:
 
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    if torch._C._are_functorch_transforms_active():  # they know the derivatives of torch's operators
+        return torch.convolution(input, weight, bias, *numbers)
     if dual(input):
         p = operators.resolve(input, weight, bias, numbers)
         return execute.aten_forward(input, weight, bias, p, dual=True)
@@ -163,8 +167,12 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbe
 
 def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
                                *numbers: Any) -> tuple[Tensor, ...]:
+    *given, mask = numbers
+    if torch._C._are_functorch_transforms_active():
+        found = torch.ops.aten.convolution_backward.default(
+            grad, input, weight, [grad.shape[1]] if mask[2] else None, *numbers)
+        return tuple(grad.new_empty(0) if t is None else t for t in found)
     if dual(input):
-        *given, mask = numbers
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         made_by_torch = execute.aten_backward(grad, input, weight, p, mask, dual=True)

@@ -1,4 +1,4 @@
-"""Torch border, step 7. transconv.nn: torch's twelve convolution modules on our functions.
+"""transconv.nn: torch's twelve convolution modules on transconv's functions.
 
 Each is a subclass of torch's module of the same name with the same state, arguments, defaults and
 repr, so `module.__class__` may be exchanged in both directions.

@@ -1,4 +1,4 @@
-"""Torch border, step 5a. The operators that compiled graphs hold: computed at once, no derivatives.
+"""The operators that compiled graphs contain: they compute at once and have no derivatives.
 
     transconv::fwd     activation(convolution + bias + residual)
     transconv::bwd_d   the gradient of the input
@@ -103,26 +103,30 @@ def _parse(text: str) -> Numbers:
 
 
 # -- kernels ---------------------------------------------------------------------------------------
+# Compiled graphs wait for their kernels: what torch answered first would be measured, captured and kept.
 
 
 def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
          numbers: str) -> Tensor:
     _, activation, req = read(numbers)
     if residual is None and not activation:
-        made: Tensor = routes.forward_route(req, input, weight, bias).forward(input, weight, bias)
+        route = routes.forward_route(req, input, weight, bias, "now")
+        made: Tensor = route.forward(input, weight, bias)
         return made
     tensors = (input, weight, bias, residual)
-    return fused_route.find(req, tensors, activation).route.forward(*tensors)
+    return fused_route.find(req, tensors, activation, "now").route.forward(*tensors)
 
 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False))[0]
+    made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
+                           "now")[0]
     assert made is not None
     return made
 
 
 def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False))[1]
+    made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
+                           "now")[1]
     assert made is not None
     return made
 

@@ -1,5 +1,5 @@
-"""Torch border, step 1b. What a caller asked for, before any tensor is looked at: one object for each
-distinct set of numbers, so that a route is found by identity."""
+"""The non-tensor arguments of a call (stride, padding, ...): one object for each distinct set of numbers,
+so that a route is found by identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch border, step 4a. Who computes one tensor: a kernel, or torch and the reason why.
+"""The route of one result: a kernel, or torch and the reason why.
 
 A route is made once (decide.py) and run many times. After the first launch the kernel's start
 function is bound to it, so that a call makes the result and starts the kernel, and nothing else.
@@ -13,7 +13,7 @@ import torch
 
 from transconv.conv import Prop
 from transconv.runtime import allocator
-from transconv.torch_ops import execute, shapes, stats
+from transconv.torch_ops import execute, frozen, shapes, stats
 from transconv.torch_ops.arguments import Ints, Params
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Route:
         "far",
         "functions",
         "gradients",
+        "halves",
         "near",
         "params",
         "reason",
@@ -69,6 +70,7 @@ class Route:
         # What the problem calls that which the layer takes, and that which it gives.
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         self.compiled: Compiled | None = None
+        self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
@@ -97,25 +99,40 @@ class Route:
         if start is not None and current_device() == self.device:
             return start(x, w) if b is None else start(x, w, b)
         self.calls += 1
-        compiled = self.compiled
-        if compiled is None:
+        if self.compiled is None:
             y = execute.aten_forward(x, w, b, self.params)
             return _laid_out(y, self.channels_last)
         y = x.new_empty_strided(self.shape, self.strides)
         tensors = {self.near: x, "wei": w, self.far: y}
         if b is None:
-            execute.launch(compiled, **tensors)
+            self.launch(tensors)
             self.bind(x, w.dtype, self.near, "wei", self.far)
         elif self.adds_bias:
-            execute.launch(compiled, **tensors)
+            self.launch(tensors)
             y += b.view(-1, *[1] * (x.dim() - 2))
         else:
             if self.copies_bias:
                 b = b.contiguous()
-            execute.launch(compiled, **tensors, bia=b)
+            self.launch({**tensors, "bia": b})
             if not self.copies_bias:
                 self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
         return y
+
+    def launch(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Run the plan on tensors by name, without copies of the weight that are there."""
+        halves, compiled = self.halves, self.compiled
+        assert compiled is not None
+        made = None if halves is None else frozen.find(halves, tensors["wei"])
+        if halves is None or made is None:
+            execute.launch(compiled, **tensors)
+        else:
+            names = (c.name for c in halves.copies)
+            execute.launch(halves.rest, **tensors, **dict(zip(names, made, strict=True)))
+
+    def lay_out(self, w: torch.Tensor) -> None:
+        """Make the copies of a weight that stays, where the plan begins with such."""
+        if self.halves is not None:
+            frozen.lay_out(self.halves, w)
 
     def of_given(self) -> Run:
         """``forward``, of the tensors that are given and no others."""
@@ -152,6 +169,8 @@ class Route:
         begin = self.compiled.starter(device, self.aligned, names)
         if begin is None:  # no kernel of a device is kept, as on the CPU
             return
+        if self.halves is not None:
+            begin = frozen.starter(self.halves, device, self.aligned, names, begin)
         self.device = device
         self.functions.clear()
         self.start = {3: _two, 4: _three, 5: _four}[len(names)](self, begin, dtype)

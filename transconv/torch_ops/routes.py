@@ -1,4 +1,4 @@
-"""Torch border, step 4. The hit path: one dictionary from what a call looks like to what runs it.
+"""The cache of routes: one dictionary from the properties of a call to what runs it.
 
 A key holds shapes, strides, dtypes, devices, the numbers of the convolution, pointer alignment and
 torch's numeric switches. Its value is a Route, made once by the checks, the compiler and the
@@ -15,7 +15,7 @@ import torch
 
 from transconv.torch_ops import execute, stats, warm
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.decide import make_backward, make_forward
+from transconv.torch_ops.decide import PASSING, make_backward, make_forward
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
@@ -45,28 +45,28 @@ def find(key: Hashable) -> Any:
 
 
 def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
-                b: torch.Tensor | None, flags: execute.Flags, aligned: bool) -> Any:
+                b: torch.Tensor | None, flags: execute.Flags, aligned: bool, mode: str) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
-    route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned)
+    route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
     return keep(key, route, [route])
 
 
 def forward_route(req: Request, x: torch.Tensor, w: torch.Tensor,
-                  b: torch.Tensor | None) -> Any:
+                  b: torch.Tensor | None, mode: str) -> Any:
     """The route of a batched forward call, found or made."""
     key, flags, aligned = forward_key(req, x, w, b)
-    return find(key) or add_forward(key, req, x, w, b, flags, aligned)
+    return find(key) or add_forward(key, req, x, w, b, flags, aligned, mode)
 
 
 def backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-             mask: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+             mask: Sequence[bool], mode: str) -> tuple[torch.Tensor | None, ...]:
     """Gradients of input, weight and bias of a checked call; None where ``mask`` is False."""
-    found, _, _ = backward_routes(params, grad, x, w, mask)
+    found, _, _ = backward_routes(params, grad, x, w, mask, mode)
     return found.run(grad, x, w)
 
 
 def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                    mask: Sequence[bool]) -> tuple[BackwardRoutes, execute.Flags, bool]:
+                    mask: Sequence[bool], mode: str) -> tuple[BackwardRoutes, execute.Flags, bool]:
     """The routes of the gradients, found or made, and what of their key is not in the tensors."""
     flags = execute.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
@@ -74,17 +74,17 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
            x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
     routes = _routes.get(key)
     if routes is None:
-        routes = make_backward(params, grad, x, w, mask, flags, aligned)
+        routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
         routes = keep(key, routes, routes.routes())
     return routes, flags, aligned
 
 
 def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
-    """What stands under a key from now on: ``value``, made of ``routes``, or what came first."""
-    if any(r.reason == "capture:cold" for r in routes):
+    """Sets the entry of a key to ``value``, made of ``routes``, unless another came first."""
+    if any(r.reason in PASSING for r in routes):
         for r in routes:
-            stats.add(False, r.reason, 1)
-        return value  # outside the capture a kernel may be built
+            stats.add(not r.reason, r.reason or r.direction.value, 1)
+        return value  # later there may be a kernel
     with stats.lock:
         value = _routes.setdefault(key, value)
         old = list(_routes)[: LIMIT // 4] if len(_routes) > LIMIT else []

@@ -1,7 +1,8 @@
-"""Torch border: the switches a program may turn while it runs, known to users as transconv.config.
+"""transconv.config: settings that a program may change while it runs.
 
     transconv.config.fallback = "silent" | "warn" | "error"    what a call that torch must do means
     transconv.config.cpu      = "fallback" | "interpret"       what a call on CPU tensors means
+    transconv.config.compile  = "now" | "background" | "never"   what a call does without its kernel
 
 A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
 """
@@ -17,6 +18,7 @@ from transconv import knobs
 WORDS = {
     "fallback": ("silent", "warn", "error"),
     "cpu": ("fallback", "interpret"),
+    "compile": ("now", "background", "never"),
 }
 
 
@@ -25,11 +27,13 @@ class Settings:
 
     fallback: str
     cpu: str
+    compile: str
 
     def __init__(self) -> None:
         object.__setattr__(self, "_listeners", [])
         self.fallback = knobs.fallback()
         self.cpu = "fallback"
+        self.compile = knobs.compile()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in WORDS:
@@ -52,7 +56,13 @@ class Settings:
         return [*WORDS, "on_change"]
 
     def __repr__(self) -> str:
-        return f"transconv.config(fallback={self.fallback!r}, cpu={self.cpu!r})"
+        return "transconv.config(" + ", ".join(f"{n}={getattr(self, n)!r}" for n in WORDS) + ")"
+
+    @property
+    def mode(self) -> str:
+        """``compile``, but now where torch may not answer meanwhile."""
+        background = self.compile == "background" and self.fallback == "error"
+        return "now" if background else self.compile
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after every change."""

@@ -1,4 +1,4 @@
-"""Torch border, step 2. Shapes and strides of results: one rule for the launcher and the fakes.
+"""Shapes and strides of results, for launches and for fake tensors alike.
 
 A result is channels_last if the input or the weight suggests it, else contiguous; results of 1d
 convolutions are always contiguous. Gradients follow the same rule. Shapes may be symbolic.

@@ -1,13 +1,16 @@
-"""Torch border: what was run by whom, and what is said when torch has to step in."""
+"""Counts which calls kernels and torch compute, and reports when torch computes one."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from transconv.errors import Unsupported
+from transconv.runtime import COMPILING
 from transconv.torch_ops.settings import settings
 
 
@@ -62,9 +65,27 @@ def totals(reset: bool = False) -> Stats:
         return now
 
 
+@contextmanager
+def aside() -> Iterator[Callable[[], Stats]]:
+    """Inside, totals count from zero (the function given tells them); behind, they are as before."""
+    with lock:
+        before = _native.copy(), _fallback.copy()
+        _native.clear()
+        _fallback.clear()
+    try:
+        yield totals
+    finally:
+        with lock:
+            for now, was in zip((_native, _fallback), before, strict=True):
+                now.clear()
+                now.update(was)
+
+
 def announce(reason: str, message: str = "", what: str = "convolution") -> None:
     """Obey the fallback policy for one reason: nothing, one warning, or Unsupported. ``what`` torch would
     have to compute."""
+    if reason == COMPILING:  # torch answers for a while, as was asked for
+        return
     policy = settings.fallback
     if policy == "error":
         raise Unsupported(reason, message or f"torch would have to compute this {what}")

@@ -1,4 +1,4 @@
-"""Torch border, step 4c. Calls that come back: found by the weight they bring, checked by one guard.
+"""The fast path of repeated calls: found by their weight, checked by one guard.
 
 A layer calls with the same weight, the same numbers and mostly the same sizes. Its second call
 leaves an entry under the identity of the weight: a function that asks one guard of torch's compiler
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.torch_ops import entries
+from transconv.torch_ops import entries, frozen
 from transconv.torch_ops.arguments import means_more
+from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.entries import Call
 from transconv.torch_ops.route import BackwardRoutes, Route
 
@@ -44,7 +45,7 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that says whether other tensors, here and now, look like these. None for tensors whose
+    """A function that says whether other tensors have the same properties as these. None for tensors whose
     memory no kernel may read as it is."""
     if any(means_more(t) for t in tensors):
         return None
@@ -57,13 +58,27 @@ def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
         return None
 
 
+_forgetting: list[Callable[[], None]] = []
+on_forget = _forgetting.append  # also call this where routes go
+
+
 def forget() -> None:
     """Every call goes the general way again."""
+    for others in _forgetting:
+        others()
     _forward.clear()
     for route in list(_backward):
         route.gradients.clear()
     _backward.clear()
     _visits.clear()
+
+
+# A weight whose copies are to be made goes the general way.
+def _without(weight: int) -> None:
+    _forward.pop(weight, None)
+
+
+frozen.on_change(_without)
 
 
 def _due(key: Hashable, chain: int) -> int:
@@ -134,7 +149,7 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
                   routes: BackwardRoutes, flags: Flags, aligned: bool) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset."""
-    cold = any(r.reason == "capture:cold" for r in routes.aten)
+    cold = any(r.reason in PASSING for r in routes.aten)
     check = None if cold or not _due((route, wanted), 1) else _guard(grad, x, w)
     if check is not None:
         _backward.add(route)

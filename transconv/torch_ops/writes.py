@@ -1,4 +1,4 @@
-"""Torch border, step 10b. What nodes of a traced graph write to: no call is moved over a write."""
+"""Which values the nodes of a traced graph write to, so that no call is moved across a write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN = ("torch", "_operator", "operator", "builtins", "math", "transconv")
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether somebody sees or changes what goes in or comes out: a hook, or a forward that was given to
+    """Whether code may see or change inputs or outputs: a hook, or a forward that was given to
     the module alone, as those of `accelerate` do."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
                 or module._backward_pre_hooks or not _OWN.isdisjoint(vars(module)))
@@ -68,7 +68,7 @@ def _made_of(value: fx.Node) -> set[fx.Node]:
 
 
 def _written(traced: fx.GraphModule, node: fx.Node) -> list[Any] | None:
-    """The values that a node writes to; None where nobody knows."""
+    """The values that a node writes to; None if unknown."""
     first = next(iter((*node.args, *node.kwargs.values())), None)
     if node.op == "call_module":
         module = traced.get_submodule(str(node.target))

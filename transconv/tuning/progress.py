@@ -1,4 +1,4 @@
-"""Tuning. Progress on a terminal (a bar) and in a log (a line now and then)."""
+"""Progress of a run: a bar on a terminal, a line from time to time in a log."""
 
 from __future__ import annotations
 

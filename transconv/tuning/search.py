@@ -1,4 +1,4 @@
-"""Tuning. In: what was measured so far. Out: which schedules to try next, a bounded number of them.
+"""Chooses the next schedules to try from the measurements so far, up to a bounded number.
 
 Best estimates first; the last part of the trials explores around the best schedule found: its
 neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the
@@ -39,7 +39,7 @@ class Trial:
 
 
 class Search:
-    """The trials of one direction of a problem. ``phases``: its computations, which share a schedule;
+    """The trials of one workload. ``phases``: its computations, which share a schedule;
     ``seeds``: schedules to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
     ranking, as fitting the estimate wants it."""
 

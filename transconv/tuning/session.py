@@ -1,8 +1,8 @@
-"""Tuning, the parent. In: problems. Out: a log of every trial, and the winners in a database.
+"""A tuning session: runs trials in worker processes, logs each, and saves the fastest schedules.
 
-Compiles run in several processes, measurements in one, each with a time limit. Some problems are
+Compiles run in several processes, measurements in one, each with a time limit. Some workloads are
 under way at a time, so that there is always something to compile while the first trials of a
-problem decide about its last ones. What the log has is not measured again.
+workload decide about its last ones. What the log has is not measured again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transconv.compute import Compute
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.compute import Compute, Workload
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import Row, choice, rows
+from transconv.selection import Row, choice, rows, store
 from transconv.target import Target, triton_version
 from transconv.tuning.progress import Progress
 from transconv.tuning.search import Search, Trial
@@ -36,7 +35,7 @@ Found = dict[str, Any]
 
 @dataclass(slots=True)
 class Limits:
-    """Bounds of a session. ``trials`` for each problem and direction; seconds: ``trial_s`` for one
+    """Bounds of a session. ``trials`` for each workload; seconds: ``trial_s`` for one
     measurement, ``compile_s`` for one compile, ``total_s`` after which nothing starts;
     ``budget_ms`` of timing for each trial; ``jobs`` processes that compile."""
 
@@ -50,23 +49,17 @@ class Limits:
 
 @dataclass(slots=True)
 class Job:
-    """One direction of a problem to tune; ``about``: columns of the log that only people read."""
+    """A workload to tune; ``about``: columns of the log that only people read."""
 
-    problem: ConvProblem
-    prop: Prop
-    epilogue: Epilogue
+    workload: Workload
     about: dict[str, str] = field(default_factory=dict)
     search: Search | None = None
     tried: int = 0  # that were right
     ended: bool = False
 
     @property
-    def workload(self) -> ConvWorkload:
-        return ConvWorkload(self.problem, self.prop, self.epilogue)
-
-    @property
     def key(self) -> tuple[str, str, str]:
-        return self.workload.text, self.prop.value, str(self.epilogue)
+        return self.workload.text, self.workload.direction, self.workload.behind
 
     def phases(self) -> list[Compute]:
         """What one schedule must serve; empty where there is nothing to compute."""
@@ -142,7 +135,7 @@ class Session:
             try:
                 self._open(job)
             except TransconvError as error:
-                say(f"{job.about.get('layer', '')} {job.key[0]} {job.prop}: not tuned: {error}")
+                say(f"{job.about.get('layer', '')} {job.workload.title}: not tuned: {error}")
             if job.search is not None:
                 for _ in job.search.asked:
                     skip()
@@ -225,7 +218,7 @@ class Session:
     def _line(self, job: Job) -> str:
         """What came of a job, for people."""
         assert job.search is not None
-        head = f"{job.about.get('layer', '')[:28]:28} {job.prop.value:5}"
+        head = f"{job.about.get('layer', '')[:28]:28} {job.workload.direction:5}"
         best = job.search.best
         if best is None:
             return f"{head} none of {len(job.search.times)} trials was right"
@@ -242,7 +235,10 @@ def of_log(log: Iterable[Found]) -> list[Row]:
     for row in log:
         if row["verdict"] != "right" or not number(row, "us"):
             continue
-        kind = Epilogue.parse(row["epilogue"]).kind
+        about = store.workload_of(row["problem"], row["prop"], row["epilogue"])
+        if about is None:
+            continue
+        kind = about.kind
         key = (row["problem"], row["prop"], kind, row["machine"], row["triton"], row["lowering"])
         tried[key] = tried.get(key, 0) + 1
         if key not in best or float(row["us"]) < float(best[key]["us"]):

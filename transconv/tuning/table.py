@@ -1,4 +1,4 @@
-"""Tuning. CSV files that grow row by row: what is in them is not measured again."""
+"""CSV files that grow row by row, so that a repeated run skips the rows they have."""
 
 from __future__ import annotations
 

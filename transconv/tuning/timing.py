@@ -1,4 +1,4 @@
-"""Tuning. How long a call takes on the GPU: medians, cold caches, graphs where a launch costs more.
+"""Times a call on the GPU: medians, cold caches, CUDA graphs for short kernels.
 
 Long calls are timed one by one with events, the second-level cache overwritten before each. Calls
 under ``GRAPH_US`` are captured into a CUDA graph, many in a row, each on another set of tensors, so

@@ -1,4 +1,4 @@
-"""Verification. In: a problem whose kernel is wrong. Out: the stage that made it so.
+"""Finds the first stage that makes a problem's kernel wrong.
 
 Asked one after the other, each against the same answer, until one disagrees:
 

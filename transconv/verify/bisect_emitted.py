@@ -1,4 +1,4 @@
-"""Verification. In: a question whose IR is right. Out: whether the emitted text is, too.
+"""Checks the emitted and the compiled kernel of a problem whose IR is right.
 
 The text runs under Triton's interpreter, in a process of its own where this one compiles kernels;
 then, on a GPU, as it is compiled.

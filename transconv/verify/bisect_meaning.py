@@ -1,4 +1,4 @@
-"""Verification. In: computations. Out: the sums that they describe, straight from their views, in NumPy.
+"""Evaluates the sums of computations in NumPy, directly from their views.
 
 What is to be computed is judged three times before there is a kernel: as it was asked for, with its
 groups merged, and over the copies that its schedule has made.

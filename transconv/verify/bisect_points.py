@@ -1,4 +1,4 @@
-"""Verification. In: expressions and facts. Out: points that the facts allow, and values there.
+"""Points that satisfy given facts, and the values of expressions there.
 
 All points are tried where they are few, else corners and random ones. Integers are unbounded for the
 simplifier; here they are 64 bits wide, and points stay small.

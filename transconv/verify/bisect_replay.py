@@ -1,4 +1,4 @@
-"""Verification. In: the launches of a plan. Out: what they compute at any stage, in NumPy.
+"""Executes the launches of a plan at any stage in NumPy.
 
 The operands are small integers, so that every order of summation gives the same bits; what no
 element maps to, and the result before the run, hold NaN: what is read or left out by mistake shows.
@@ -28,6 +28,7 @@ from transconv.ir import (
     offsets_of,
     rewrite,
     run,
+    select,
     verify,
 )
 from transconv.ir import expr as ex
@@ -184,7 +185,7 @@ def as_targets_divide(kernel: Kernel) -> Kernel:
     round down. Divisors are positive."""
     def towards_zero(e: ex.Expr) -> ex.Expr:
         if isinstance(e, (ex.FloorDiv, ex.Mod)) and e.dtype.is_integer:
-            return ex.Select(ex.Lt(e.a, ex.Const(0)), ex.Neg(type(e)(ex.Neg(e.a), e.b)), e)
+            return select(ex.Lt(e.a, ex.Const(0)), ex.Neg(type(e)(ex.Neg(e.a), e.b)), e)
         return e
 
     return rewrite(kernel, towards_zero)

@@ -1,4 +1,4 @@
-"""Verification. In: a rewrite of the simplifier. Out: a point where it changes the value.
+"""Finds a point where a rewrite of the simplifier changes the value.
 
 A witness (see ``simplify/fixpoint.py``) is shown every rewrite of a pass that is replayed, inner
 nodes first, and computes both sides at points that the facts allow (see ``bisect_points.py``). So the

@@ -1,4 +1,4 @@
-"""Verification. In: a problem too large to interpret. Out: a smaller one of the same kind.
+"""Replaces a problem too large to interpret by a smaller one of the same kind.
 
 Sizes are halved, the axis with the most tiles first, while the schedule stays legal: the small problem
 then has the same stages, masks and tails as the large one.

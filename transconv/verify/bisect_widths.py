@@ -1,4 +1,4 @@
-"""Verification. In: a kernel of any size. Out: an index that its 32 bits do not hold.
+"""Finds an index of a kernel that overflows 32 bits.
 
 Tensors of more than 2^31 elements are too large to interpret, but their indices need no tensors: every
 index expression of the kernel is computed at corners and random points of the loops and lanes, once
@@ -95,7 +95,7 @@ class _Walk:
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
             case Let(var, value) if not find(value, Read) and value.dtype.kind in ("index", "int", "bool"):
-                self.bind(var, value)  # a name may overflow where nobody reads it
+                self.bind(var, value)  # an unread name may overflow
                 return ""
             case Alloc() | Update():
                 return ""

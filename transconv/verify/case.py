@@ -1,4 +1,4 @@
-"""Verification. One direction of one problem on this machine: plan, tensors, what is right.
+"""One direction of one problem on this machine: the plan, its tensors, and the check of the result.
 
 Runs in worker processes or at home; problems travel as text.
 """
@@ -18,7 +18,7 @@ from transconv.compute import Compute
 from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.ir import DTYPES, Layout
-from transconv.runtime import Choose, trust
+from transconv.runtime import Choose, Plan, trust
 from transconv.schedule import Schedule, chain
 from transconv.selection import heuristics
 from transconv.target import TARGETS, Target, detect
@@ -120,7 +120,7 @@ class Case:
     def plan(self, schedule: str | Schedule = "") -> Compiled:
         """Raises ScheduleError or Unsupported, which are refusals, not failures."""
         return compiler.plan(self.problem, self.prop, self.target, schedule or None, self.after,
-                             aligned=not self.shift, deterministic=self.deterministic)
+                             aligned=not self.shift, deterministic=self.deterministic, keeps=False)
 
     def plan_of(self, schedules: Sequence[str]) -> Compiled:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
@@ -270,7 +270,7 @@ def longest_chain(compiled: Compiled) -> int:
     return max((chain(s.schedule, s.compute) for s in compiled.steps), default=0)
 
 
-def warm(compiled: Compiled) -> float:
+def warm(compiled: Plan) -> float:
     """Compile a plan's kernels into Triton's cache without launching them; returns seconds.
 
     The kernels are specialised as for tensors at addresses that are multiples of 16, which is what

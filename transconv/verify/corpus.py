@@ -1,4 +1,4 @@
-"""Verification. The trials that failed once: lines in the files of the folder ``corpus``.
+"""The corpus: fuzzer trials that have failed, as lines in the files of the folder ``corpus``.
 
 A file holds benchdnn-like lines (see fuzz_trial.py), each after a comment that says what was wrong.
 Every run of the fuzzer begins with them, and so does the test suite.

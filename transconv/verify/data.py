@@ -1,4 +1,4 @@
-"""Verification. In: a problem. Out: its tensors, random or exactly summable, between guards.
+"""Tensors of a problem: random or exactly summable, between guard zones.
 
 Exact data are small integers, thinned out until sums stay so small that the result's type holds
 them exactly: then every order of summation gives the same bits, and a kernel is right or wrong.
@@ -132,13 +132,13 @@ class Guarded:
         return not any(bool(blocks[box].any()) for box in self.layout.padding(self.shape))
 
     def poison(self) -> None:
-        """Fill everything, the tensor too; it is no longer sealed."""
+        """Fill the whole buffer, the tensor too, and unseal it."""
         bits, pattern = poison(self.memory.dtype)
         self.memory.view(bits).fill_(pattern)
         self.sealed = None
 
     def seal(self) -> None:
-        """From now on the whole buffer must not change: ``intact`` will compare a sum of bits."""
+        """Seal the buffer, which must not change afterwards: ``intact`` will compare a sum of bits."""
         self.sealed = self._sum()
 
     def _sum(self) -> int:

@@ -1,4 +1,4 @@
-"""Verification. In: a random generator. Out: a small convolution, with layouts and words.
+"""Draws a small random convolution with layouts and options.
 
 The one generator of problems: the fuzzer seeds it with numbers, tests hand it Hypothesis' random
 numbers, which shrink. Sizes stay small, so that NumPy interprets a kernel in milliseconds and

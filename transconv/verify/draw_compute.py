@@ -1,9 +1,10 @@
-"""Verification. In: a random generator. Out: a small computation as text.
+"""Draws a small random computation as text.
 
 Products with any number of batch, row, column and summed axes, reductions over windows, chains of
-elementwise operations, rows that are swept several times; everything that a text can say about where an
-element lies is drawn: flips, strides, pads of every kind, fused and divided coordinates, broadcasts,
-gathers, concatenations, permuted and partial stores, layouts with gaps. Sizes rarely divide anything.
+elementwise operations, rows that are swept several times, places of extremes, stores that add, gradients
+of views; everything that a text can say about where an element lies is drawn: flips, strides, pads of
+every kind, fused and divided coordinates, broadcasts, gathers, concatenations, permuted and partial
+stores, layouts with gaps. Sizes rarely divide anything.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 from random import Random
 
-from transconv.compute import Op, table
-from transconv.ir import REDUCERS, Const, f32
+from transconv.compute import Op, parse, table, transposed, why_not_lowered
+from transconv.ir import REDUCERS, Const, Layout, Tensor, f32
 from transconv.verify.draw import chance
 
 SIZES = (1, 2, 3, 3, 5, 5, 7, 8, 9, 13, 16, 17, 21, 32, 33)
@@ -34,7 +35,12 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few."""
-    return rng.choice((_product, _product, _reduction, _chain, _rows))(_Page(rng))
+    kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
+                       _extremes, _adding, _gradient))
+    made = kind(_Page(rng))
+    while kind in (_adding, _gradient) and why_not_lowered(parse(made)):  # a place for all of an axis
+        made = kind(_Page(rng))
+    return made
 
 
 @dataclass
@@ -97,13 +103,20 @@ class _Page:
                           + (f" else {fill}" if fill else ""))
         return name
 
-    def store(self, name: str, value: str, axes: list[str] | None = None) -> None:
+    def store(self, name: str, value: str, axes: list[str] | None = None, dtype: str = "") -> None:
         """A line that stores a value at every point of some axes, or of those that are left."""
         axes = self.kept if axes is None else axes
         coords, shape = _coordinates(self, axes, stored=True)
-        self.tensor(name, shape, stored=True)
+        self.tensor(name, shape, stored=True, dtype=dtype)
         where = _condition(self, axes) if chance(self.rng, 12) else ""
         self.steps.append(f"store {name}[{', '.join(coords)}]{where} = {value}")
+
+    def add(self, name: str, value: str) -> None:
+        """A line that adds a value to a place that several points share."""
+        made = [_elsewhere(self, a) if chance(self.rng, 2) else _one(self, a) for a in self.kept]
+        self.tensor(name, [n for _, n in made], stored=True)
+        where = _condition(self, self.kept) if chance(self.rng, 8) else ""
+        self.steps.append(f"store {name}[{', '.join(c for c, _ in made)}]{where} += {value}")
 
     def made(self, name: str) -> str:
         """The whole text."""
@@ -187,6 +200,43 @@ def _rows(page: _Page) -> str:
     if chance(rng, 4):
         page.store("D", f"{rng.choice(own)} - {names[-1]}", axes)
     return page.made("rows")
+
+
+def _extremes(page: _Page) -> str:
+    """Where the greatest or the least of what was read lies, and as a rule what it is."""
+    rng = page.rng
+    page.add_axes("m", rng.choice((1, 1, 2)))
+    page.add_axes("k", rng.choice((1, 1, 2)), summed=True)
+    x = page.read("x", list(page.axes), rng.choice(("", "-inf", "inf")))
+    op, over = rng.choice(("max", "min")), " ".join(rng.sample(page.summed, len(page.summed)))
+    term = rng.choice((x, x, f"abs({x})", f"-{x}"))
+    page.steps.append(f"let at = arg{op}({term}; {over})")
+    page.store("I", "at", dtype=rng.choice(("i32", "i64")))
+    if chance(rng, 2):
+        page.store("C", f"{op}({term}; {over})")
+    return page.made("extremes")
+
+
+def _adding(page: _Page) -> str:
+    """Values, or sums, that are added where they share places."""
+    rng = page.rng
+    page.add_axes("m", rng.choice((1, 2, 2, 3)))
+    page.add_axes("k", rng.choice((0, 0, 1)), summed=True)
+    x = page.read("x", list(page.axes))
+    page.add("C", f"sum({x}; {' '.join(page.summed)})" if page.summed else rng.choice((x, f"{x}*2 - 1")))
+    return page.made("adding")
+
+
+def _gradient(page: _Page) -> str:
+    """What the gradient of an operand is that was seen through any view."""
+    page.add_axes("m", page.rng.choice((1, 2, 2, 3)))
+    page.read_one("x", list(page.axes), "", page.dtype())
+    page.store("C", page.rng.choice(("x", "x", "x*2")))
+    made = parse(page.made("moved"))
+    x, y = made.reads[-1].view.tensor, made.c.tensor
+    into = Tensor("dX", x.dims, x.shape, Layout.dense(x.dtype, x.shape))
+    given = Tensor("G", y.dims, y.shape, Layout.dense(y.dtype, y.shape))
+    return str(transposed(made, x.name, into, given, adds=chance(page.rng, 4)))
 
 
 def _finished(page: _Page, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Verification. In: a random generator, computations, a target. Out: a legal schedule for all.
+"""Draws a random schedule that is legal for given computations on a target.
 
 Nothing here knows what a word means: words and their values are those of the table of words, numbers
 nearby, and texts seen among the heuristic's candidates; ``why_not`` is the filter. A word that joins
@@ -103,7 +103,7 @@ def _of_some_kind(rng: Random, found: Sequence[Schedule]) -> Schedule:
 def _with_words(rng: Random, made: Schedule, computes: Sequence[Compute], target: Target,
                 seen: Sequence[Schedule]) -> Schedule:
     """Change some words, each if the schedule stays legal with it."""
-    table = list(all_words())
+    table = [w for w in all_words() if w.draw != ()]
     rng.shuffle(table)
     for word in table:
         if chance(rng, 3):

@@ -1,4 +1,4 @@
-"""Verification. In: benchdnn's words, from a command line and batch files. Out: requests.
+"""Parses benchdnn's options and batch files into requests.
 
 benchdnn is a state machine (see problem_lists.py): options set lists of alternatives, a problem is
 asked for with every combination of them, ``--reset`` puts the options back. What a request means

@@ -1,4 +1,4 @@
-"""Verification. In: benchdnn's attribute words. Out: an epilogue, or why there is none.
+"""Translates benchdnn's attribute options to an epilogue, or says why there is none.
 
     post-ops := PO { "+" PO }
     PO       := sum[:SCALE[:ZERO[:DT]]] | FUNCTION[:ALPHA[:BETA[:SCALE]]] | OP:DT[:MASK[:TAG]] | ...

@@ -1,4 +1,4 @@
-"""Verification. In: a job, in a worker process. Out: a row with benchdnn's status word.
+"""Runs a job in a worker process and returns a row with benchdnn's status word.
 
 Every plan that the job names is built, run on fresh data between guards, and judged; the row says
 how many there were and which of them failed. What the compiler refuses is UNIMPLEMENTED with its

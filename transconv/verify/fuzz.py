@@ -1,4 +1,4 @@
-"""Verification. In: how many trials, a seed, a time. Out: how they went, and what failed.
+"""The fuzzer's main loop: runs trials, collects results and shrinks failures.
 
 Trials run in worker processes forked from this one after it has imported everything and before
 anything touched a GPU, so a worker starts in no time. One that hangs or faults is killed and

@@ -1,4 +1,4 @@
-"""Verification. In: a seed. Out: drawn computations whose kernels do not mean what their steps mean.
+"""Draws computations and reports those whose kernels differ from the computation.
 
 Trial i of a seed is a computation, a chip and a legal schedule, the same for everybody. Its kernels are
 interpreted after every pass and held against NumPy's answer.

@@ -1,4 +1,4 @@
-"""Verification. In: a trial. Out: a row that says how it went; runs in worker processes.
+"""Runs one trial in a worker process and returns a row with the outcome.
 
 One trial is compiled and executed in one of three ways: ``numpy``, the final kernel in the
 interpreter of the IR; ``triton``, the emitted text in Triton's interpreter; ``device``, the compiled

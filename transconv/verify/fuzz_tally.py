@@ -1,4 +1,4 @@
-"""Verification. In: rows of trials. Out: counts, lines to print, a report in JSON."""
+"""Counts the outcomes of trials: lines to print, and a report in JSON."""
 
 from __future__ import annotations
 

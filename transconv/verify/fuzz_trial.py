@@ -1,4 +1,4 @@
-"""Verification. In: seed and number. Out: a trial; one line of text says it and reads back.
+"""A trial, drawn from a seed and a number, and written to and read from one line of text.
 
 A trial is a kernel question and nothing of a machine: a problem, a direction, the chip it is
 compiled for, a schedule, an epilogue, which passes run, and by how many elements tensors are shifted

@@ -1,4 +1,4 @@
-"""Verification. In: a plan and guarded tensors. Out: the result, by the IR's own interpreter.
+"""Executes a plan on guarded tensors in the IR's own interpreter.
 
 The final kernels run in NumPy, for any chip: explicit kernels too, which Triton's interpreter cannot
 read. Every access is checked, so that a write outside is an error where it happens.

@@ -1,4 +1,4 @@
-"""Verification. In: a problem, and how its sums were made. Out: how far float results may be off.
+"""Bounds on the error of float results.
 
 Whole numbers are never rounded: what float data are for is to see every rounding that should not be.
 One element says little, as one rounding more is as large as the one that is due; all of them together say

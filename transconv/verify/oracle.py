@@ -1,4 +1,4 @@
-"""Verification. In: operands. Out: the right answer in f64, and whether a result agrees.
+"""The reference result in f64, and its comparison with a kernel's result.
 
 It shares nothing with the kernels nor with cuDNN, and runs on any device: for every tap of the
 filter the points that it joins are cut out of the tensors with slices and multiplied. Results come

@@ -1,4 +1,4 @@
-"""Verification. Tasks in child processes with time limits: what hangs loses its own row only.
+"""Runs tasks in child processes with time limits; a task that hangs or crashes fails alone.
 
 Workers are grouped: a group has a function, a number of processes, and their environment. A task
 may name a task that follows it (compile, then time), which joins its group's queue when the first
@@ -87,7 +87,7 @@ _FATAL = re.compile(r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether the process can no longer use the GPU: after a fault every later call fails too, the
+    """Whether the process has lost the GPU: after a fault every later call fails too, the
     innocent ones of the next task first."""
     return bool(_FATAL.search(f"{type(error).__name__} {error}".lower()))
 

@@ -1,4 +1,4 @@
-"""Verification. In: requests and what came of them. Out: lines, a summary, a report in JSON.
+"""The outcome of a run of requests: lines, a summary, a report in JSON.
 
 The words and the last line are benchdnn's. A failure is followed by the command that repeats it.
 """

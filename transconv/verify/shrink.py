@@ -1,4 +1,4 @@
-"""Verification. In: a trial that fails. Out: a simpler one that fails the same way.
+"""Shrinks a failing trial to a simpler one that fails in the same way.
 
 Greedy: of all trials that are simpler in one respect, the first that still fails is taken, until
 none does. What is simpler comes first where it removes most: words, layouts and types before sizes,

@@ -1,4 +1,4 @@
-"""Verification. How a long run is stopped: Ctrl-C, or SIGTERM, which is raised where the work is.
+"""Stops a long run cleanly on Ctrl-C or SIGTERM.
 
 Whoever catches KeyboardInterrupt to say what was done so far ends with ``code`` of it.
 """

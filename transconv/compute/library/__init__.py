@@ -1,17 +1,35 @@
-"""A library of computations: texts of a few lines from shapes, strides and types, of any rank and layout,
-and the texts of their gradients. See Formula."""
+"""Generators of computations: from shapes, strides and types of any rank and layout to the text of a
+function of torch and the texts of its gradients. See Formula."""
 
 from transconv.compute.library.batch import batch_norm
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.norms import group_norm, layer_norm, rms_norm
 from transconv.compute.library.page import Page, Seen, Strided
-from transconv.compute.library.pools import average_pool, max_pool
+from transconv.compute.library.pools import (
+    adaptive_average_pool,
+    adaptive_max_pool,
+    average_pool,
+    max_pool,
+)
 from transconv.compute.library.products import linear, matmul
-from transconv.compute.library.reductions import NORMS, ROWS, reduced
+from transconv.compute.library.reductions import NORMS, ROWS, extreme, reduced
 from transconv.compute.library.softmax import cross_entropy, log_softmax, normalize, softmax
+from transconv.compute.library.views import (
+    embedding,
+    flip,
+    fold,
+    gather,
+    join,
+    nearest,
+    pad,
+    shuffle,
+    take,
+    unfold,
+)
 
 __all__ = [
-    "Formula", "Gradient", "NORMS", "Page", "ROWS", "Seen", "Strided", "average_pool", "batch_norm",
-    "cross_entropy", "group_norm", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
-    "normalize", "reduced", "rms_norm", "softmax",
+    "Formula", "Gradient", "NORMS", "Page", "ROWS", "Seen", "Strided", "adaptive_average_pool",
+    "adaptive_max_pool", "average_pool", "batch_norm", "cross_entropy", "embedding", "extreme", "flip",
+    "fold", "gather", "group_norm", "join", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
+    "nearest", "normalize", "pad", "reduced", "rms_norm", "shuffle", "softmax", "take", "unfold",
 ]

@@ -1,4 +1,4 @@
-"""batch_norm: the norm of a feature over everything else, with statistics that are handed on."""
+"""batch_norm: each feature is normalised over all other dims; the statistics are stored for gradients."""
 
 from __future__ import annotations
 

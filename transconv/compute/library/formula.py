@@ -1,5 +1,5 @@
-"""What a function of the library hands out: a computation's text, those of its gradients, and how torch's
-tensors become the texts'."""
+"""Formula, the result of a library function: the text of a computation, the texts of its gradients, and
+how torch's tensors map to the tensors in the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms of rows and of groups: layer_norm, rms_norm, group_norm (instance_norm is one group a feature).
+"""layer_norm, rms_norm, group_norm, and instance_norm as one group for each feature.
 
 Variance is the mean of squared deviations from the mean: a second sweep over a row that is held, and no
 difference of large numbers. ``W`` and ``B`` scale and shift; either may be missing. What gradients need

@@ -1,4 +1,4 @@
-"""The one builder of texts: from tensors as torch sees them to axes, ``tensor`` lines and coordinates.
+"""Builds the text of a computation: torch tensors become axes, ``tensor`` lines and coordinates.
 
     page = Page(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
     page.text("twice", "read x = {X}", "store {Y} = x + x")
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from transconv.ir import DType
+from transconv.ir import DType, Layout, Tensor
 
 WORD = re.compile(r"\w+")
 SUMMED = re.compile(r";([^)]*)\)")
@@ -83,7 +83,7 @@ class Page:
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
                  called: Mapping[str, str] | None = None, keeps: str = "") -> None:
-        self.sizes = tuple(sizes)
+        self.names, self.sizes = tuple(names), tuple(sizes)
         self.called = called or {}
         self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()
                      and any(d in dims for _, dims in tensors.values())}
@@ -146,7 +146,32 @@ class Page:
         return prod(self.size(axis) for name in names for axis in self.classes.get(name, ()))
 
     def size(self, axis: str) -> int:
+        """How many elements an axis of the text has."""
         return prod(self.sizes[d] for d in self.groups.get(axis, ()))
+
+    def place(self, name: str) -> str:
+        """The number of a point among those of the dims of a name, in their order, the last one fastest:
+        an expression of the axes."""
+        dims = [d for d, own in enumerate(self.names) if own == name]
+        terms: list[tuple[int, str]] = []
+        for axis in self.classes.get(name, ()):
+            group = self.groups[axis]
+            runs: list[list[int]] = []  # of dims that follow one another in both orders
+            for d in group:
+                if runs and [x for x in dims if runs[-1][-1] < x < d and self.sizes[x] > 1] == [] and (
+                        d > runs[-1][-1]):
+                    runs[-1].append(d)
+                else:
+                    runs.append([d])
+            below = self.size(axis)
+            for run in runs:
+                above, size = below, prod(self.sizes[d] for d in run)
+                below //= size
+                part = f"{axis} // {below}" if below > 1 else axis
+                part = f"{part} % {size}" if above < self.size(axis) else part
+                terms.append((prod(self.sizes[d] for d in dims if d > run[-1]), part))
+        terms.sort(key=lambda t: -t[0])
+        return " + ".join(f"{part}*{step}" if step > 1 else part for step, part in terms) or "0"
 
     def text(self, name: str, *lines: str, **words: Any) -> str:
         """The computation of these lines; ``{X}`` in them is a tensor, ``{k}`` the axes of a name, and
@@ -166,6 +191,13 @@ class Page:
         declared = [f"    tensor {self._declared(t)}" for t in self.seen if t in used]
         return "\n".join([f"compute {name}", *declared, f"    axes   {' | '.join(filter(None, groups))}",
                           *(f"    {word:<6} {rest}" for word, rest in steps)])
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as the texts declare it."""
+        seen, dtype = self.seen[name], self.tensors[name].dtype
+        strides = f"strides({','.join(map(str, seen.strides))})"
+        return Tensor(name, tuple(f"{name}_{i}" for i in range(len(seen.sizes))), seen.sizes,
+                      Layout.parse(strides, dtype, seen.sizes))
 
     def _declared(self, name: str) -> str:
         seen, dtype = self.seen[name], self.tensors[name].dtype

@@ -1,7 +1,8 @@
-"""Pools: the largest or the mean of a window that slides over the last one to three dims.
+"""Pools: the maximum or the mean of a window that slides over the last one to three dims; adaptive pools
+take the number of windows instead of their size.
 
-Sizes of windows, strides, padding and dilation are tuples, one number for each of these dims. What lies
-beyond an end is never the largest, and counts in a mean only where the caller says so.
+Sizes of windows, strides, padding and dilation are tuples, one number for each of these dims. Padding is
+never the maximum, and counts in a mean only if the caller says so.
 """
 
 from __future__ import annotations
@@ -10,31 +11,43 @@ from collections.abc import Sequence
 from math import prod
 
 from transconv.compute.library.formula import Formula, Gradient
-from transconv.compute.library.page import Page, Strided
+from transconv.compute.library.page import Dim, Page, Strided
 from transconv.ir import i32
 
 Ints = Sequence[int]
 LETTERS = "dhw"
-BEYOND = 1 << 30  # no place
-LARGEST_PLACE = 1 << 24  # beyond it not every number of a place is one in f32
+BEYOND = 1 << 30  # no place, and more places than a tensor may have
 
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
-             saves: bool = False) -> Formula:
+             saves: bool = False, at: Strided | None = None) -> Formula:
     """``y``: the result, whose sizes say how often windows fit. ``saves``: where each largest element
-    is (the first of equals) is stored too, for gradients. ValueError for ``LARGEST_PLACE`` places."""
-    page, n = _page(x, y, window, stride, padding, dilation), len(window)
-    if prod(x.shape[-n:]) >= LARGEST_PLACE:
-        raise ValueError(f"{prod(x.shape[-n:])} places; expected fewer than {LARGEST_PLACE}")
+    is (the first of equals, the last NaN) is stored too, for gradients; ``at``: as a result. ValueError
+    for ``BEYOND`` places."""
+    page, n = _page(x, y, window, stride, padding, dilation, at), len(window)
+    _few_places(x, n)
     words = {"window": _window(page, n)}
-    ahead = _place(_ahead(stride, padding, dilation), x.shape[-n:])
+    ahead = _ahead(stride, padding, dilation)
+    inside = [f" and {e} >= 0" for e, p in zip(ahead, padding, strict=True) if p]
+    which = _which(_place(ahead, x.shape[-n:]), "".join(inside)) if saves or at else ()
     text = page.text("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
-                     f"store {{I}} = min(where(a == m, {ahead}, {BEYOND}); {{window}})" if saves else "",
-                     **words)
+                     *which, **words)
     where, here = _fits(stride, padding, dilation), _place([f"i{c}" for c in LETTERS[-n:]], x.shape[-n:])
     back = page.text("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
                      f"store {{dX}} = sum(where(at == {here}, g, 0.0); {{window}})", **words)
-    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+    return Formula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
+
+
+def _which(place: str, inside: str = "") -> tuple[str, str]:
+    """The place of the largest element as torch has it: the first of equals, but of NaN the last, which
+    counts down from -1 meanwhile. ``inside``: where -inf is an element, not the padding before it."""
+    return (f"let which = min(where(a != a, -1 - i32({place}), where(a == m{inside}, i32({place}), "
+            f"{BEYOND})); {{window}})", "store {I} = where(which < 0, -1 - which, which)")
+
+
+def _few_places(x: Strided, n: int) -> None:
+    if prod(x.shape[-n:]) >= BEYOND:
+        raise ValueError(f"{prod(x.shape[-n:])} places; expected fewer than {BEYOND}")
 
 
 def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strided, pads: bool = True,
@@ -71,14 +84,89 @@ def _counted(place: str, size: int, results: int, window: int, stride: int, padd
     return f"max(1, min({low} + {window}, {highest}) - max({low}, {lowest}))"
 
 
-def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints) -> Page:
+def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
+                      saves: bool = False) -> Formula:
+    """The largest elements of as many windows of the last ``n`` dims as ``y`` has, which may overlap;
+    ``at``: where they are. ``saves`` and ValueError as max_pool."""
+    page, inside, back_inside = _adapted(x, n, y, at)
+    _few_places(x, n)
+    sizes, words = x.shape[-n:], {"window": _window(page, n)}
+    ahead = [_begun(f"o{c}", f"k{c}", *of) for c, of in _dims(x, y, n)]
+    which = _which(_place(ahead, sizes)) if saves or at else ()
+    text = page.text("adaptive_max_pool", f"read a = {{X}}{inside} else -inf", "let m = max(a; {window})",
+                     "store {Y} = m", *which, **words)
+    here = _place([f"i{c}" for c in LETTERS[-n:]], sizes)
+    back = page.text("adaptive_max_pool_gradient", f"read g = {{G}}{back_inside}",
+                     f"read at = {{J}}{back_inside}",
+                     f"store {{dX}} = sum(where(at == {here}, g, 0.0); {_turns(page, n)})")
+    return Formula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
+
+
+def adaptive_average_pool(x: Strided, n: int, y: Strided) -> Formula:
+    """The means of as many windows of the last ``n`` dims as ``y`` has, which may overlap."""
+    page, inside, back_inside = _adapted(x, n, y)
+    here = "*".join(_length(f"o{c}", *of) for c, of in _dims(x, y, n))
+    behind = "*".join(_length(f"({_begun(f'i{c}', f't{c}', o, i)})", i, o) for c, (i, o) in _dims(x, y, n))
+    text = page.text("adaptive_average_pool", f"read a = {{X}}{inside}",
+                     f"store {{Y}} = sum(a; {{window}}) / ({here})", window=_window(page, n))
+    back = page.text("adaptive_average_pool_gradient", f"read g = {{G}}{back_inside}",
+                     f"store {{dX}} = sum(g / max(1, {behind}); {_turns(page, n)})")
+    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def _dims(x: Strided, y: Strided, n: int) -> list[tuple[str, tuple[int, int]]]:
+    """The letter of each dim, how many elements it has, and how many windows."""
+    return list(zip(LETTERS[-n:], zip(x.shape[-n:], y.shape[-n:], strict=True), strict=True))
+
+
+def _turns(page: Page, n: int) -> str:
+    return " ".join(page[f"t{c}"] for c in LETTERS[-n:])
+
+
+def _begun(of: str, within: str, size: int, places: int) -> str:
+    """An element of window ``of``. Windows have elements as elements have windows: with the numbers of
+    both exchanged it is a window of element ``of``."""
+    return f"{of}*{size} // {places} + {within}"
+
+
+def _length(of: str, size: int, places: int) -> str:
+    """How many elements a window has, or how many windows an element."""
+    return f"((({of} + 1)*{size} + {places - 1}) // {places} - {of}*{size} // {places})"
+
+
+def _longest(size: int, places: int) -> int:
+    return max((p * size + size + places - 1) // places - p * size // places for p in range(places))
+
+
+def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple[Page, str, str]:
+    """The page of windows of several sizes, and the conditions inside of a window and of an element."""
+    begin, dims = len(x.shape) - n, _dims(x, y, n)
+    letters = LETTERS[-n:]
+    lead: list[Dim] = [*range(begin)]
+    ahead = [*lead, *(_begun(f"o{c}", f"k{c}", i, o) for c, (i, o) in dims)]
+    behind = [*lead, *(_begun(f"i{c}", f"t{c}", o, i) for c, (i, o) in dims)]
+    of_y = [*lead, *(f"o{c}" for c in letters)]
+    index = at or Strided.dense(y.shape, i32)
+    page = Page(["n"] * begin + [f"{kind}{c}" for kind in "oikt" for c in letters],
+                (*x.shape[:begin], *y.shape[begin:], *x.shape[begin:],
+                 *(_longest(i, o) for _, (i, o) in dims), *(_longest(o, i) for _, (i, o) in dims)), {
+                    "X": (x, ahead), "Y": (y, of_y), "I": (index, of_y), "J": (index, behind),
+                    "G": (y, behind), "dX": (x.like(), [*range(begin), *(f"i{c}" for c in letters)])},
+                called={"J": "I"})
+    inside = " and ".join(f"k{c} < {_length(f'o{c}', i, o)}" for c, (i, o) in dims)
+    back = " and ".join(f"t{c} < {_length(f'i{c}', o, i)}" for c, (i, o) in dims)
+    return page, f" where {inside}", f" where {back}"
+
+
+def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints,
+          index: Strided | None = None) -> Page:
     n = len(window)
     lead, letters = range(len(x.shape) - n), LETTERS[-n:]
     begin = len(lead)
     results, elements = [f"o{c}" for c in letters], range(begin + n, begin + 2 * n)
     ahead = _ahead(stride, padding, dilation)
     behind = _behind(stride, padding, dilation)
-    at = Strided.dense(y.shape, i32)
+    at = index or Strided.dense(y.shape, i32)
     return Page(["n"] * begin + [f"{kind}{c}" for kind in "oik" for c in letters],
                 (*x.shape[:begin], *y.shape[-n:], *x.shape[-n:], *window), {
                     "X": (x, [*lead, *ahead]), "Y": (y, [*lead, *results]), "I": (at, [*lead, *results]),

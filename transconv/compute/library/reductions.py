@@ -4,7 +4,7 @@
     formula.text                the computation; formula.gradients: those of its gradients
 
 Results have torch's shapes; values are computed in f32, or in f64 where a tensor is f64. Rows:
-``sum mean prod amax amin logsumexp var std norm any all``.
+``sum mean prod amax amin logsumexp var std norm any all``. Where an extreme lies: ``extreme``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from transconv.compute.extrema import EXTREMA
 from transconv.compute.library.formula import Formula, Gradient, lines
 from transconv.compute.library.page import WORD, Page, Strided
-from transconv.ir import DType, boolean
+from transconv.ir import DType, boolean, i32
 
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
               let ties = sum(hit; {k})
@@ -58,6 +59,7 @@ ROWS = {
     "any": Row("store {Y} = max({truth}; {k}) != 0.0"),
     "all": Row("store {Y} = min({truth}; {k}) != 0.0"),
 }
+"""The reductions by name."""
 SIGN = "where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0))"
 OF_SIZES = EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)
 # The norms that need no power, by their order.
@@ -68,6 +70,7 @@ NORMS = {
     inf: Row("store {Y} = max(abs(x); {k})", OF_SIZES),
     -inf: Row("store {Y} = min(abs(x); {k})", OF_SIZES),
 }
+"""The norms that need no power, by their order."""
 
 
 def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
@@ -95,11 +98,32 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def _page(x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None) -> Page:
+def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,
+            y: Strided | None = None) -> Formula:
+    """``name``: argmax or argmin; ``at``: the first place of the extreme among the dims, as numbers of
+    them in their order, of NaN the first one; ``y``: the extreme as well, which has a gradient."""
+    page = _page(x, dims, keep, (y or x).dtype, y or Strided.dense(at.shape, x.dtype), at)
+    place, op = page.place("k"), EXTREMA[name]
+    first = (f"{name}(x; {{k}})" if place == page["k"] else
+             f"min(where(x == m or x != x, i32({place}), {page.count('k')}); {{k}})")
+    if page.count("k") > i32.limits[1]:
+        raise ValueError(f"{page.count('k')} places; expected fewer than {i32.limits[1]}")
+    text = page.text(name, "read x = {X}", f"let m = {op}(x; {{k}})" if y or place != page["k"] else "",
+                     "store {Y} = m" if y else "", f"store {{I}} = {first}")
+    if y is None:
+        return Formula(page, text, ("X",), ("I",))
+    back = page.text(f"{name}_gradient", "read at = {I}", "read g = {G}",
+                     f"store {{dX}} = where(at == {place}, g, 0.0)")
+    return Formula(page, text, ("X",), ("Y", "I"), (Gradient(back, {"dX": "X"}),))
+
+
+def _page(x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None,
+          at: Strided | None = None) -> Page:
     rank = len(x.shape)
     left = [d for d in range(rank) if d not in dims]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
     y = y or Strided.dense(shape, dtype)
     of_y: Sequence[int] = range(rank) if keep else left
     return Page(["k" if d in dims else "n" for d in range(rank)], x.shape, {
-        "X": (x, range(rank)), "Y": (y, of_y), "G": (y, of_y), "dX": (x.like(), range(rank))})
+        "X": (x, range(rank)), "Y": (y, of_y), "G": (y, of_y), "dX": (x.like(), range(rank)),
+        **({"I": (at, of_y)} if at else {})})

@@ -1,4 +1,4 @@
-"""Rows that are divided by what they amount to: softmax, log_softmax, normalize; cross entropy of rows."""
+"""softmax, log_softmax, normalize and cross_entropy of rows."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from transconv.ir import expr as ex
 from transconv.ir.calls import CALLS
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.interp.memory import Array, Memory
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.rounding import convert
 from transconv.ir.tile_expr import Reduce, Spread
@@ -125,6 +126,7 @@ class Evaluator:
         return found
 
     def value(self, e: ex.Expr) -> Array:
+        """The value of an expression, an array with an axis for each lane."""
         found = self._known.get(e)
         if found is None:
             found = self._known[e] = self._value(e)
@@ -197,15 +199,15 @@ class Evaluator:
         dtype = promote(self.type_of(e.a), self.type_of(e.b))
         return _COMPARE[type(e)](_held(self.value(e.a), dtype), _held(self.value(e.b), dtype))
 
-    def _Select(self, e: ex.Select) -> Array:
+    def _Select(self, e: Select) -> Array:
         dtype = self.type_of(e)
         yes, no = _held(self.value(e.yes), dtype), _held(self.value(e.no), dtype)
         return np.where(self.value(e.cond), yes, no)
 
-    def _Cast(self, e: ex.Cast) -> Array:
+    def _Cast(self, e: Cast) -> Array:
         return convert(self.value(e.x), e.type)
 
-    def _Call(self, e: ex.Call) -> Array:
+    def _Call(self, e: Call) -> Array:
         if e.name not in CALLS:
             raise Fault(f"the function {e.name} is not known")
         callee = CALLS[e.name]

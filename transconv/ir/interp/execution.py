@@ -1,4 +1,4 @@
-"""The meaning of statements that every kernel has; ``interp.py`` adds functions and roles.
+"""Executes the statements that every kernel has; ``interp.py`` adds functions and roles.
 
 Loops in sight and lanes are axes of arrays, see ``evaluate.py``. A fault says which statement, and at
 which indices.

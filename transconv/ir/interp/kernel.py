@@ -1,4 +1,4 @@
-"""The meaning of a kernel: it is executed with NumPy, at any stage, and every access is checked.
+"""Executes a kernel in NumPy, at any stage, and checks every access.
 
 Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum) and lanes are axes
 of arrays, see ``evaluate.py``; the other loops run in order. Nothing here is fast enough for real

@@ -1,4 +1,4 @@
-"""The memory that the interpreter runs on: a flat array per tensor, and a record of the writes."""
+"""The interpreter's memory: a flat array per tensor, and a record of the writes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transconv.ir.tensor import Tensor
 
 Array: TypeAlias = NDArray[Any]
+"""A NumPy array of any type."""
 
 _STORED, _ADDED = 1, 2
 

@@ -1,4 +1,4 @@
-"""What is known of a kernel before it is executed: its lanes, and which of its loops are independent."""
+"""Analyses a kernel before it is executed: its lanes, and which loops are independent."""
 
 from __future__ import annotations
 

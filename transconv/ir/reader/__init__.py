@@ -1,4 +1,4 @@
-"""The text of kernels, read back.
+"""The parser of kernels' text.
 
 In: what the printer has printed. Out: the kernel, or one line that says what was found and what was
 expected. Knows: the nodes of the IR.

@@ -1,4 +1,4 @@
-"""Expressions as the printer spells them: every operation within another one is in parentheses."""
+"""Parses expressions as the printer writes them: nested operations are in parentheses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir.dtype import DTYPES
 from transconv.ir.header import Header
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.printer import INFIX, LITERAL
 from transconv.ir.reader.words import NAME, NUMBER, Words
 from transconv.ir.reductions import REDUCERS
@@ -159,7 +160,7 @@ class Expressions:
             made: ex.Expr = method()
             return made
         if not marked and name in DTYPES:
-            return ex.Cast(self.expression(), DTYPES[name])
+            return Cast(self.expression(), DTYPES[name])
         args = [self.expression()]
         while self.words.accept(","):
             if not marked and name in REDUCERS and self.words.accept("over", "="):
@@ -167,14 +168,14 @@ class Expressions:
             args.append(self.expression())
         if not marked and name in ("min", "max") and len(args) == 2:
             return (ex.Min if name == "min" else ex.Max)(*args)
-        return ex.Call(name, tuple(args))
+        return Call(name, tuple(args))
 
     def form_select(self) -> ex.Expr:
         cond = self.expression()
         self.words.expect(",")
         yes = self.expression()
         self.words.expect(",")
-        return ex.Select(cond, yes, self.expression())
+        return Select(cond, yes, self.expression())
 
     def form_load(self) -> ex.Expr:
         tensor = self.tensor()

@@ -1,4 +1,4 @@
-"""A whole kernel: notes, the line with its name, what the header says, and the body."""
+"""Parses a whole kernel: notes, the line with its name, the header and the body."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from transconv.ir.layout_text import LETTERS
 from transconv.ir.reader.expressions import Expressions, Scope
 from transconv.ir.reader.statements import Line, block, comment, located
 from transconv.ir.reader.words import Words
+from transconv.ir.sizes import Size, Sizes
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
 
 STEP = 4  # spaces of a block
-TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, [\w ]+)*)")
+TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"
+                    r"(?:, any (\[.*\]))?")
 ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
 
 
@@ -38,16 +40,24 @@ def parse_kernel(text: str) -> Kernel:
         name, types = _title(Words(title.text))
     except KernelError as error:
         raise located(error, title.number) from None
-    tensors = _tensors(title.below[:len(types)], types, title)
-    rest = title.below[len(types):]
-    scope = Scope({t.name: t for t in tensors})
+    rest, sizes = title.below, None
+    scope = Scope()
+    if rest and rest[0].text.startswith("sizes "):
+        try:
+            sizes = _sizes(rest[0], scope)
+        except KernelError as error:
+            raise located(error, rest[0].number) from None
+        rest = rest[1:]
+    tensors = _tensors(rest[:len(types)], types, title, scope)
+    rest = rest[len(types):]
+    scope.tensors.update({t.name: t for t in tensors})
     while rest and ABOUT.match(rest[0].text):
         try:
             _about(rest[0], scope)
         except KernelError as error:
             raise located(error, rest[0].number) from None
         rest = rest[1:]
-    return Kernel(name, tensors, block(rest, scope), _notes(notes))
+    return Kernel(name, tensors, block(rest, scope), _notes(notes), sizes)
 
 
 def _nested(text: str) -> list[Line]:
@@ -93,20 +103,44 @@ def _title(words: Words) -> tuple[str, dict[str, DType]]:
     return name, types
 
 
-def _tensors(lines: list[Line], types: dict[str, DType], title: Line) -> tuple[Tensor, ...]:
+def _sizes(line: Line, scope: Scope) -> Sizes:
+    """The sizes that are arguments, and what must hold of them."""
+    reader = Expressions(Words(line.text), scope)
+    words = reader.words
+    words.expect("sizes")
+    each: list[Size] = []
+    where: list[Expr] = []
+    while not (each or where) or words.accept(","):
+        if words.next(1) != "=":
+            where.append(reader.expression())
+            continue
+        name = words.name("a size")
+        words.expect("=")
+        like = words.count()
+        words.expect("in")
+        least = words.count()
+        words.expect("..")
+        each.append(Size(name, like, least, words.count()))
+        scope.bind(each[-1].var)
+    words.end()
+    return Sizes(tuple(each), tuple(where))
+
+
+def _tensors(lines: list[Line], types: dict[str, DType], title: Line,
+             scope: Scope) -> tuple[Tensor, ...]:
     found = []
     for place, (name, dtype) in enumerate(types.items()):
         if place >= len(lines):
             raise KernelError(f"line {title.number}: found nothing about {name}, expected '# {name}: "
                               "layout [dim=size ...]' below")
         try:
-            found.append(_tensor(lines[place].text, name, dtype))
+            found.append(_tensor(lines[place].text, name, dtype, scope))
         except (KernelError, LayoutError) as error:
             raise KernelError(f"line {lines[place].number}: {error}") from None
     return tuple(found)
 
 
-def _tensor(text: str, name: str, dtype: DType) -> Tensor:
+def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     found = TENSOR.fullmatch(text)
     if found is None or found[1] != name:
         raise KernelError(f"found '{text}', expected '# {name}: layout [dim=size ...]'")
@@ -123,7 +157,8 @@ def _tensor(text: str, name: str, dtype: DType) -> Tensor:
     layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
-                  said.get("parts of", ""), "planes" in flags)
+                  said.get("parts of", ""), "planes" in flags,
+                  Expressions(Words(found[6]), scope).several() if found[6] else ())
 
 
 def _about(line: Line, scope: Scope) -> None:

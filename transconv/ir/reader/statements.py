@@ -1,4 +1,4 @@
-"""Statements, one a line, and the blocks that are indented below them."""
+"""Parses statements, one a line, and the blocks indented below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line of text as words and signs, taken one after another."""
+"""The tokenizer: a line of text as words and signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel's machine code has to contain, derived from its schedule and its chip alone.
+"""What a kernel's machine code must contain, derived from its schedule and its chip.
 
 One table of rules. A rule says when it holds and names words of which at least one must occur (see
 ``backend_triton.resources`` for what they mean). No rule knows a problem by name.

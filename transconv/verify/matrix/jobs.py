@@ -23,4 +23,5 @@ def job_of(step: Step, target: Target, text: str = "") -> Job:
                    for p, box in zip(step.kernel.params, boxes, strict=True))
     return Job(step.source, step.kernel.name, params, target.name, target.backend, target.arch,
                target.warp_size, step.schedule.warps, step.schedule.stages, (text,) if text else (),
-               is_explicit(step.kernel))
+               is_explicit(step.kernel),
+               sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0)

@@ -1,9 +1,11 @@
-"""The page about chips in the documentation, written from the record alone."""
+"""The pages about chips in the documentation, written from the record alone: one of all chips, and one
+of every kernel of each chip beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from transconv.target import TARGETS, Target
 from transconv.verify.matrix.cases import CASES
@@ -44,10 +46,22 @@ make matrix  # everything, with the pinned Triton and the newest release
 ```
 
 **What was run and what was only compiled.** Kernels for sm_90 run on an H200 with Triton 3.6 (see
-the results in the README). For every other chip on this page, and for any chip with a newer Triton,
+[the results](results.md)). For every other chip on this page, and for any chip with a newer Triton,
 they were compiled and never run: that they are right there rests on the IR's and Triton's
 interpreters, how fast they are is not known. Intel GPUs are not on this page, as their compiler
 needs the vendor's driver stack.
+
+Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
+memory is per program, in bytes, beside what a program may use. The row of each chip leads to its
+kernels.
+"""
+
+HEAD_OF_KERNELS = """# Every kernel of every chip
+
+<!-- Written by `python -m transconv matrix --page docs/targets.md`, beside that page. -->
+
+What each kernel of the golden problems takes of each chip. [The page of all chips](targets.md) says
+how it was compiled, what was only compiled and never run, and what the words for instructions mean.
 
 Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
 memory is per program, in bytes, beside what a program may use. The stride phases of a data gradient
@@ -57,14 +71,26 @@ golden problem names one that is legal there.
 """
 
 
-def page(rows: Iterable[Row]) -> str:
-    """The page in Markdown."""
+def page(rows: Iterable[Row], kernels: str = "targets_kernels.md") -> str:
+    """The page of all chips in Markdown; ``kernels`` is the page of kernels that it leads to."""
     ordered = sorted(rows, key=place)
-    versions = sorted({r.triton for r in ordered}, key=lambda v: [int(n) for n in v.split(".")])
-    parts = [HEAD, _kinds(), _problems(), _summary(ordered, versions)]
-    for name, group in groupby(ordered, key=lambda r: r.target):
-        parts.append(_chip(TARGETS[name], list(group), versions))
-    return "\n".join(parts)
+    return "\n".join([HEAD, _kinds(), _problems(), _summary(ordered, _versions(ordered), kernels)])
+
+
+def page_of_kernels(rows: Iterable[Row]) -> str:
+    """The page of every kernel in Markdown, a table for each chip."""
+    ordered = sorted(rows, key=place)
+    return "\n".join([HEAD_OF_KERNELS, *(_chip(TARGETS[name], list(group), _versions(ordered))
+                                         for name, group in groupby(ordered, key=lambda r: r.target))])
+
+
+def beside(path: Path) -> Path:
+    """Where the page of kernels lies: ``targets.md`` has ``targets_kernels.md`` beside it."""
+    return path.with_name(f"{path.stem}_kernels{path.suffix}")
+
+
+def _versions(rows: Iterable[Row]) -> list[str]:
+    return sorted({r.triton for r in rows}, key=lambda v: [int(n) for n in v.split(".")])
 
 
 def _table(head: list[str], rows: Iterable[Sequence[object]]) -> str:
@@ -82,7 +108,7 @@ def _problems() -> str:
     return "## Golden problems\n\n" + _table(["name", "problem", "forward epilogue", ""], rows)
 
 
-def _summary(rows: list[Row], versions: list[str]) -> str:
+def _summary(rows: list[Row], versions: list[str], kernels: str) -> str:
     """Per chip and Triton: how many kernels, how many spill, and the most that one takes."""
     made: list[list[object]] = []
     for name, group in groupby(rows, key=lambda r: r.target):
@@ -91,7 +117,8 @@ def _summary(rows: list[Row], versions: list[str]) -> str:
             of = [r for r in found if r.triton == version]
             if of:
                 spilt = [r for r in of if r.spill_bytes]
-                made.append([name, version, len(of), max(r.registers for r in of), len(spilt),
+                made.append([f"[{name}]({kernels}#{name})", version, len(of),
+                             max(r.registers for r in of), len(spilt),
                              max((r.spill_bytes for r in spilt), default=0),
                              sum(r.serialised for r in of), max(r.shared_bytes for r in of),
                              TARGETS[name].shared_bytes])

@@ -1,0 +1,60 @@
+"""Stage 11c. A few child processes for as long as there is work, and nothing that outlives the program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from transconv.backend_triton.child import Child
+
+IDLE_S = 20.0  # after which a process without work ends
+LIMIT_S = 600.0  # seconds that one job may take
+Done = Callable[[dict[str, Any]], None]
+
+
+class Compilers:
+    """Hands jobs to at most ``workers`` children of a module. Threads wait for them, as daemons: a
+    program that ends waits for none, and ``close`` kills what still runs."""
+
+    def __init__(self, module: str, environment: Mapping[str, str | None], workers: int) -> None:
+        self.module, self.environment, self.workers = module, environment, max(1, workers)
+        self.jobs: SimpleQueue[tuple[dict[str, Any], Done]] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.children: set[Child] = set()
+        self.closed = False
+
+    def submit(self, job: dict[str, Any], done: Done) -> None:
+        """Queue a job; ``done`` hears of the answer in another thread, never after ``close``."""
+        with self.lock:
+            self.jobs.put((job, done))
+            if len(self.children) < self.workers and not self.closed:
+                child = Child(self.module, self.environment)
+                self.children.add(child)
+                threading.Thread(target=self._serve, args=(child,), daemon=True,
+                                 name="transconv-compiler").start()
+
+    def _serve(self, child: Child) -> None:
+        while True:
+            try:
+                job, done = self.jobs.get(timeout=IDLE_S)
+            except Empty:
+                with self.lock:
+                    if not self.jobs.empty():
+                        continue
+                    self.children.discard(child)
+                child.close()
+                return
+            answer = child.ask(job, LIMIT_S)
+            if self.closed:
+                return
+            done(answer)
+
+    def close(self) -> None:
+        """End all children, whatever they are at."""
+        self.closed = True
+        with self.lock:
+            children, self.children = self.children, set()
+        for child in children:
+            child.close()

@@ -1,0 +1,214 @@
+"""Functions that only move elements: pads, flips, repetitions, gathers, concatenations, windows. Each is
+one read through a view, or a ``where`` of reads; gradients are derived from the views (transposed.py).
+
+Every function takes the operands and the result as ``Strided``, and returns a ``Formula``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from transconv.compute.library.formula import Formula, Gradient
+from transconv.compute.library.page import Dim, Page, Placed, Strided
+from transconv.compute.text import parse
+from transconv.compute.transposed import transposed
+
+MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",
+         "circular": "wrap({at}, {n})"}
+MOST_JOINED = 16  # tensors of a concatenation
+
+
+def pad(x: Strided, y: Strided, before: Sequence[int], mode: str = "constant",
+        value: float = 0.0) -> Formula:
+    """``before``: how many elements each dim begins with, below 0 how many it leaves out; the result says
+    how many it ends with. ``mode``: a key of MODES; ``value``: of a constant pad."""
+    coords: list[Dim] = [
+        d if not p and n == size else _padded(mode, f"o{d}", p, n, size - n - p)
+        for d, (p, n, size) in enumerate(zip(before, x.shape, y.shape, strict=True))]
+    return _viewed(f"pad_{mode}", x, y, coords, f" else {value!r}" if value and mode == "constant" else "")
+
+
+def _padded(mode: str, at: str, before: int, n: int, behind: int) -> str:
+    """What a place of the result reads. torch's circular pad repeats what is left of the dim."""
+    if mode == "circular" and min(before, behind) < 0:
+        first = max(0, -before)
+        n -= first + max(0, -behind)
+        at = f"wrap({at} - {before}, {n})" if before > 0 else f"wrap({at}, {n})"
+        return f"{at} + {first}" if first else at
+    return MODES[mode].format(at=f"{at} - {before}" if before else at, n=n)
+
+
+def flip(x: Strided, y: Strided, dims: Sequence[int]) -> Formula:
+    """Some dims from their ends."""
+    return _viewed("flip", x, y, [f"{n - 1} - o{d}" if d in dims and n > 1 else d
+                                  for d, n in enumerate(x.shape)])
+
+
+def nearest(x: Strided, y: Strided, scales: Sequence[float | None], exact: bool = False) -> Formula:
+    """The elements that lie nearest, over the last dims; ``exact``: to the middle of a place, not to where
+    it begins. ``scales``: elements for each place, None for the ratio of the sizes. ValueError where the
+    rounding of scales in f32, which torch has, meets other elements than whole numbers do."""
+    lead = len(x.shape) - len(scales)
+    coords: list[Dim] = [d if d < lead else _nearest(f"o{d}", x.shape[d], y.shape[d], scales[d - lead],
+                                                     exact, d) for d in range(len(x.shape))]
+    return _viewed("nearest", x, y, coords)
+
+
+def _nearest(name: str, size: int, places: int, scale: float | None, exact: bool, dim: int) -> Dim:
+    if size == places and (scale is None or scale == 1):
+        return dim
+    step = np.float32(size / places if scale is None else scale)
+    at = np.arange(places, dtype=np.float32) + np.float32(0.5 if exact else 0.0)
+    theirs = np.minimum((at * step).astype(np.int64), size - 1)
+    whole = np.arange(places)
+    ours = (whole * 2 + 1) * size // (places * 2) if exact else whole * size // places
+    if not np.array_equal(ours, theirs):
+        raise ValueError(f"{places} places of {size} elements are not evenly spaced")
+    if places % size == 0:
+        return f"{name} // {places // size}"
+    if size % places == 0:
+        begin = size // places // 2 if exact else 0
+        return f"{name}*{size // places} + {begin}" if begin else f"{name}*{size // places}"
+    return f"({name}*2 + 1)*{size} // {places * 2}" if exact else f"{name}*{size} // {places}"
+
+
+def shuffle(x: Strided, y: Strided, factor: int, back: bool = False) -> Formula:
+    """Blocks of ``factor`` x ``factor`` positions, which lie apart as numbers of one vector, as places of
+    an image, or back: torch calls it a shuffle."""
+    image, blocks = (x, y) if back else (y, x)
+    rank = len(x.shape)
+    split = blocks.split(rank - 3, -(-blocks.shape[-3] // factor**2), factor, factor)
+    fine = image.split(rank - 1, image.shape[-1] // factor, factor)
+    fine = fine.split(rank - 2, image.shape[-2] // factor, factor)
+    lead = range(rank - 3)
+    c, a, b, h, w = range(rank - 3, rank + 2)
+    of_blocks, of_image = [*lead, c, a, b, h, w], [*lead, c, h, a, w, b]
+    names = ["n"] * (rank - 2) + ["a", "b", "h", "w"]
+    of_x, of_y = (of_image, of_blocks) if back else (of_blocks, of_image)
+    x, y = (fine, split) if back else (split, fine)
+    page = Page(names, split.shape, _placed({"X": (x, of_x)}, y, of_y))
+    return _moved("unshuffle" if back else "shuffle", page, ["read x = {X}", "store {Y} = x"], ["X"])
+
+
+def join(parts: Sequence[Strided], y: Strided, dim: int) -> Formula:
+    """Tensors one after another along a dim. ValueError for several types, or too many."""
+    if len(parts) > MOST_JOINED or len({t.dtype for t in (*parts, y)}) > 1:
+        raise ValueError(f"{len(parts)} tensors of {len({t.dtype for t in parts})} types; expected at "
+                         f"most {MOST_JOINED} of one type")
+    at, placed, lines, chosen, names = 0, {}, [], "", []
+    ends: list[int] = []
+    for i, t in enumerate(parts):
+        name = f"X{i}"
+        coords: list[Dim] = [*range(len(t.shape))]
+        coords[dim] = f"o - {at}" if at else "o"
+        placed[name] = (t, coords)
+        lines.append(f"read x{i} = {{{name}}}")
+        names.append(name)
+        at += t.shape[dim]
+        ends.append(at)
+    chosen = f"x{len(parts) - 1}"
+    for i in reversed(range(len(parts) - 1)):
+        chosen = f"where(o < {ends[i]}, x{i}, {chosen})"
+    page = Page(["o" if d == dim else "n" for d in range(len(y.shape))], y.shape,
+                _placed(placed, y, range(len(y.shape))), keeps="o")
+    value = [f"let x = {chosen}"] if len(parts) > 1 else ["let x = x0"]
+    return _moved("join", page, [*lines, *value, "store {Y} = x"], names)
+
+
+def take(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
+    """Slices of a dim by their numbers, one after another (torch's index_select)."""
+    coords: list[Dim] = [*range(len(x.shape))]
+    coords[dim] = "i"
+    page = Page(["o" if d == dim else "n" for d in range(len(y.shape))], y.shape,
+                _placed({"X": (x, coords), "I": (index, [dim])}, y, range(len(y.shape))),
+                keeps="o")
+    return _moved("take", page, ["read i = {I}", "read x = {X}", "store {Y} = x"], ["X"], ("X", "I"))
+
+
+def gather(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
+    """Of every place of the result the element that its number tells along a dim (torch's gather)."""
+    coords: list[Dim] = [d if n == m else f"o{d}"
+                         for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=True))]
+    coords[dim] = "i"
+    names = [f"o{d}" if c == f"o{d}" else "n" if d != dim else "o" for d, c in enumerate(coords)]
+    page = Page(names, y.shape, _placed({"X": (x, coords), "I": (index, range(len(y.shape)))}, y,
+                                        range(len(y.shape))),
+                keeps=" ".join(n for n in names if n != "n"))
+    return _moved("gather", page, ["read i = {I}", "read x = {X}", "store {Y} = x"], ["X"], ("X", "I"))
+
+
+def embedding(index: Strided, table: Strided, y: Strided, left_out: int | None = None) -> Formula:
+    """Rows of a table by their numbers; the row ``left_out`` gets no gradient."""
+    rank = len(index.shape)
+    page = Page(["n"] * rank + ["k"], (*index.shape, table.shape[1]),
+                _placed({"I": (index, range(rank)), "W": (table, ["i", rank])}, y, range(rank + 1)))
+    where = "" if left_out is None else f" where i != {left_out}"
+    made = _moved("embedding", page, ["read i = {I}", f"read w = {{W}}{where}", "store {Y} = w"], ["W"],
+                  ("I", "W"))
+    text = page.text("embedding", "read i = {I}", "read w = {W}", "store {Y} = w")
+    return Formula(page, text, made.given, gradients=made.gradients)
+
+
+def unfold(x: Strided, y: Strided, window: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+           dilation: Sequence[int]) -> Formula:
+    """Every window as a column: x (n, c, h, w), y (n, c*kh*kw, columns)."""
+    page = _windows({"X": x, "dX": x.like()}, {"Y": y, "G": y}, window, stride, padding, dilation)
+    return _moved("unfold", page, ["read x = {X}", "store {Y} = x"], ["X"])
+
+
+def fold(x: Strided, y: Strided, window: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+         dilation: Sequence[int]) -> Formula:
+    """Columns added up as the windows that they are: x (n, c*kh*kw, columns), y (n, c, h, w)."""
+    page = _windows({"Y": y, "G": y}, {"X": x, "dX": x.like()}, window, stride, padding, dilation)
+    columns = parse(page.text("fold", "read y = {Y}", "store {X} = y"))
+    text = str(transposed(columns, "Y", page.tensor("Y"), page.tensor("X")))
+    back = page.text("fold_gradient", "read g = {G}", "store {dX} = g")
+    return Formula(page, text.replace("fold_gradient", "fold", 1), ("X",),
+                   gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def _windows(images: Mapping[str, Strided], columns: Mapping[str, Strided], window: Sequence[int],
+             stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Page:
+    image = next(iter(images.values()))
+    n, c, *sizes = image.shape
+    counts = [(size + 2 * p - d * (k - 1) - 1) // s + 1
+              for size, p, d, k, s in zip(sizes, padding, dilation, window, stride, strict=True)]
+    ahead: list[Dim] = [0, 1, *(f"o{a}*{s} + k{a}*{d} - {p}"
+                                for a, s, d, p in zip("hw", stride, dilation, padding, strict=True))]
+    placed: dict[str, Placed] = {name: (t, ahead) for name, t in images.items()}
+    for name, t in columns.items():
+        placed[name] = (t.split(2, *counts).split(1, c, *window), range(6))
+    return Page(["n", "c", "kh", "kw", "oh", "ow"], (n, c, *window, *counts), placed,
+                keeps="kh kw oh ow")
+
+
+def _viewed(name: str, x: Strided, y: Strided, coords: Sequence[Dim], fill: str = "") -> Formula:
+    """One read through a view: ``coords`` of x, each a dim of y, or an expression of their names."""
+    names = ["n" if d in coords else f"o{d}" for d in range(len(y.shape))]
+    page = Page(names, y.shape, _placed({"X": (x, coords)}, y, range(len(y.shape))),
+                keeps=" ".join(n for n in names if n != "n"))
+    return _moved(name, page, [f"read x = {{X}}{fill}", "store {Y} = x"], ["X"])
+
+
+def _placed(operands: Mapping[str, Placed], y: Strided, dims: Sequence[Dim]) -> dict[str, Placed]:
+    """The operands and the result, and their gradients beside them."""
+    made: dict[str, Placed] = {**operands, "Y": (y, dims), "G": (y, dims)}
+    return made | {f"d{name}": (t.like(), at) for name, (t, at) in operands.items() if name != "I"}
+
+
+def _moved(name: str, page: Page, lines: Sequence[str], operands: Sequence[str],
+           given: tuple[str, ...] = ()) -> Formula:
+    """The text of these lines, and the gradients of the operands."""
+    text = page.text(name, *lines)
+    made, g = parse(text), page.tensor("G")
+    back = []
+    for operand in operands:
+        if page.tensors[operand].dtype.kind != "float":
+            continue
+        into = page.tensor(f"d{operand}")
+        if page.seen[operand].coords != page.seen[f"d{operand}"].coords:
+            raise ValueError(f"the dims of {operand} have no order in memory")
+        back.append(Gradient(str(transposed(made, operand, into, g)), {f"d{operand}": operand}))
+    return Formula(page, text, given or tuple(operands), gradients=tuple(back))

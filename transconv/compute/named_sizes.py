@@ -1,0 +1,60 @@
+"""The line of a computation's text that names the sizes that are arguments of its kernels.
+
+    sizes  N=8 in 1..64, H in 1..4096, W in 1..4096, C=64 in 8..512, C % 8 == 0, N*H*W*C < 2147483648
+
+A name has an example (``N=8``; left out: 64, or what is nearest to it) and a range (left out: up to
+2147483647); conditions may follow. Extents of axes and of tensors are expressions of names. Kernels are
+right for all sizes that meet these requirements, and are given no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from transconv.compute.expressions import Scope, expression
+from transconv.errors import ComputeError
+from transconv.ir import LARGEST_SIZE, Expr, Size, Sizes, Var, conjuncts, f32, free_vars, value_at
+
+SIZE = re.compile(r"([A-Za-z_]\w*)(?:\s*=\s*(\d+))?(?:\s+in\s+(\d+)\s*\.\.\s*(\d+))?")
+USUAL = 64  # the example of a size that has none
+
+
+def sizes_of(text: str) -> Sizes:
+    """The sizes of a line. Raises ComputeError."""
+    if not text:
+        raise ComputeError("no size; expected names such as N=8 in 1..64")
+    words = [w.strip() for w in text.split(",")]
+    named = [found for w in words if (found := SIZE.fullmatch(w))]
+    scope = Scope({found[1]: 0 for found in named}, f32)
+    where = tuple(p for w in words if not SIZE.fullmatch(w) for p in conjuncts(_condition(w, scope)))
+    each: list[Size] = []
+    for found in named:
+        least, most = int(found[3] or 1), int(found[4] or LARGEST_SIZE)
+        if not 1 <= least <= most <= LARGEST_SIZE:
+            raise ComputeError(f"size '{found[0]}'; expected a range within 1..{LARGEST_SIZE}")
+        if found[1] in (s.name for s in each):
+            raise ComputeError(f"size '{found[1]}' is there twice; expected it once")
+        own = [c for c in where if free_vars(c) == {Var(found[1])}]
+        like = int(found[2]) if found[2] else _example(found[1], least, most, own)
+        each.append(Size(found[1], like, least, most))
+    made = Sizes(tuple(each), where)
+    if not each:
+        raise ComputeError(f"sizes '{text}'; expected names such as N=8 in 1..64")
+    if reason := made.why_not(made.like):
+        raise ComputeError(f"the example does not meet the requirements: {reason}")
+    return made
+
+
+def _condition(text: str, scope: Scope) -> Expr:
+    made = expression(text, scope)
+    if made.dtype.kind != "bool" or not free_vars(made):
+        raise ComputeError(f"'{text}'; expected a size such as N=8 in 1..64, or a condition of sizes")
+    return made
+
+
+def _example(name: str, least: int, most: int, where: Sequence[Expr]) -> int:
+    """A size in a range that meets its own conditions, near the usual one."""
+    near = min(max(USUAL, least), most)
+    tried = [near, *range(near, min(most, near + 4096)), *range(near, max(least - 1, near - 4096), -1)]
+    return next((n for n in tried if all(value_at(c, {name: n}) for c in where)), near)

@@ -1,0 +1,159 @@
+"""Compares what kernels stored with the f64 value of the computation at sampled points.
+
+Points are drawn of the axes that nothing reduces; the reduced ones are taken whole. Only the elements
+that these points read are gathered, on the device of the tensors: no tensor is copied, and what is
+compared does not grow with them. How far an element may be off is what the steps make of rounding
+(errors.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transconv.compute.compute import Compute
+from transconv.compute.errors import allowed, share_of
+from transconv.compute.meaning import Run
+from transconv.compute.steps import Read, Reduction, Value, Write
+from transconv.ir import Array, Evaluator, Memory, Tensor, Var, f64
+
+if TYPE_CHECKING:
+    import torch
+
+POINTS = 512  # at most
+TERMS = 1 << 18  # elements of rows that are looked at together
+LONGEST = 1 << 23  # elements of one row, beyond which a single one takes too long to check
+LARGE = 1e38  # what f32 may pass on the way, where f64 does not
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those with
+    a sum that is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
+    coordinates of wrong elements; ``reason``: empty if there are none."""
+
+    checked: int
+    telling: int
+    varied: bool
+    wrong: tuple[tuple[int, ...], ...]
+    reason: str
+
+    @property
+    def weak(self) -> bool:
+        """Whether a wrong kernel could have passed: zeros or constants, or almost no numbers."""
+        return not self.varied or self.telling * 8 < self.checked or self.checked < 16
+
+
+def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
+    """Compare stored tensors, by name like those that are read, at points drawn by a seed. Rows of more
+    than ``LONGEST`` elements are not looked at, nor is what several points add to one place: some of
+    them do not tell its sum."""
+    reduced = {*compute.reduced}
+    row = prod(x.size for x in compute.axes if x.name in reduced)
+    if row > LONGEST or compute.added or not all(x.size for x in compute.axes):
+        return Found(0, 0, True, (), "")
+    points = max(1, min(POINTS, TERMS // row))
+    draw = np.random.default_rng(seed)
+    at = {x.name: _drawn(draw, x.size, points) for x in compute.axes if x.name not in reduced}
+    run = _Samples(compute, tensors, at, points if at else 1)
+    with np.errstate(all="ignore"):
+        return run.found()
+
+
+def _drawn(draw: np.random.Generator, size: int, count: int) -> Array:
+    """Positions along an axis, the first and the last among them."""
+    made = draw.integers(0, size, count)
+    made[:1], made[1:2] = size - 1, 0
+    return np.asarray(made)
+
+
+class _Samples(Run):
+    """The steps at the points: the first dimension of every array, reduced axes are the others."""
+
+    def __init__(self, compute: Compute, tensors: dict[str, Any], at: dict[str, Array],
+                 points: int) -> None:
+        reduced = [x for x in compute.axes if x.name not in at]
+        self.compute, self.tensors = compute, tensors
+        self.share = share_of(compute)
+        if compute.acc is f64:
+            self.share *= 2.0**-29
+        self.names = ["", *(x.name for x in reduced)]
+        self.sizes = [points, *(x.size for x in reduced)]
+        self.at = Evaluator(Memory({}), {}, len(self.names))
+        for name, places in at.items():
+            self.at.env[Var(name)] = self.at.along(0, places)
+        for i, x in enumerate(reduced, 1):
+            self.at.env[x.var] = self.at.along(i, np.arange(x.size))
+        self.errors = {}
+        self.sure = np.ones((points,) + (1,) * len(reduced), np.bool_)
+        self.varied: dict[str, bool] = {}
+
+    def found(self) -> Found:
+        """What the stored elements of these points are like."""
+        checked = telling = 0
+        wrong: list[tuple[int, ...]] = []
+        reason = ""
+        for step in self.compute.steps:
+            if not isinstance(step, Write):
+                self.evaluate(step)
+                continue
+            value = self.value(step.value)
+            error = self.error(step.value, value)
+            coords, mask = self.place(step.view)
+            shapes = [x.shape for x in (value, mask, self.sure, *coords)]
+            shape = np.broadcast_shapes(*shapes)
+            keep = np.broadcast_to(mask, shape) & np.broadcast_to(self.sure, shape)
+            where = tuple(np.broadcast_to(c, shape)[keep] for c in coords)
+            want = np.broadcast_to(value, shape)[keep]
+            off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
+            sure, bad, got = self.compared(step.view.tensor, where, want, off)
+            checked, telling = checked + int(sure.sum()), telling + int((sure & (want != 0)).sum())
+            if bad.any() and not reason:
+                places = np.stack([w[bad] for w in where], -1)
+                wrong = [tuple(int(i) for i in p) for p in places[:POINTS]]
+                reason = (f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
+                          f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
+                          f"{want[bad][0]:g}")
+        return Found(checked, telling, all(self.varied.values()), tuple(wrong), reason)
+
+    def compared(self, tensor: Tensor, where: tuple[Array, ...], want: Array,
+                 off: Array) -> tuple[Array, Array, Array]:
+        """Which stored elements there is an answer to, which of them are wrong, and what they are."""
+        import torch
+
+        got = self.elements(tensor, where).astype(np.float64)
+        dtype = self.tensors[tensor.name].dtype
+        near = torch.from_numpy(np.ascontiguousarray(want)).to(dtype).double().numpy()
+        bound = allowed(want, off, tensor.dtype) if dtype.is_floating_point else off
+        most = float(torch.finfo(dtype).max) if dtype.is_floating_point else np.inf
+        sure = np.isnan(want) | (np.abs(want) + bound < min(most, LARGE))
+        same = (got == near) | (np.isnan(got) & np.isnan(near))
+        return sure, sure & ~same & ~(np.abs(got - near) <= bound), got
+
+    def evaluate(self, step: Read | Value | Reduction) -> None:
+        super().evaluate(step)
+        found = self.at.env[Var(step.name, f64) if step.var.type.kind == "float" else step.var]
+        if found.dtype.kind == "f":
+            far = np.isfinite(found) & (np.abs(found) > LARGE)
+            self.sure = self.sure & ~far.any(tuple(range(1, far.ndim)), keepdims=True)
+        if isinstance(step, Read):
+            seen = self.varied.get(step.view.tensor.name, False)
+            self.varied[step.view.tensor.name] = seen or found.size == 1 or bool(
+                (found != found.flat[0]).any())
+
+    def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
+        """Elements of a tensor as it lies on its device."""
+        import torch
+
+        t = self.tensors[tensor.name]
+        offset: Array = np.zeros((), np.int64)
+        for c, s in zip(coords, t.stride(), strict=True):
+            offset = offset + c * s
+        span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        flat = t.detach().as_strided((span,), (1,), t.storage_offset())
+        found = flat[torch.from_numpy(np.ascontiguousarray(offset)).to(t.device)]
+        wide = found.double() if found.dtype.is_floating_point else found.long()
+        return np.asarray(wide.cpu().numpy()).reshape(offset.shape)

@@ -1,0 +1,327 @@
+"""The gradient of a computation that only moves elements: the gradient of an element is the sum of the
+gradients of all results that it was copied to. One rule covers every view.
+
+    read  x = X[wrap(i - 2, 8)]          read  g = G[p + turn*8 - 6]
+    store Y[i] = x                  ->   store dX[p] = sum(g; turn)
+
+Where the coordinates can be solved (inverse.py) the places of the results are read, as above. Where an
+element of a tensor tells a place, as in a gather, or no form is known, the points go the other way:
+
+    read  i = I[n]                       read  i = I[n]
+    read  x = X[i, k]               ->   read  g = G[n, k]
+    store Y[n, k] = x                    store dX[i, k] += g
+
+A result may be chosen from several operands (a concatenation), a sum, a multiple by numbers and by what
+axes tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from transconv.compute.compute import Compute
+from transconv.compute.inverse import TURN, inverse
+from transconv.compute.names import fresh, used
+from transconv.compute.roles import with_roles
+from transconv.compute.shapes import conditions, masked
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.errors import ComputeError
+from transconv.ir import (
+    TRUE,
+    ZERO,
+    Add,
+    Cast,
+    Const,
+    Div,
+    Expr,
+    Mul,
+    Neg,
+    Not,
+    Select,
+    Sub,
+    Tensor,
+    Var,
+    View,
+    all_of,
+    conjuncts,
+    eq,
+    f32,
+    f64,
+    free_vars,
+    substitute,
+)
+from transconv.simplify import Facts, simplify
+
+MOST_MATCHED = 256  # positions of an axis that are all compared, where no closed form is known
+
+
+def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: bool = False) -> Compute:
+    """The computation of ``into``, the gradient of the tensor ``of``, from ``given``, the gradient of the
+    first result. ``adds``: element by element of the result, however its places are told. Raises
+    ComputeError for what is no linear function of the tensor."""
+    reads = [r for r in compute.reads if r.view.tensor.name == of]
+    if len(reads) != 1:
+        raise ComputeError(f"{of} is read {len(reads)} times in {compute.name}; expected once")
+    back = _Back(compute, reads[0], into, given)
+    return (None if adds else back.gathered()) or back.scattered()
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """What a value has of an operand: a multiple of it where a condition holds."""
+
+    factor: Expr
+    condition: Expr
+
+
+class _Back:
+    def __init__(self, compute: Compute, read: Read, into: Tensor, given: Tensor) -> None:
+        self.compute, self.read, self.into, self.given = compute, read, into, given
+        self.acc = f64 if f64 in (into.dtype, given.dtype) else f32
+        self.write = compute.writes[0]
+        self.terms: dict[Var, _Term | None] = {read.var: _Term(Const(1.0, self.acc), TRUE)}
+        for step in compute.steps:
+            if isinstance(step, Value) or isinstance(step, Reduction) and step.op == "sum":
+                self.terms[step.var] = self.term(step.value)
+            elif step is not read and not isinstance(step, Write):
+                if isinstance(step, Reduction) and any(self.terms.get(v) for v in used(step)):
+                    raise self.refused(f"{step.op}(...)")
+                self.terms[step.var] = None
+        found = self.term(self.write.value)
+        if found is None:
+            raise self.refused("it does not reach the result")
+        self.found = found
+        # Where a reduction is done, its axes have points as well: all of them are told by the reads.
+        self.needed = set(compute.names.told(read.view)) | set(compute.names.told(self.write.view))
+
+    def refused(self, why: str) -> ComputeError:
+        return ComputeError(f"{self.compute.name} has no gradient of {self.read.view.tensor.name} by its "
+                            f"views alone: {why}")
+
+    def term(self, e: Expr) -> _Term | None:
+        """What an expression has of the operand; None for nothing."""
+        if not any(self.terms.get(v) for v in free_vars(e)):
+            return None
+        match e:
+            case Var():
+                return self.terms[e]
+            case Cast(x):
+                return self.term(x)
+            case Neg(x) if (found := self.term(x)) is not None:
+                return replace(found, factor=-found.factor)
+            case Select(cond, yes, no):
+                a, b = self.term(yes), self.term(no)
+                self.told_by_axes(cond)
+                if a is not None and b is None:
+                    return replace(a, condition=all_of([a.condition, cond]))
+                if b is not None and a is None:
+                    return replace(b, condition=all_of([b.condition, Not(cond)]))
+            case Mul(u, v) | Mul(v, u) if (found := self.term(u)) is not None and self.term(v) is None:
+                self.told_by_axes(v)
+                return replace(found, factor=found.factor * self.number(v))
+            case Div(u, v) if (found := self.term(u)) is not None and self.term(v) is None:
+                self.told_by_axes(v)
+                return replace(found, factor=found.factor / self.number(v))
+            case Add(u, v) | Sub(u, v) if (found := self.term(u)) is not None and self.term(v) is None:
+                return found
+            case Add(v, u) if (found := self.term(u)) is not None and self.term(v) is None:
+                return found
+            case Sub(v, u) if (found := self.term(u)) is not None and self.term(v) is None:
+                return replace(found, factor=-found.factor)
+        raise self.refused(f"{e} is no multiple of it")
+
+    def number(self, e: Expr) -> Expr:
+        return e if e.dtype is self.acc else Cast(e, self.acc)
+
+    def told_by_axes(self, e: Expr) -> None:
+        if not all(v.name in self.compute.sizes for v in free_vars(e)):
+            raise self.refused(f"{e} is no number that axes tell")
+
+    # -- element by element of the result --------------------------------------------------------
+
+    def scattered(self) -> Compute:
+        """Every point adds to the place that it was read from."""
+        steps = self.indices()
+        steps.append(Read("g", View(self.given, self.write.view.dims)))
+        dims = self.read.view.dims
+        if self.found.condition is not TRUE:
+            dims = (replace(dims[0], mask=all_of([dims[0].mask, self.found.condition])), *dims[1:])
+        value = self.scaled(Var("g", self.given.dtype), {})
+        steps.append(Write(View(self.into, dims), Cast(value, self.into.dtype), "add"))
+        return self.made(self.compute.axes, steps)
+
+    def indices(self) -> list[Step]:
+        """The steps that tell places."""
+        needed = set(self.needed)
+        steps: list[Step] = []
+        for step in reversed(self.compute.steps):
+            if not isinstance(step, Write) and step.var in needed:
+                needed |= used(step)
+                steps.append(step)
+        return steps[::-1]
+
+    def scaled(self, g: Var, values: dict[Expr, Expr]) -> Expr:
+        """The gradient times the multiple that was stored."""
+        factor = self.found.factor
+        value: Expr = Cast(g, self.acc)
+        one = Const(1.0, self.acc)
+        return value if factor is one else value * substitute(_without(factor, one), values)
+
+    def made(self, axes: tuple[Axis, ...], steps: list[Step]) -> Compute:
+        return with_roles(replace(self.compute, name=f"{self.compute.name}_gradient", axes=axes,
+                                  steps=tuple(steps)))
+
+    # -- place by place of the operand -----------------------------------------------------------
+
+    def gathered(self) -> Compute | None:
+        """Every place reads the results that it went to; None where no closed form is known."""
+        if self.needed:
+            return None
+        solved = _Solved(self.compute, self.read.view)
+        if not solved.done:
+            return None
+        values = solved.values
+        conditions_of = [substitute(c, values) for c in (
+            *conditions(self.read.view), *conditions(self.write.view), self.found.condition)]
+        inside = [c for e, x in solved.positions if not self.is_plain(x.name)
+                  for c in (e >= 0, e < x.size)]
+        facts = solved.facts()
+        where = all_of([p for c in (*solved.conditions, *inside, *conditions_of)
+                        for p in conjuncts(simplify(c, facts))])
+        coords = [simplify(substitute(d.coord, values), facts) for d in self.write.view.dims]
+        g = Read("g", masked(self.given, coords, where, facts))
+        steps: list[Step] = [g]
+        value = self.scaled(g.var, values)
+        if not solved.turns and self.found.factor is Const(1.0, self.acc):
+            value = g.var  # moved, with its bits
+        if solved.turns:
+            total = Reduction("total", "sum", value, tuple(x.name for x in solved.turns))
+            steps.append(total)
+            value = total.var
+        places = masked(self.into, [x.var for x in solved.places], TRUE, facts)
+        same = value is g.var and g.var.dtype is self.into.dtype
+        steps.append(Write(places, value if same else Cast(value, self.into.dtype)))
+        return self.made((*solved.places, *solved.turns), steps)
+
+    def is_plain(self, axis: str) -> bool:
+        """Whether the mask of the result's gradient says where the axis ends."""
+        view = self.write.view
+        return any(d.coord is Var(axis) and n == self.compute.sizes.get(axis)
+                   for d, n in zip(view.dims, view.tensor.shape, strict=True))
+
+
+class _Solved:
+    """The axes of a computation, of the places of an operand: ``places`` has an axis for each of its
+    dimensions, ``turns`` those that several results of a place are counted by, ``values`` what stands for
+    each axis, ``positions`` which of them may leave their axis."""
+
+    def __init__(self, compute: Compute, view: View) -> None:
+        self.compute = compute
+        self.values: dict[Expr, Expr] = {}
+        self.positions: list[tuple[Expr, Axis]] = []
+        self.conditions: list[Expr] = []
+        self.turns: list[Axis] = []
+        self.taken = set(compute.names.all)
+        coords = [d.coord for d in view.dims]
+        mentioned = [v for c in coords for v in free_vars(c)]
+        self.places = [self.place(i, c, n, mentioned.count(c))  # type: ignore[arg-type]
+                       for i, (c, n) in enumerate(zip(coords, view.tensor.shape, strict=True))]
+        left = [(c, p) for c, p in zip(coords, self.places, strict=True) if c is not p.var]
+        self.done = all(self.solve(*one) for one in sorted(left, key=lambda x: len(self.unknown(x[0]))))
+        for x in compute.axes:
+            if x.var not in self.values and x.name not in {a.name for a in (*self.places, *self.turns)}:
+                self.turns.append(x)
+
+    def place(self, dim: int, coord: Expr, size: int, count: int) -> Axis:
+        """The axis of a dimension: the one that counts it already, or a new one."""
+        if isinstance(coord, Var) and count == 1 and self.compute.size(coord.name) == size:
+            return Axis(coord.name, size, "")
+        name = fresh(f"p{dim}", self.taken)
+        self.taken.add(name)
+        return Axis(name, size, "")
+
+    def unknown(self, coord: Expr) -> list[Axis]:
+        named = {p.name for p in self.places} | {x.name for x in self.turns}
+        free = free_vars(substitute(coord, self.values))
+        return [x for x in self.compute.axes if x.var in free and x.name not in named]
+
+    def solve(self, coord: Expr, place: Axis) -> bool:
+        """Take one coordinate into account."""
+        left = self.unknown(coord)
+        coord = simplify(substitute(coord, self.values), self.facts())
+        counted = [x for x in self.turns if x.var in free_vars(coord)]
+        if len(left) + len(counted) > 1 or not left:
+            if (found := _digits(coord, [*left, *counted], place.var)) is not None:
+                self.digits(found)
+                self.conditions.append(eq(substitute(coord, self.values), place.var))
+                return True
+        if not left:
+            self.conditions.append(eq(coord, place.var))
+            return True
+        axis = max(left, key=lambda x: x.size)
+        self.turns += [x for x in left if x is not axis]
+        sizes = {x.var: x.size for x in (*self.places, *self.turns)}
+        solved = inverse(coord, axis, place.var, sizes)
+        if solved is None:
+            if axis.size > MOST_MATCHED:
+                return False
+            self.turns.append(axis)
+            self.conditions.append(eq(coord, place.var))
+            return True
+        turn = Var(fresh(f"{axis.name}_turn", self.taken))
+        self.taken.add(turn.name)
+        if solved.turns > 1:
+            self.turns.append(Axis(turn.name, solved.turns, ""))
+        named: dict[Expr, Expr] = {TURN: turn if solved.turns > 1 else ZERO}
+        self.values[axis.var] = substitute(solved.position, named)
+        self.positions.append((self.values[axis.var], axis))
+        self.conditions.append(substitute(solved.condition, named))
+        return True
+
+    def digits(self, found: dict[Axis, Expr]) -> None:
+        """Know several axes, and turns that were to be counted."""
+        known: dict[Expr, Expr] = {x.var: e for x, e in found.items()}
+        self.turns = [x for x in self.turns if x not in found]
+        self.values = {v: substitute(e, known) for v, e in self.values.items()} | known
+        self.positions = [(substitute(e, known), x) for e, x in self.positions]
+        self.positions += [(e, x) for x, e in found.items()]
+        self.conditions = [substitute(c, known) for c in self.conditions]
+
+    def facts(self) -> Facts:
+        facts = Facts()
+        for x in (*self.compute.axes, *self.places, *self.turns):
+            facts = facts.with_range(x.var, 0, max(0, x.size - 1))
+        return facts
+
+
+def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | None:
+    """Several axes that one coordinate counts together, each as a digit of the place; None for others."""
+    steps: dict[Axis, int] = {}
+    for x in axes:
+        ahead = simplify(substitute(coord, {x.var: x.var + 1}) - coord)
+        if not isinstance(ahead, Const) or ahead.value <= 0:
+            return None
+        steps[x] = int(ahead.value)
+    order = sorted(axes, key=lambda x: -steps[x])
+    reach = [sum(steps[y] * (y.size - 1) for y in order[i + 1:]) for i in range(len(order))]
+    if any(steps[x] <= r for x, r in zip(order, reach, strict=True)):
+        return None
+    zero: dict[Expr, Expr] = {x.var: ZERO for x in axes}
+    rest = simplify(place - substitute(coord, zero))
+    found: dict[Axis, Expr] = {}
+    for x in order:
+        found[x] = simplify(rest // steps[x]) if steps[x] > 1 else rest
+        rest = rest % steps[x]
+    return found
+
+
+def _without(factor: Expr, one: Const) -> Expr:
+    """A product without the 1 that it begins with."""
+    match factor:
+        case Mul(a, b) if a is one:
+            return b
+        case Mul(a, b):
+            return _without(a, one) * b
+        case Div(a, b) if a is not one:
+            return _without(a, one) / b
+    return factor

@@ -1,0 +1,142 @@
+"""A convolution whose batch and image sizes are arguments of its kernels.
+
+    mb8?ic64ih56?iw56?oc128kh3sh2ph1         in: a problem; a question mark behind what may be any size
+    sizes  MB=8 in 1..65535, IH=56 in 2..16384, IW=56 in 2..16384          out: its computations
+
+Filter, strides, dilation, padding and channels are numbers. The sizes of dst follow from those of src, as
+torch has them. The relation is that of relation.py; the computations are written as texts.
+"""
+
+from __future__ import annotations
+
+import re
+
+from transconv.compute import Compute, parse
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import solved
+from transconv.errors import ProblemError
+from transconv.ir import Expr, readable
+
+ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?")
+MOST = {"mb": 65535, "i": 16384}
+POSITIONS = 2**31 - 2**16  # with the last tile they are counted in 32 bits
+
+
+def marked(text: str) -> tuple[str, frozenset[str]]:
+    """A problem's text without its question marks, and what they stood behind. Raises ProblemError."""
+    names = frozenset(name for name, _ in ANY.findall(text))
+    for said, follows in (("id", "ih"), ("ih", "iw")):  # as benchdnn has it: what is left out is as large
+        if said in names and not re.search(rf"{follows}\d", text):
+            names |= {follows}
+    plain = ANY.sub(r"\1\2", text)
+    if "?" in plain:
+        raise ProblemError(f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
+                           "number, such as mb8?; channels and filters are numbers")
+    return plain, names
+
+
+def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = frozenset({"mb", "id", "ih", "iw"}),
+             ) -> tuple[Compute, ...]:
+    """The computations of one direction for any size of ``names``; the problem's are examples. Several
+    where src is written in stride phases, in any order. Raises ProblemError for tensors that are not
+    dense."""
+    return tuple(_Written(problem, names).text(prop, phase) for phase in _phases(problem, prop))
+
+
+def _phases(p: ConvProblem, prop: Prop) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for stride in p.stride if prop is Prop.BWD_D else ():
+        found = [(*before, r) for before in found for r in range(stride)]
+    return found
+
+
+class _Written:
+    """The names of sizes, and the texts of tensors and of what is done."""
+
+    def __init__(self, p: ConvProblem, names: frozenset[str]) -> None:
+        self.p, self.names = p, names
+        self.i = [self.size(f"i{n}", p.i[x]) for x, n in enumerate(p.spatial)]
+        self.mb = self.size("mb", p.mb)
+        self.o = [self.out(x) for x in range(p.ndims)]
+
+    def size(self, name: str, number: int) -> str:
+        return name.upper() if name in self.names else str(number)
+
+    def out(self, x: int) -> str:
+        """The size of dst along a dimension, that of src being any."""
+        p = self.p
+        if self.i[x].isdigit():
+            return str(p.o[x])
+        high = (p.o[x] - 1) * p.stride[x] + (p.k[x] - 1) * p.dilation[x] + 1 - p.i[x] - p.pad_lo[x]
+        pad = p.pad_lo[x] + (p.pad_lo[x] if -p.stride[x] < high - p.pad_lo[x] <= 0 else high)
+        free = pad - (p.k[x] - 1) * p.dilation[x] - 1
+        if p.stride[x] == 1:
+            return f"{self.i[x]}{free + 1:+d}"
+        return f"({self.i[x]}{free:+d})//{p.stride[x]}+1"
+
+    def line(self, points: str) -> str:
+        """The sizes, each so large that every stride phase and dst have an element, with the axes whose
+        positions are counted in 32 bits."""
+        p, words = self.p, []
+        if "mb" in self.names:
+            words.append(f"MB={p.mb} in 1..{MOST['mb']}")
+        for x, n in enumerate(p.spatial):
+            if f"i{n}" in self.names:
+                least = next(i for i in range(1, MOST["i"])
+                             if i >= p.stride[x] and self.length(x, i) >= 1)
+                words.append(f"I{n.upper()}={p.i[x]} in {least}..{MOST['i']}")
+        factors = [f"({size})" for size in (word.partition("=")[2] for word in points.split())]
+        return ", ".join([*words, f"{'*'.join(factors)} <= {POSITIONS}"])
+
+    def length(self, x: int, i: int) -> int:
+        """How many positions of dst there are for so many of src."""
+        return int(eval(self.o[x].replace(self.i[x], str(i)), {"__builtins__": {}}))
+
+    def tensors(self) -> list[str]:
+        p = self.p
+        sizes: dict[str, list[int | str]] = {
+            "src": [self.mb, p.ic, *self.i], "wei": [p.oc, p.icg, *p.k], "dst": [self.mb, p.oc, *self.o]}
+        lines = []
+        for name, spec in p.specs.items():
+            tag = spec.layout.tag()
+            if tag is None:
+                raise ProblemError(f"problem '{p}': {name} lies as {spec.layout}; expected a dense tensor "
+                                   "where sizes are arguments")
+            shape = ", ".join(map(str, sizes[name]))
+            lines.append(f"tensor {name} {spec.dtype} [{shape}] {tag}")
+        return lines
+
+    def text(self, prop: Prop, phase: tuple[int, ...]) -> Compute:
+        p = self.p
+        around = [solved(p, prop, x, phase[x] if phase else 0) for x in range(p.ndims)]
+        group = f"g={p.g} " if p.g > 1 else ""
+        ic, oc = (f"g*{n}+{name}" if p.g > 1 else name for n, name in ((p.icg, "ic"), (p.ocg, "oc")))
+        at = {"src": ["mb", ic, *(_said(s.i.coord) for s in around)],
+              "wei": [oc, "ic", *(_said(s.k.coord) for s in around)],
+              "dst": ["mb", oc, *(_said(s.o.coord) for s in around)]}
+        outer = " ".join(f"{s.outer.name}={self.outer(x, s.outer.name, phase)}"
+                         for x, s in enumerate(around))
+        taps = " ".join(f"{s.tap.name}={s.tap.size}" for s in around)
+        free, summed = {
+            Prop.FWD: (f"mb={self.mb} {outer} oc={p.ocg}", f"{taps} ic={p.icg}"),
+            Prop.BWD_D: (f"mb={self.mb} {outer} ic={p.icg}", f"{taps} oc={p.ocg}"),
+            Prop.BWD_W: (f"{taps} ic={p.icg} oc={p.ocg}", f"mb={self.mb} {outer}")}[prop]
+        over = " ".join(word.partition("=")[0] for word in summed.split())
+        a, b, c = (f"{name}[{', '.join(at[name])}]" for name in prop.roles)
+        label = "".join(f"_{r}" for r in phase) if any(s > 1 for s in p.stride) else ""
+        return parse("\n".join([
+            f"compute {prop}{label} math={p.math}",
+            f"sizes {self.line(f'mb={self.mb} {outer}')}", *self.tensors(),
+            f"axes {group}{free} | {summed}", f"read a = {a}", f"read b = {b}",
+            f"store {c} = sum(a*b; {over})"]))
+
+    def outer(self, x: int, axis: str, phase: tuple[int, ...]) -> str:
+        """The size of the axis that C or the sum runs over."""
+        stride = self.p.stride[x]
+        if axis.startswith("o"):
+            return self.o[x]
+        return self.i[x] if stride == 1 else f"({self.i[x]}{stride - 1 - phase[x]:+d})//{stride}"
+
+
+def _said(coord: Expr) -> str:
+    return readable(coord)

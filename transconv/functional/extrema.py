@@ -1,0 +1,75 @@
+"""argmax, argmin, max and min, with the signatures of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from transconv.compute import library
+from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.calls import call
+from transconv.functional.operators import declare
+from transconv.functional.reductions import amax, amin, dims
+from transconv.torch_ops import stats
+
+Tensor = torch.Tensor
+
+
+def _formula(name: str, with_value: bool) -> Callable[..., library.Formula]:
+    """Numbers: dim and keepdim. Of all dims torch's result has none, or as many of size 1."""
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        x, (dim, keep) = given[0], numbers
+        assert x is not None
+        over = dims(dim, len(x.shape))
+        whole = len(made[-1].shape) == (len(x.shape) if keep else len(x.shape) - len(over))
+        at = made[-1] if whole else library.Strided.dense(
+            tuple(n for d, n in enumerate(x.shape) if d not in over), made[-1].dtype)
+        return library.extreme(name, x, over, at, keep and whole,
+                               (made[0] if whole else library.Strided.dense(at.shape, made[0].dtype))
+                               if with_value else None)
+    return formula
+
+
+ARGMAX = declare(Function("argmax", torch.argmax, _formula("argmax", False)))
+ARGMIN = declare(Function("argmin", torch.argmin, _formula("argmin", False)))
+MAX = declare(Function("max", torch.max, _formula("argmax", True),
+                       finish=lambda tensors, numbers, made: torch.return_types.max(made)))
+MIN = declare(Function("min", torch.min, _formula("argmin", True),
+                       finish=lambda tensors, numbers, made: torch.return_types.min(made)))
+
+
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """torch.argmax: where the greatest element of ``dim`` is, or of all: of equal ones the first, and NaN
+    is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
+    return call(ARGMAX, (_detached(input),), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """torch.argmin; as argmax, NaN is the least."""
+    return call(ARGMIN, (_detached(input),), (dim, keepdim))  # type: ignore[no-any-return]
+
+
+def _detached(t: Any) -> Any:
+    return t.detach() if isinstance(t, Tensor) and t.requires_grad else t
+
+
+def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """torch.max of all elements, or (values, indices) along ``dim`` from one kernel; the first of equal
+    elements gets the gradient. Of two tensors torch's. Dtypes and errors as argmax."""
+    return _extreme(MAX, amax, torch.max, input, dim, keepdim)
+
+
+def min(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """torch.min; as max."""
+    return _extreme(MIN, amin, torch.min, input, dim, keepdim)
+
+
+def _extreme(f: Function, whole: Callable[..., Tensor], theirs: Callable[..., Any], input: Tensor,
+             dim: Any, keepdim: bool) -> Any:
+    if isinstance(dim, Tensor):
+        if not torch.compiler.is_compiling():
+            stats.handed_over("form:elementwise", f.name)
+        return theirs(input, dim)
+    return whole(input) if dim is None else call(f, (input,), (dim, keepdim))

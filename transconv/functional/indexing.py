@@ -1,0 +1,83 @@
+"""index_select, gather and embedding, with the signatures of torch: reads at indices from a tensor.
+
+An index that leaves its tensor is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else 0 is
+read there, and nothing of other memory. Gradients add in place, in no order: where the same bits are asked
+for (torch.use_deterministic_algorithms) they are torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from transconv.compute import library
+from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.calls import call
+from transconv.functional.operators import declare
+from transconv.functional.reductions import dims
+from transconv.torch_ops import stats
+
+Tensor = torch.Tensor
+
+
+def _taken(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, index = given
+    assert x is not None and index is not None
+    return library.take(x, index, made[0], *dims(numbers[0], len(x.shape)))
+
+
+def _gathered(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, index = given
+    assert x is not None and index is not None
+    return library.gather(x, index, made[0], *dims(numbers[0], len(x.shape)))
+
+
+def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    index, table = given
+    assert table is not None and index is not None
+    left_out = numbers[0]
+    rank = len(made[0].shape) - 1
+    index = index if rank else library.Strided((1,), (1,), index.dtype)
+    y = made[0] if rank else library.Strided((1, *made[0].shape), (made[0].shape[0], *made[0].strides),
+                                             made[0].dtype)
+    return library.embedding(index, table, y, None if left_out is None else left_out % table.shape[0])
+
+
+TAKE = declare(Function("index_select", lambda x, i, dim: torch.index_select(x, dim, i), _taken,
+                        whole=(True, True), linear=True))
+GATHER = declare(Function("gather", lambda x, i, dim: torch.gather(x, dim, i), _gathered,
+                          whole=(True, True), linear=True))
+EMBEDDING = declare(Function("embedding", lambda i, w, left_out: F.embedding(i, w, left_out), _looked_up,
+                             whole=(True, False), linear=True))
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """torch.index_select: slices of ``dim`` by their numbers, i32 or i64. Elements of any type are moved,
+    gradients are for f16, bf16, f32 and f64. Raises what torch raises, with the operands named."""
+    return call(TAKE, (input, index), (dim,))  # type: ignore[no-any-return]
+
+
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """torch.gather: of every place of ``index`` the element that it tells along ``dim``. As index_select;
+    sparse gradients are torch's."""
+    if sparse_grad:
+        _handed("form:sparse", "gather")
+        return torch.gather(input, dim, index, sparse_grad=True)
+    return call(GATHER, (input, index), (dim,))  # type: ignore[no-any-return]
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+              norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+    """torch.nn.functional.embedding: rows of ``weight`` by their numbers; the row ``padding_idx`` gets no
+    gradient. Norms, frequencies and sparse gradients are torch's. As index_select."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        _handed("form:embedding", "embedding")
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return call(EMBEDDING, (input, weight), (padding_idx,))  # type: ignore[no-any-return]
+
+
+def _handed(reason: str, name: str) -> Any:
+    if not torch.compiler.is_compiling():
+        stats.handed_over(reason, name)

@@ -1,0 +1,161 @@
+"""Functions that only move elements, with the signatures of torch: pad, flip, cat, interpolate,
+pixel_shuffle, pixel_unshuffle, unfold, fold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from transconv.compute import library
+from transconv.errors import Unsupported
+from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.calls import call
+from transconv.functional.operators import declare
+from transconv.functional.reductions import dims
+from transconv.torch_ops import stats
+
+Tensor = torch.Tensor
+Ints = int | Sequence[int]
+
+
+def _tuple(sizes: Any) -> Any:
+    return tuple(sizes) if isinstance(sizes, (list, tuple, torch.Size)) else sizes
+
+
+def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, (pad, mode, value) = given[0], numbers
+    assert x is not None
+    before = [0] * len(x.shape)
+    before[len(x.shape) - len(pad) // 2:] = pad[-2::-2]
+    return library.pad(x, made[0], before, mode, float(value or 0.0))
+
+
+PAD = declare(Function("pad", F.pad, _padded, whole=(True,), linear=True))
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """torch.nn.functional.pad: constant (any value), reflect, replicate, circular. Elements of any type
+    are moved. Raises what torch raises, with the operands named."""
+    return call(PAD, (input,), (_tuple(pad), mode, value))  # type: ignore[no-any-return]
+
+
+FLIP = declare(Function("flip", torch.flip, lambda given, made, numbers, saves: library.flip(
+    given[0], made[0], dims(numbers[0], len(given[0].shape)) if numbers[0] else ()),  # type: ignore[arg-type, union-attr]
+    whole=(True,), linear=True))
+
+
+def flip(input: Tensor, dims: Ints) -> Tensor:
+    """torch.flip: a copy with some dims from their ends. As pad."""
+    return call(FLIP, (input,), ((dims,) if isinstance(dims, int) else _tuple(dims),))  # type: ignore[no-any-return]
+
+
+def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    parts = [t for t in given if t is not None]
+    dim, = dims(numbers[0], len(made[0].shape))
+    if any(len(t.shape) != len(made[0].shape) for t in parts):
+        raise Unsupported("shape:empty")  # torch lets tensors without elements have one dim
+    return library.join(parts, made[0], dim)
+
+
+CAT = declare(Function("cat", lambda *all: torch.cat(all[:-1], all[-1]), _joined, whole=(True,) * 64,
+                       linear=True))
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """torch.cat of tensors of one type. As pad."""
+    given = tuple(tensors)
+    if not given or not all(isinstance(t, Tensor) for t in given):
+        return torch.cat(tensors, dim)  # type: ignore[arg-type]
+    return call(CAT, given, (dim,))  # type: ignore[no-any-return]
+
+
+def _resized(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    x, (_, scales, mode, again) = given[0], numbers
+    assert x is not None
+    n = len(x.shape) - 2
+    wide = scales if isinstance(scales, tuple) else (scales,) * n
+    steps = [None if s is None or again else 1.0 / s for s in wide]
+    return library.nearest(x, made[0], steps, mode == "nearest-exact")
+
+
+def _interpolated(x: Tensor, size: Any, scales: Any, mode: str, again: Any) -> Tensor:
+    return F.interpolate(x, size, scales, mode, recompute_scale_factor=again)
+
+
+NEAREST = declare(Function("interpolate", _interpolated, _resized, linear=True))
+
+
+def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+                align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
+                antialias: bool = False) -> Tensor:
+    """torch.nn.functional.interpolate by nearest and nearest-exact; other modes are torch's. f16, bf16,
+    f32 and f64 have kernels. Raises what torch raises, with the operands named."""
+    if mode not in ("nearest", "nearest-exact") or align_corners is not None or antialias:
+        if not torch.compiler.is_compiling():
+            stats.handed_over(f"form:{mode}", "interpolate")
+        return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor,
+                             antialias)
+    return call(NEAREST, (input,), (_tuple(size), _tuple(scale_factor), mode,  # type: ignore[no-any-return]
+                                    recompute_scale_factor))
+
+
+def _shuffled(back: bool) -> Any:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+        assert given[0] is not None
+        return library.shuffle(given[0], made[0], numbers[0], back)
+    return formula
+
+
+SHUFFLE = declare(Function("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True))
+UNSHUFFLE = declare(Function("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,),
+                             linear=True))
+
+
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """torch.nn.functional.pixel_shuffle. As pad."""
+    return call(SHUFFLE, (input,), (upscale_factor,))  # type: ignore[no-any-return]
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """torch.nn.functional.pixel_unshuffle. As pad."""
+    return call(UNSHUFFLE, (input,), (downscale_factor,))  # type: ignore[no-any-return]
+
+
+def _pair(sizes: Any) -> Any:
+    return _tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes, sizes)
+
+
+def _unfolded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    window, dilation, padding, stride = numbers
+    assert given[0] is not None
+    if len(given[0].shape) != 4:
+        raise ValueError("an image alone")
+    return library.unfold(given[0], made[0], window, stride, padding, dilation)
+
+
+def _folded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    _, window, dilation, padding, stride = numbers
+    assert given[0] is not None
+    if len(given[0].shape) != 3:
+        raise ValueError("an image alone")
+    return library.fold(given[0], made[0], window, stride, padding, dilation)
+
+
+UNFOLD = declare(Function("unfold", F.unfold, _unfolded, linear=True))
+FOLD = declare(Function("fold", F.fold, _folded, linear=True))
+
+
+def unfold(input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
+           stride: Ints = 1) -> Tensor:
+    """torch.nn.functional.unfold: every window as a column. As interpolate."""
+    return call(UNFOLD, (input,), tuple(map(_pair, (kernel_size, dilation, padding, stride))))  # type: ignore[no-any-return]
+
+
+def fold(input: Tensor, output_size: Ints, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
+         stride: Ints = 1) -> Tensor:
+    """torch.nn.functional.fold: columns added up as the windows that they are. As interpolate."""
+    return call(FOLD, (input,), tuple(map(_pair, (  # type: ignore[no-any-return]
+        output_size, kernel_size, dilation, padding, stride))))

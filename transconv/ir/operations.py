@@ -1,0 +1,47 @@
+"""Functions that build selections, casts and calls by name."""
+
+from __future__ import annotations
+
+from transconv.ir.dtype import DType, promote
+from transconv.ir.expr import Expr
+from transconv.ir.node import node
+
+
+@node
+class Select(Expr):
+    """``yes`` where ``cond`` holds, else ``no``."""
+
+    cond: Expr
+    yes: Expr
+    no: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return promote(self.yes.dtype, self.no.dtype)
+
+
+@node
+class Cast(Expr):
+    """``x`` in another type, rounded to nearest."""
+
+    x: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@node
+class Call(Expr):
+    """A pure function of its arguments, by name (``exp``, ``tanh``, ``fma`` ...)."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        kind = self.args[0].dtype
+        for a in self.args[1:]:
+            kind = promote(kind, a.dtype)
+        return kind

@@ -1,0 +1,116 @@
+"""Sizes that are arguments of a kernel: their names, and what must hold of them (the requirements).
+
+    N=8 in 1..64, W=56 in 1..4096, C=64 in 1..1024, C % 8 == 0
+
+A name has a range and a size that stands as an example of it: schedules are chosen for the examples, and
+a kernel is right for all sizes that meet the requirements. ``Kernel.at`` gives the kernel with numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transconv.ir import expr as ex
+from transconv.ir.node import Node, node
+from transconv.ir.stmt import For, Kernel
+from transconv.ir.tensor import Tensor
+from transconv.ir.values import Values, value_at
+from transconv.ir.visit import Mutator, free_vars
+
+LARGEST_SIZE = 2**31 - 1
+"""The largest size that can be an argument: it is passed in 32 bits."""
+
+
+def text_of(condition: ex.Expr) -> str:
+    """A condition as requirements say it."""
+    text = str(condition)
+    return text[1:-1] if text.startswith("(") else text
+
+
+@node
+class Size(Node):
+    """A size that is an argument: at least 1, ``like`` as an example."""
+
+    name: str
+    like: int
+    least: int = 1
+    most: int = LARGEST_SIZE
+
+    @property
+    def var(self) -> ex.Var:
+        """The argument."""
+        return ex.Var(self.name)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.like} in {self.least}..{self.most}"
+
+
+@node
+class Sizes(Node):
+    """The sizes that are arguments of a kernel, in the order of the call, and what else must hold."""
+
+    each: tuple[Size, ...]
+    where: tuple[ex.Expr, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order of the call."""
+        return tuple(s.name for s in self.each)
+
+    @property
+    def like(self) -> dict[str, int]:
+        """The examples."""
+        return {s.name: s.like for s in self.each}
+
+    @property
+    def requirements(self) -> tuple[ex.Expr, ...]:
+        """All that must hold, as conditions."""
+        return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most)) + self.where
+
+    def why_not(self, values: Values) -> str:
+        """The first requirement that sizes break, in words; empty if they meet all."""
+        if missing := [n for n in self.names if n not in values]:
+            return f"{missing[0]} has no size"
+        for s in self.each:
+            if not s.least <= values[s.name] <= s.most:
+                return f"{s.name}={values[s.name]} is not in {s.least}..{s.most}"
+        for condition in self.where:
+            if not value_at(condition, values):
+                said = " ".join(f"{n}={values[n]}" for n in self.names
+                                if ex.Var(n) in free_vars(condition))
+                return f"{text_of(condition)} does not hold for {said}"
+        return ""
+
+    def __str__(self) -> str:
+        return ", ".join([*map(str, self.each), *map(text_of, self.where)])
+
+
+def kernel_at(kernel: Kernel, values: Values) -> Kernel:
+    """The kernel for given sizes: with numbers in place of the arguments."""
+    assert isinstance(kernel.sizes, Sizes)
+    made = _At(values, kernel.sizes).mutate(kernel.body)
+    params = tuple(t.at(values) for t in kernel.params)
+    return replace(kernel, params=params, body=made, sizes=None)
+
+
+class _At(Mutator):
+    def __init__(self, values: Values, sizes: Sizes) -> None:
+        self.values = values
+        self.consts: dict[ex.Var, ex.Expr] = {ex.Var(n): ex.Const(values[n]) for n in sizes.names}
+
+    def mutate_Tensor(self, at: Node) -> Node:
+        assert isinstance(at, Tensor)
+        return at.at(self.values)
+
+    def mutate_Var(self, at: ex.Var) -> ex.Expr:
+        return self.consts.get(at, at)
+
+    def mutate_For(self, at: For) -> For:
+        """A loop that ends at a size has a number as its end."""
+        body = self.mutate(at.body)
+        start = self.mutate(at.start)
+        if at.until is None or free_vars(at.until) - self.consts.keys():
+            return replace(at, body=body, start=start,
+                           until=None if at.until is None else self.mutate(at.until))
+        return replace(at, body=body, start=start, until=None, stop=value_at(at.until, self.values))
+

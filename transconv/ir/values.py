@@ -1,0 +1,37 @@
+"""The value of an expression of sizes, such as the extent of a tensor or a requirement."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+
+from transconv.ir import expr as ex
+from transconv.ir.operations import Cast, Select
+
+Values = Mapping[str, int]
+"""Sizes by name."""
+
+MEANING: dict[type, Callable[[int, int], int]] = {
+    ex.Add: operator.add, ex.Sub: operator.sub, ex.Mul: operator.mul, ex.FloorDiv: operator.floordiv,
+    ex.Mod: operator.mod, ex.Min: min, ex.Max: max, ex.Lt: operator.lt, ex.Le: operator.le,
+    ex.Eq: operator.eq, ex.Ne: operator.ne, ex.And: operator.and_, ex.Or: operator.or_}
+
+
+def value_at(e: ex.Expr, values: Values) -> int:
+    """The value of an expression of sizes. KeyError for a name that has none."""
+    match e:
+        case ex.Const(value):
+            return int(value)
+        case ex.Var(name):
+            return values[name]
+        case ex.Neg(x):
+            return -value_at(x, values)
+        case ex.Not(x):
+            return not value_at(x, values)
+        case Cast(x):
+            return value_at(x, values)
+        case Select(cond, yes, no):
+            return value_at(yes if value_at(cond, values) else no, values)
+        case ex.Binary():
+            return MEANING[type(e)](value_at(e.a, values), value_at(e.b, values))
+    raise TypeError(f"{e} is no expression of sizes")

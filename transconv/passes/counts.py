@@ -1,0 +1,57 @@
+"""How many tiles there are of an axis, and positions from one number: of counts that are numbers, and of
+those that are expressions of sizes that are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from transconv.ir import ZERO, Const, Expr, For, Let, Stmt, Var
+from transconv.simplify import Facts, range_of, simplify
+
+Extent = int | Expr
+"""A number, or an expression of sizes that are arguments."""
+
+
+def counted(loop: For, count: Extent, facts: Facts) -> For:
+    """The loop over so many; of a number that depends on sizes that are arguments, over the most."""
+    if isinstance(count, int):
+        return replace(loop, stop=count)
+    count = simplify(count, facts)
+    if isinstance(count, Const):
+        return replace(loop, stop=int(count.value))
+    most = range_of(count, facts).hi
+    assert most is not None, f"{count} has no end"
+    return replace(loop, stop=most, until=count)
+
+
+def simple(count: Extent, facts: Facts) -> Extent:
+    """A count without what facts about sizes make superfluous."""
+    return simplify(count, facts) if isinstance(count, Expr) else count
+
+
+def blocks(total: Extent, extent: int) -> Extent:
+    """How many blocks hold so many."""
+    return (total + (extent - 1)) // extent if isinstance(total, Expr) else -(-total // extent)
+
+
+def unpack(packed: Var, counts: list[tuple[Var, Extent]], total: Extent = 0) -> list[Stmt]:
+    """Lets that take a packed index below ``total`` apart: the last counts fastest."""
+    lets: list[Stmt] = []
+    below: Extent = 1
+    given = isinstance(total, Expr) or total > 0
+    total = total if given else prod(count for _, count in counts)
+    for var, count in reversed(counts):
+        value: Expr = packed // below if isinstance(below, Expr) or below > 1 else packed
+        if count == 1:
+            value = ZERO
+        elif (given or var is not counts[0][0]) and _less(below * count, total):
+            value = value % count
+        lets.append(Let(var, value))
+        below *= count
+    return lets[::-1]
+
+
+def _less(a: Extent, b: Extent) -> bool:
+    """Whether one is less, or may be."""
+    return isinstance(a, Expr) or isinstance(b, Expr) or a < b

@@ -1,0 +1,10 @@
+"""HTML pages about kernels: what is read and stored, the schedule, the stages, the machine code.
+
+In: computations with their schedules, plans and machine code. Out: one self-contained HTML text. Knows:
+the runtime and what is below it.
+"""
+
+from transconv.report.page import LARGEST, page, write_page
+from transconv.report.subject import Section, Subject, Timed
+
+__all__ = ["LARGEST", "Section", "Subject", "Timed", "page", "write_page"]

@@ -1,0 +1,220 @@
+"""Which elements of a tensor a tile reads or stores: two dimensions as a plane, the others as ranges.
+
+Everything is evaluated from the coordinates and masks of the computation's views. An element has a phase
+where the coordinate moves by more than one for each step of an axis of the result: stride phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from transconv.compute import Compute, axis_steps
+from transconv.ir import Array, Expr, Var, View, ViewDim, readable
+from transconv.report.tiles import Tile, evaluated, in_axes
+from transconv.simplify import simplify
+
+SHOWN, LEAST = 60, 12  # elements along a side; of longer ones a part is drawn, about what is touched
+UNTOUCHED, LATER, FIRST, FILLED = range(4)  # what a tile does with an element
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a tile touches along one dimension; ``last`` < ``first`` where values of a tensor decide."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+    @property
+    def text(self) -> str:
+        if self.last < self.first:
+            return f"{self.name}: decided by an index tensor, of {self.size}"
+        every = self.first <= 0 and self.last >= self.size - 1
+        span = f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+        return f"{self.name}: all {self.size}" if every and self.size > 1 else (
+            f"{self.name}: {span} of {self.size}")
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A view over its two telling dimensions. ``state`` and ``phase`` lie over rows ``top``.. and columns
+    ``left``..; ``marked``: what a single element of the result needs; ``coords``: how they are written.
+    ``touched`` elements exist, ``outside`` ones do not, ``needed`` ones are marked; a cell stands for
+    ``scale`` x ``scale`` elements."""
+
+    view: View
+    stored: bool
+    dims: tuple[str, str]
+    sizes: tuple[int, int]
+    top: int
+    left: int
+    state: Array
+    phase: Array
+    phases: tuple[int, int]
+    marked: Array
+    coords: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    hue: int
+    cut: bool
+    fill: float
+    touched: int
+    outside: int
+    needed: int
+    scale: int
+
+    @property
+    def partial(self) -> bool:
+        """Whether not all of the plane is drawn."""
+        height, width = self.state.shape
+        return self.scale == 1 and (self.top > 0 or self.left > 0 or self.top + height < self.sizes[0]
+                                    or self.left + width < self.sizes[1])
+
+    @property
+    def legend(self) -> tuple[tuple[int, str], ...]:
+        """The phases that are drawn, each with a sentence of its coordinates."""
+        touched = np.isin(self.state, (LATER, FIRST))
+        (ny, nx), (y, x) = self.phases, self.dims
+        parts = [(y, ny), (x, nx)]
+        return tuple((int(p), ", ".join(f"{name} mod {n} = {at}" for (name, n), at in
+                                        zip(parts, divmod(int(p), nx), strict=True) if n > 1))
+                     for p in np.unique(self.phase[touched])) if (ny, nx) != (1, 1) else ()
+
+    @property
+    def pads(self) -> bool:
+        return bool((self.state == FILLED).any())
+
+
+def plane_of(view: View, compute: Compute, tile: Tile, stored: bool = False, hue: int = 0) -> Plane | None:
+    """The plane of a view; None where values of other tensors decide about every dimension."""
+    coords = [in_axes(d.coord, compute) for d in view.dims]
+    known = [i for i, c in enumerate(coords) if c is not None]
+    if not known:
+        return None
+    y, x = _telling(view, compute, known)
+    rows, columns, inside, first, cut = _elements(view, coords, (y, x), compute, tile)
+    mine = _elements(view, coords, (y, x), compute, tile.one())
+    sizes = (view.tensor.shape[y] if y is not None else 1, view.tensor.shape[x])
+    steps = (_phases(view.dims[y], compute) if y is not None else 1, _phases(view.dims[x], compute))
+    scale = _scale(rows, columns, sizes) if steps == (1, 1) else 1
+    top, height = _window(rows // scale, -(-sizes[0] // scale), scale > 1)
+    left, width = _window(columns // scale, -(-sizes[1] // scale), scale > 1)
+    state, marked = np.zeros((height, width), np.int8), np.zeros((height, width), bool)
+    for level, chosen in ((FILLED, ~inside), (LATER, inside), (FIRST, inside & first)):
+        _put(state, rows[chosen] // scale - top, columns[chosen] // scale - left, level)
+    _put(marked, mine[0][mine[2]] // scale - top, mine[1][mine[2]] // scale - left, True)
+    phase = np.add.outer((np.arange(height) + top) % steps[0] * steps[1],
+                         (np.arange(width) + left) % steps[1])
+    ranges = tuple(_range(view, i, coords[i], compute, tile) for i in range(len(coords)))
+    names = view.tensor.dims
+    return Plane(view, stored, (names[y] if y is not None else "", names[x]), sizes, top, left, state,
+                 phase if steps != (1, 1) else np.full_like(phase, hue), steps, marked,
+                 _written(view, compute), ranges, hue, cut, compute.fill_of(view),
+                 _different(rows[inside], columns[inside]), _different(rows[~inside], columns[~inside]),
+                 _different(mine[0][mine[2]], mine[1][mine[2]]), scale)
+
+
+def _telling(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
+    """The two dimensions that say most: whose coordinates are computed, then those whose axes other
+    views compute with, then the largest."""
+    mixed = {a for v in compute.views() for d in v.dims if len(_moving(d, compute)) > 1
+             for a in _moving(d, compute)}
+
+    def score(i: int) -> tuple[int, int, int]:
+        own, size = _moving(view.dims[i], compute), view.tensor.shape[i]
+        plain = isinstance(view.dims[i].coord, Var) or len(own) == 1 and not compute.phase
+        rank = 1 if own else 0
+        if size > 1 and not plain and (own or compute.phase):
+            rank = 3
+        elif size > 1 and own & mixed:
+            rank = 2
+        return rank, i if rank > 1 else min(size, 1 << 20), i
+
+    found = sorted(sorted(known, key=score)[-2:])
+    return (found[0], found[1]) if len(found) == 2 else (None, found[0])
+
+
+def _moving(dim: ViewDim, compute: Compute) -> frozenset[str]:
+    """The axes of a coordinate that have more than one position."""
+    return frozenset(a for a in compute.roots(dim.coord) if compute.size(a) > 1)
+
+
+def _elements(view: View, coords: Sequence[Expr | None], dims: tuple[int | None, int], compute: Compute,
+              tile: Tile) -> tuple[Array, Array, Array, Array, bool]:
+    """Row, column, whether the element exists, and whether the first step takes it: of every point."""
+    asked = [d for d in dims if d is not None]
+    axes = frozenset(a for d in asked for a in compute.roots(view.dims[d].coord))
+    masks = [in_axes(d.mask, compute) for i, d in enumerate(view.dims)
+             if i in asked or compute.roots(d.mask) <= axes]
+    axes |= {a for m in masks if m is not None for a in compute.roots(m)}
+    points = tile.points(axes)
+    exist = np.ones(len(points), bool)
+    for mask in masks:
+        if mask is not None:
+            exist = exist & evaluated(mask, points).astype(bool)
+    found = []
+    for d in dims:
+        e = coords[d] if d is not None else None
+        found.append(np.zeros(len(points), np.int64) if e is None else evaluated(e, points))
+    return found[0], found[1], exist, points.first, points.cut
+
+
+def _different(rows: Array, columns: Array) -> int:
+    """How many places these are."""
+    return len(np.unique(rows * (1 << 32) + columns))
+
+
+def _scale(rows: Array, columns: Array, sizes: tuple[int, int]) -> int:
+    """How many elements a side of a cell stands for: more than one where a tile is large."""
+    spans = [int(at.max() - at.min()) + 1 if len(at) else 1 for at in (rows, columns)]
+    return 1 if max(spans) <= SHOWN // 2 or max(sizes) <= SHOWN else -(-max(sizes) // SHOWN)
+
+
+def _window(at: Array, size: int, whole: bool) -> tuple[int, int]:
+    """The first cell that is drawn, and how many: what lies outside of the tensor is drawn too."""
+    first, last = (int(at.min()), int(at.max())) if len(at) else (0, 0)
+    low, high = min(first, 0), max(last, size - 1)
+    shown = min(SHOWN, max(LEAST, 2 * (last - first + 1)))
+    if whole or high - low < shown:
+        return low, high - low + 1
+    return max(low, min(first - 2, high - shown + 1)), shown
+
+
+def _put(into: Array, rows: Array, columns: Array, value: int) -> None:
+    drawn = (rows >= 0) & (rows < into.shape[0]) & (columns >= 0) & (columns < into.shape[1])
+    into[rows[drawn], columns[drawn]] = value
+
+
+def _phases(dim: ViewDim, compute: Compute) -> int:
+    """By how much the coordinate moves for a step of an axis that is no window, at most 4."""
+    if in_axes(dim.coord, compute) is None or len(_moving(dim, compute)) < 2 and not compute.phase:
+        return 1
+    windows = {x.name for x in compute.axes if x.role == "window"}
+    moved = [abs(s) for a, s in axis_steps(dim, compute).items() if a not in windows]
+    return min(4, max([1, *moved]))
+
+
+def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: Tile) -> Range:
+    name, size = view.tensor.dims[i], view.tensor.shape[i]
+    if coord is None:
+        return Range(name, size, 0, -1)
+    at = evaluated(coord, tile.points(compute.roots(coord)))
+    return Range(name, size, max(0, int(at.min())), min(size - 1, int(at.max())))
+
+
+def _written(view: View, compute: Compute) -> tuple[str, ...]:
+    """The coordinates, ``name = expression`` where they are more than an axis of that name."""
+    made = []
+    for name, d in zip(view.tensor.dims, view.dims, strict=True):
+        text = readable(d.coord if isinstance(d.coord, Var) else simplify(d.coord))
+        made.append(text if text == name else f"{name} = {text}")
+    return tuple(made)
+
+
+def worth(plane: Plane) -> bool:
+    """Whether there is more than one element to look at."""
+    return prod(plane.sizes) > 1

@@ -1,0 +1,312 @@
+"""Simulates the roles of one program with a clock: waits, arrivals and durations.
+
+The statements of each role are executed in order; counters and conditions are evaluated, tiles are not.
+A role goes on when the barrier that it waits for completes. How long copies, products and stores take
+follows from their bytes and the rates that the estimate uses, so the order is the kernel's own and the
+lengths are estimates.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from transconv.ir import (
+    Alloc,
+    Barrier,
+    Buffer,
+    Evaluator,
+    Expr,
+    Fault,
+    Fetch,
+    For,
+    FuncCall,
+    If,
+    Kernel,
+    Let,
+    Memory,
+    Piece,
+    Put,
+    Roles,
+    Send,
+    Shared,
+    Stmt,
+    Update,
+    Var,
+    statements,
+    walk,
+)
+from transconv.schedule import Scheduled, tile
+
+UNIT = "matrix unit"  # which all roles share
+KINDS = {"multiply": "multiplies", "store": "writes the result to shared memory",
+         "transpose": "transposes", "wait": "waits", "landing": "a copy is under way", "held": "in use"}
+ISSUE_NS = 15.0  # to say a copy, an arrival, a product
+MOST = 4000  # statements that are played
+
+Gate = tuple[Barrier, int]
+Cell = tuple[Buffer, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that lasts. ``row``: the matrix unit, a role, or a slot of a ring; ``kind``: wait,
+    multiply, store, transpose; of a slot: landing, held."""
+
+    row: str
+    kind: str
+    start: float
+    end: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Rows in order, what happens in them, and the nanoseconds until the last role ended; ``stopped``:
+    whether only the beginning was played."""
+
+    roles: tuple[str, ...]
+    slots: tuple[str, ...]
+    spans: tuple[Span, ...]
+    end: float
+    stopped: bool
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """The kinds of spans that occur, in words."""
+        found = {s.kind for s in self.spans}
+        return tuple((kind, said) for kind, said in KINDS.items() if kind in found)
+
+
+@dataclass(slots=True)
+class _Gate:
+    """One barrier: completed phases, and what has come together for the next."""
+
+    completed: int = 0
+    arrived: int = 0
+    announced: int = 0
+    landed: int = 0
+
+
+@dataclass(slots=True)
+class _Role:
+    name: str
+    steps: Iterator[Gate | float]
+    wants: tuple[_Gate, int] | None = None
+    since: float = 0.0
+    products: list[float] = field(default_factory=list)  # when each in flight ends
+    sends: list[float] = field(default_factory=list)
+
+
+def play(kernel: Kernel, whole: Scheduled) -> Timeline | None:
+    """The timeline of program 0; None for a kernel without roles, or with what has no clock here."""
+    roles = next((s for s in walk(kernel) if isinstance(s, Roles)), None)
+    if roles is None:
+        return None
+    try:
+        return _Play(kernel, roles, whole).run()
+    except (Fault, KeyError, ZeroDivisionError):
+        return None
+
+
+class _Play:
+    def __init__(self, kernel: Kernel, roles: Roles, whole: Scheduled) -> None:
+        target, rates = whole.target, whole.target.rates.gluon
+        self.rates, self.latency = rates, rates.latency_ns
+        bits = whole.main.a.tensor.dtype.bits
+        rate = target.tflops * 1e3 / 2 / target.sms * 16 / bits  # multiply-adds a nanosecond
+        self.product_ns = prod(tile(whole.schedule, whole.main, kind) for kind in "BMNK") / rate
+        self.gates: dict[Gate, _Gate] = defaultdict(_Gate)
+        self.clock, self.spans, self.played = 0.0, list[Span](), 0
+        self.memory_free = self.unit_free = 0.0
+        self.lands: list[tuple[float, int, Gate, int, Cell, float]] = []
+        self.held: dict[Cell, float] = {}  # since when something is in a slot
+        self.used: dict[Cell, float] = {}  # until when it was last read
+        self.buffers = [s.what for s in walk(kernel) if isinstance(s, Shared)
+                        and isinstance(s.what, Buffer)]
+        self.outer = {s.var: 0 for s in walk(kernel) if isinstance(s, For) and s.kind == "grid"}
+        self.roles = [_Role(r.name, iter(())) for r in roles.roles]
+        for role, said in zip(self.roles, roles.roles, strict=True):
+            run = Evaluator(Memory({}), {}, 1)
+            run.env = {v: np.zeros(1, np.int64) for v in self.outer}
+            role.steps = self.act(role, run, said.body)
+
+    def run(self) -> Timeline:
+        """Let the role that can go on earliest go on, until all have ended."""
+        ready: list[tuple[float, int]] = [(0.0, i) for i in range(len(self.roles))]
+        waiting: set[int] = set()
+        ended = 0.0
+        while (ready or self.lands) and self.played < MOST:
+            if self.lands and (not ready or self.lands[0][0] <= ready[0][0]):
+                self.land()
+            else:
+                self.clock, i = heapq.heappop(ready)
+                role = self.roles[i]
+                try:
+                    found = next(role.steps)
+                except StopIteration:
+                    ended = max(ended, self.clock)
+                    continue
+                if isinstance(found, tuple):
+                    waiting.add(i)
+                    role.since = self.clock
+                else:
+                    heapq.heappush(ready, (self.clock + found, i))
+            for i in sorted(waiting):
+                role = self.roles[i]
+                assert role.wants is not None
+                gate, phase = role.wants
+                if gate.completed % 2 != phase:
+                    waiting.discard(i)
+                    self.span(role.name, "wait", role.since, self.clock, "waits")
+                    heapq.heappush(ready, (self.clock, i))
+        for cell in [*self.held]:
+            self.release(cell)
+        slots = [f"{b.name}[{i}]" for b in self.buffers for i in range(b.slots)]
+        used = {s.row for s in self.spans}
+        busy = [UNIT] if UNIT in used else []
+        return Timeline((*busy, *(r.name for r in self.roles)), tuple(s for s in slots if s in used),
+                        tuple(self.spans), max(ended, self.clock), bool(ready or self.lands))
+
+    def span(self, row: str, kind: str, start: float, end: float, said: str) -> None:
+        if end > start:
+            self.spans.append(Span(row, kind, start, end, said))
+
+    def land(self) -> None:
+        at, _, gate, size, cell, since = heapq.heappop(self.lands)
+        self.clock = max(self.clock, at)
+        self.gates[gate].landed += size
+        self.span(_name(cell), "landing", since, at, f"{size} bytes land in {_name(cell)}")
+        self.held[cell] = at
+        self.settle(gate)
+
+    def release(self, cell: Cell) -> None:
+        """What was in a slot is over: it was in use until it was last read."""
+        if (since := self.held.pop(cell, None)) is not None:
+            until = max(since, self.used.get(cell, self.clock))
+            self.span(_name(cell), "held", since, until, f"{_name(cell)} is in use")
+
+    def settle(self, gate: Gate) -> None:
+        """Complete a phase when all have arrived and all announced bytes have landed."""
+        at = self.gates[gate]
+        if at.arrived >= gate[0].arrivals and at.landed >= at.announced:
+            at.completed += 1
+            at.arrived = at.announced = at.landed = 0
+
+    # -- what a role does: yields a gate to wait at, or nanoseconds to spend ------------------------
+
+    def act(self, role: _Role, run: Evaluator, s: Stmt) -> Iterator[Gate | float]:
+        for at in statements(s):
+            self.played += 1
+            if isinstance(at, For):
+                yield from self.loop(role, run, at)
+            elif isinstance(at, If):
+                branch = at.then if _int(run, at.cond) else at.other
+                yield from self.act(role, run, branch) if branch is not None else ()
+            elif isinstance(at, (Let, Alloc, Update)):
+                _bind(run, at)
+            elif isinstance(at, Fetch):
+                yield self.fetch(run, at)
+            elif isinstance(at, Put):
+                yield self.put(role, run, at)
+            elif isinstance(at, Send):
+                yield self.send(role, run, at)
+            elif isinstance(at, FuncCall):
+                yield from self.call(role, run, at)
+
+    def loop(self, role: _Role, run: Evaluator, s: For) -> Iterator[Gate | float]:
+        stop = s.stop if s.until is None else min(s.stop, _int(run, s.until))
+        for i in range(_int(run, s.start), stop, s.programs if s.kind == "dealt" else 1):
+            run.env[s.var] = np.asarray([i], np.int64)
+            yield from self.act(role, run, s.body)
+
+    def call(self, role: _Role, run: Evaluator, s: FuncCall) -> Iterator[Gate | float]:
+        match s.func.name, s.args:
+            case "wait", (Barrier() as barrier, Expr() as slot, Expr() as phase):
+                gate = (barrier, _int(run, slot))
+                role.wants = (self.gates[gate], _int(run, phase))
+                yield gate
+            case ("expect" | "arrive"), (Barrier() as barrier, Expr() as slot, Expr() as x):
+                gate = (barrier, _int(run, slot))
+                if value := _int(run, x):
+                    self.gates[gate].announced += value if s.func.name == "expect" else 0
+                    self.gates[gate].arrived += 1
+                    self.settle(gate)
+                yield ISSUE_NS
+            case "dot_async", (Var(), Expr() as a, Expr() as b):
+                yield self.multiply(role, run, a, b)
+            case ("dot_wait" | "send_wait"), (Expr() as pending,):
+                under_way = role.products if s.func.name == "dot_wait" else role.sends
+                keep = _int(run, pending)
+                gone, left = under_way[:len(under_way) - keep], under_way[len(under_way) - keep:]
+                under_way[:] = left
+                yield max(0.0, max(gone, default=0.0) - self.clock)
+
+    def fetch(self, run: Evaluator, s: Fetch) -> float:
+        size = s.piece.buffer.box_bytes
+        cell = (s.piece.buffer, _int(run, s.piece.slot))
+        self.release(cell)
+        begin = max(self.clock + self.latency / 2, self.memory_free)
+        self.memory_free = begin + size / self.rates.fetch_gbs
+        gate = (s.barrier, _int(run, s.slot))
+        heapq.heappush(self.lands, (self.memory_free, self.played, gate, size, cell, self.clock))
+        return ISSUE_NS
+
+    def multiply(self, role: _Role, run: Evaluator, a: Expr, b: Expr) -> float:
+        pieces = [p for p in (a, b) if isinstance(p, Piece)]
+        begin = max(self.clock, self.unit_free)
+        self.unit_free = begin + self.product_ns
+        role.products.append(self.unit_free)
+        for p in pieces:
+            self.used[(p.buffer, _int(run, p.slot))] = self.unit_free
+        names = " x ".join(f"{p.buffer.name}[{_int(run, p.slot)}]" for p in pieces)
+        self.span(UNIT, "multiply", begin, self.unit_free, f"{role.name}: {names}")
+        return ISSUE_NS
+
+    def put(self, role: _Role, run: Evaluator, s: Put) -> float:
+        taken = self.piece_bytes(s.piece) / self.rates.shared_gbs
+        cell = (s.piece.buffer, _int(run, s.piece.slot))
+        turned = isinstance(s.value, Piece)
+        self.span(role.name, "transpose" if turned else "store", self.clock, self.clock + taken,
+                  f"writes {_name(cell)}")
+        self.release(cell)
+        self.held[cell] = self.clock + taken
+        if isinstance(s.value, Piece):
+            self.used[(s.value.buffer, _int(run, s.value.slot))] = self.clock + taken
+        return taken
+
+    def send(self, role: _Role, run: Evaluator, s: Send) -> float:
+        taken = self.piece_bytes(s.piece) / self.rates.store_gbs * self.rates.box_store
+        cell = (s.piece.buffer, _int(run, s.piece.slot))
+        role.sends.append(max([self.clock, *role.sends]) + taken)
+        self.used[cell] = role.sends[-1]
+        return ISSUE_NS
+
+    def piece_bytes(self, piece: Piece) -> int:
+        return piece.buffer.box_bytes
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell[0].name}[{cell[1]}]"
+
+
+def _int(run: Evaluator, e: Expr) -> int:
+    return int(np.asarray(run.compute(e)).item())
+
+
+def _bind(run: Evaluator, s: Let | Alloc | Update) -> None:
+    """Bind a counter; what is a tile, or read from memory, has no value here."""
+    if isinstance(s, Alloc) and s.lanes:
+        return
+    value = s.init if isinstance(s, Alloc) else s.value
+    if not value.dtype.is_integer:
+        return
+    try:
+        run.env[s.var] = np.asarray(run.compute(value)).reshape(1)
+    except (Fault, KeyError, ValueError):
+        run.env.pop(s.var, None)

@@ -1,0 +1,62 @@
+"""Splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
+
+A tensor that does not change between calls needs to be copied into another order only once. The copies run
+on request, and the rest of the plan takes their results as additional tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from transconv.ir import Tensor
+from transconv.runtime.operands import torch_type
+from transconv.runtime.plans import Plan, Step
+
+Kind = TypeVar("Kind", bound=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a tensor. ``name`` is what the plan calls it; equal ``key``: equal copies of equal
+    tensors, whichever plan asks for them."""
+
+    name: str
+    key: str
+    tensor: Tensor
+    step: Step
+
+    def make(self, of: Any) -> Any:
+        """The copy of a torch tensor, on its device and current stream; zeros where it has gaps."""
+        made = of.new_zeros(self.tensor.layout.span, dtype=torch_type(self.tensor))
+        self.step.launcher([made if p == self.name else of for p in self.step.params])
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apart(Generic[Kind]):
+    """``rest`` launches what the plan does behind ``copies``, which it takes by their names."""
+
+    copies: tuple[Copy, ...]
+    rest: Kind
+
+
+def apart(plan: Kind, name: str) -> Apart[Kind] | None:
+    """The plan without its copies of one of its tensors; None where it makes none."""
+    found: list[Copy] = []
+    steps: list[Step] = []
+    cleared: Tensor | None = None  # what the first launch clears stays cleared by the first launch
+    for step in plan.steps:
+        if step.does == "pack" and len(step.params) == 2 and name in step.params:
+            made = next(p for p in step.params if p != name)
+            found.append(Copy(made, step.digest, plan.workspaces[made], step))
+            cleared = cleared or step.zero
+        else:
+            steps.append(step)
+    if not found or not steps or (cleared and steps[0].zero):
+        return None
+    if cleared:
+        steps[0] = replace(steps[0], zero=cleared)
+    copied = {c.name for c in found}
+    spaces = {n: t for n, t in plan.workspaces.items() if n not in copied}
+    return Apart(tuple(found), replace(plan, steps=tuple(steps), workspaces=spaces))

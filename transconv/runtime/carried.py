@@ -1,0 +1,221 @@
+"""Beside the compiler. The caches as one file that another machine reads: plans, Triton's machine code of
+them, and which kernels are known to be wrong.
+
+The file is a zip archive: ``manifest.json`` with versions and a digest of every other member, records as
+JSON, and machine code by the folder that Triton keeps it in. The digests find damage, not malice: whoever
+can write to the file decides what runs, as with any library. So it has to belong to the user or to root,
+and nobody else may be able to write to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transconv.backend_triton import compiled
+from transconv.disk_cache import replace_data, why_untrusted
+from transconv.runtime import kept, verdicts
+from transconv.selection import files_digest
+from transconv.target import triton_version
+from transconv.version import __version__
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+RECORDS = {"plans": kept.DRAWER, "compiled": compiled.DRAWER, "verdicts": verdicts.DRAWER}
+LONGEST = 1 << 28  # bytes of one member
+MOST = 1 << 33  # bytes of all
+_NAME = re.compile(r"(records/(plans|compiled|verdicts)/[A-Za-z0-9_.-]{1,120}\.json"
+                   r"|triton/[A-Z2-7]{40,64}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
+GROUP = "__grp__"  # begins Triton's list of the files of a kernel, with their places
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What lies in the caches, or came through a file: plans by chip, compiled kernels, bytes.
+    ``ignored``: what was left out and why, a line each."""
+
+    plans: dict[str, int]
+    kernels: int
+    bytes: int
+    ignored: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        chips = ", ".join(f"{n} plans for {chip}" for chip, n in sorted(self.plans.items())) or "no plans"
+        head = f"{chips}; {self.kernels} compiled kernels, {self.bytes / 1e6:.1f} megabytes"
+        return "\n".join([head, *(f"ignored: {line}" for line in self.ignored)])
+
+
+def versions() -> dict[str, str]:
+    """What a plan and its machine code depend on beside the chip."""
+    return {"transconv": __version__, "files": files_digest(), "triton": triton_version()}
+
+
+def info() -> Carried:
+    """What a file would hold that is packed now."""
+    return _summed(_members())
+
+
+def pack(path: Path) -> Carried:
+    """Write all plans that are of use to this version, and their machine code, into a file. Raises
+    OSError; nothing is half-written."""
+    members = _members()
+    manifest = {"format": FORMAT, **versions(),
+                "members": {name: _digest(data) for name, data in members.items()}}
+    fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
+            for name, data in members.items():
+                archive.writestr(name, data)
+        fresh.chmod(0o644)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return _summed(members)
+
+
+def unpack(path: Path, chip: str = "") -> Carried:
+    """Put what a file holds into the caches of this user, for one ``chip`` or for all. What is of another
+    version is ignored, with one line. Raises OSError, and ValueError for a file that is no packed cache,
+    is damaged, or could be another user's."""
+    if reason := why_foreign(path):
+        raise ValueError(f"{path}: {reason}; nothing is read from it")
+    place = compiled.folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_untrusted(place):
+        raise ValueError(f"{place}: {reason}; nothing is put there")
+    manifest, members = _read(path)
+    here = versions()
+    if other := [f"{n} {manifest.get(n)} (here {v})" for n, v in here.items() if manifest.get(n) != v]:
+        return Carried({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
+    wanted, ignored = _for_chip(members, chip)
+    for name, data in wanted.items():
+        _, kind, rest = name.split("/", 2) if name.startswith("records/") else ("", "", "")
+        if kind:
+            content = json.loads(data)
+            if kind == "verdicts":
+                verdicts.record(rest.removesuffix(".json"), verdicts.WRONG,
+                                reason=str(content.get("reason", "")),
+                                function=str(content.get("function", "")))
+            else:
+                RECORDS[kind].put(rest.removesuffix(".json"), content)
+    for name, data in sorted(wanted.items(), key=lambda m: GROUP in m[0]):  # a list of files comes last
+        if name.startswith("triton/"):
+            _, folder, file = name.split("/")
+            (place / folder).mkdir(mode=0o700, exist_ok=True)
+            replace_data(place / folder / file, _placed(data, place / folder) if GROUP in file else data)
+    return _summed(wanted, ignored)
+
+
+def why_foreign(path: Path) -> str:
+    """Why a file may be another user's work, or empty. Raises OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return "is no plain file"
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & 0o022:
+        return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+# -- what lies in the caches -----------------------------------------------------------------------
+
+
+def _members() -> dict[str, bytes]:
+    """All members of a file but the manifest."""
+    made: dict[str, bytes] = {}
+    here = files_digest()
+    for name, plan in kept.DRAWER.items():
+        if plan.get("files") != here:
+            continue
+        made[f"records/plans/{name}.json"] = _json(plan)
+        for step in plan["steps"]:
+            for aligned in (True, False):
+                key = compiled.name_of(str(step["digest"]), aligned)
+                found = compiled.DRAWER.get(key)
+                if found is not None and compiled.lies_in(found):
+                    made[f"records/compiled/{key}.json"] = _json(found)
+                    made |= dict(_machine_code(str(found["folder"])))
+    for name, verdict in verdicts.DRAWER.items():
+        if verdict.get("verdict") == verdicts.WRONG:  # what is right, each machine finds out
+            made[f"records/verdicts/{name}.json"] = _json(verdict)
+    return made
+
+
+def _machine_code(folder: str) -> Iterator[tuple[str, bytes]]:
+    for path in sorted((compiled.folder() / folder).iterdir()):
+        if path.is_file() and _NAME.fullmatch(f"triton/{folder}/{path.name}"):
+            yield f"triton/{folder}/{path.name}", path.read_bytes()
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> Carried:
+    plans = Counter(str(json.loads(d).get("target")) for n, d in members.items()
+                    if n.startswith("records/plans/"))
+    return Carried(dict(plans), sum(n.startswith("records/compiled/") for n in members),
+                   sum(map(len, members.values())), ignored)
+
+
+# -- what lies in a file ---------------------------------------------------------------------------
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest and the members that it names. Raises ValueError unless all are whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = {i.filename: i for i in archive.infolist()}
+            if sum(i.file_size for i in infos.values()) > MOST or any(
+                    i.file_size > LONGEST for i in infos.values()):
+                raise ValueError(f"{path}: has more than {MOST} bytes, or a member of more than {LONGEST}")
+            manifest = json.loads(archive.read(MANIFEST))
+            told = manifest["members"]
+            if manifest["format"] != FORMAT or set(infos) != {MANIFEST, *told}:
+                raise ValueError(f"{path}: its members are not those of its manifest")
+            if odd := [n for n in told if not _NAME.fullmatch(n)]:
+                raise ValueError(f"{path}: {odd[0]!r} is no name of a member")
+            members = {n: archive.read(n) for n in told}
+    except (zipfile.BadZipFile, KeyError, TypeError, RecursionError, UnicodeDecodeError,
+            NotImplementedError, EOFError) as error:
+        raise ValueError(f"{path}: this is no packed cache, or it is damaged ({error})") from error
+    if wrong := [n for n, data in members.items() if _digest(data) != told[n]]:
+        raise ValueError(f"{path}: {wrong[0]} was changed or is damaged; nothing is read from it")
+    return manifest, members
+
+
+def _for_chip(members: dict[str, bytes], chip: str) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """The members that plans of a chip need, and what is left out."""
+    if not chip:
+        return members, ()
+    plans = {n: json.loads(d) for n, d in members.items() if n.startswith("records/plans/")}
+    mine = {n: p for n, p in plans.items() if p.get("target") == chip}
+    keys = {compiled.name_of(s["digest"], a) for p in mine.values() for s in p["steps"]
+            for a in (True, False)}
+    records = {n for n in members if n.startswith("records/compiled/") and Path(n).stem in keys}
+    folders = {json.loads(members[n])["folder"] for n in records}
+    wanted = {n: d for n, d in members.items() if n in mine or n in records
+              or n.startswith("records/verdicts/") or n.split("/")[1] in folders}
+    others = len(plans) - len(mine)
+    return wanted, (f"{others} plans for other chips than {chip}",) if others else ()
+
+
+def _placed(data: bytes, folder: Path) -> bytes:
+    """Triton's list of a kernel's files, with their places on this machine."""
+    names = json.loads(data)["child_paths"]
+    return json.dumps({"child_paths": {n: str(folder / Path(n).name) for n in names}}).encode()

@@ -1,0 +1,120 @@
+"""Beside the compiler. Plans that another process made: texts and launches, by the question they answer.
+
+To choose schedules and to run the passes takes most of a start. A record holds what a launch needs, so
+that neither is done twice; what a kernel was made from is made again only for those who ask. A record
+stands under a digest of all that a plan depends on, this package's own files included. Its texts are
+executed: like Triton's machine code they are only as safe as the folder that they lie in, and nothing
+is read from a folder that others can write to (``disk_cache``).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from transconv import knobs
+from transconv.backend_triton import Launcher, SizedLauncher, write
+from transconv.compute import Workload
+from transconv.disk_cache import Content, Drawer
+from transconv.ir import DTYPES, Layout, LayoutBlock, Tensor
+from transconv.passes import STAGES, running, stages
+from transconv.runtime import verdicts
+from transconv.runtime.plans import Lowered, Plan, Step
+from transconv.runtime.steps import digest_of
+from transconv.schedule import Schedule, registered_words
+from transconv.selection import files_digest, stamp
+from transconv.target import Target, triton_version
+
+SCHEMA = 1
+DRAWER = Drawer("plans", SCHEMA, longest=1 << 22)
+Made = TypeVar("Made", bound=Plan)
+Again = Callable[[], Plan]  # makes the plan from its question
+
+
+def key(workload: Workload, target: Target, deterministic: bool) -> str:
+    """The name of a record; empty where none is read or kept: the user asks for a schedule or wants to
+    see or check the passes, or has registered what other processes do not know."""
+    if (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2 or registered_words()
+            or len(stages()) != len(STAGES)):
+        return ""
+    told = (SCHEMA, triton_version(), deterministic, sorted(running().items()),
+            type(workload).__name__, str(workload), workload.direction, workload.behind, workload.math,
+            [str(t) for t in workload.tensors], stamp(workload, target))
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+
+def keep(plan: Plan) -> None:
+    """Keep a plan for other processes, but for kernels whose sizes are arguments."""
+    name = key(plan.workload, plan.target, plan.deterministic)
+    if name and not plan.fixed and not any(isinstance(s.launcher, SizedLauncher) for s in plan.steps):
+        DRAWER.put(name, {
+            "files": files_digest(), "target": plan.target.name,
+            "problem": plan.workload.text, "direction": plan.workload.direction, "why": plan.why,
+            "schedule": str(plan.schedule), "rejected": plan.rejected,
+            "workspaces": [_told(t) for t in plan.workspaces.values()],
+            "steps": [_step(s) for s in plan.steps]})
+
+
+def find(workload: Workload, target: Target, deterministic: bool, kind: type[Made],
+         again: Again) -> Made | None:
+    """The plan of a record; None where there is none, or none that makes sense, or one of whose kernels
+    is known to be wrong."""
+    name = key(workload, target, deterministic)
+    content = DRAWER.get(name) if name else None
+    if content is None:
+        return None
+    made = functools.cache(again)
+    try:
+        steps = tuple(_read(s, target, made, at) for at, s in enumerate(content["steps"]))
+        spaces = [_tensor(t) for t in content["workspaces"]]
+        plan = kind(workload, target, Schedule.parse(content["schedule"]), steps,
+                    {t.name: t for t in spaces}, rejected=int(content["rejected"]),
+                    why=str(content["why"]), deterministic=deterministic)
+    except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
+        return None
+    return None if any(verdicts.is_wrong(s.digest) for s in plan.steps) else plan
+
+
+def _step(step: Step) -> Content:
+    run = step.launcher
+    return {"does": step.does, "schedule": str(step.schedule), "source": step.source,
+            "function": run.function, "grid": run.grid, "warps": run.warps, "stages": run.stages,
+            "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
+            "early": run.early, "params": list(step.params), "types": list(run.types),
+            "digest": step.digest, "zero": None if step.zero is None else _told(step.zero)}
+
+
+def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
+    schedule, source, function = Schedule.parse(kept["schedule"]), str(kept["source"]), kept["function"]
+    if kept["digest"] != digest_of(source, schedule, target):
+        raise ValueError(f"{function}: the text is another")
+    boxes = tuple(b and (_tensor(b[0]), tuple(b[1])) for b in kept["boxes"])
+    path = write(source, function)
+    run = Launcher(source, function, path, kept["grid"], kept["warps"], kept["stages"], boxes,
+                   kept["explicit"], kept["early"], tuple(kept["types"]), kept["digest"])
+
+    def lowered() -> Lowered:
+        step = again().steps[at]
+        return Lowered(step.compute, step.kernel)
+
+    zero = None if kept["zero"] is None else _tensor(kept["zero"])
+    return Step(str(kept["does"]), schedule, lowered, source, path, run, tuple(kept["params"]),
+                kept["digest"], zero)
+
+
+def _told(tensor: Tensor) -> Content:
+    lay = tensor.layout
+    return {"name": tensor.name, "dims": list(tensor.dims), "shape": list(tensor.shape),
+            "dtype": lay.dtype.name, "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
+            "offset": lay.offset, "near": tensor.near and tensor.near.name,
+            "copy_of": tensor.copy_of, "parts_of": tensor.parts_of, "planes": tensor.planes}
+
+
+def _tensor(kept: dict[str, Any]) -> Tensor:
+    blocks = tuple(LayoutBlock(*b) for b in kept["blocks"])
+    layout = Layout(DTYPES[kept["dtype"]], len(kept["dims"]), blocks, kept["offset"])
+    near = kept["near"] and DTYPES[kept["near"]]
+    return Tensor(kept["name"], tuple(kept["dims"]), tuple(kept["shape"]), layout, near,
+                  kept["copy_of"], kept["parts_of"], kept["planes"])

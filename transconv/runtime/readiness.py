@@ -1,0 +1,220 @@
+"""Beside the compiler. Plans whose kernels are there, and processes that make the others meanwhile.
+
+    now          a plan is made and compiled by whoever asks for it
+    background   a question whose kernels are not there is refused, "compiling", while a process makes
+                 them; asked again when they are there, it gets its plan
+    never        such a question is refused, "compile:never"
+
+A process leaves the plan (``kept.py``) and the machine code (Triton's cache) on disk, where whoever asks
+again finds them. What fails is remembered with its reason. Where the same bits are asked for at every
+run, ``background`` is ``now``: a result must not change in the middle of a program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from transconv.backend_triton import BACKENDS, Compilers
+from transconv.compute import Workload
+from transconv.errors import Unsupported
+from transconv.runtime import compiler, kept
+from transconv.runtime.plans import Plan
+from transconv.schedule import Schedule
+from transconv.target import Target
+
+COMPILING = "compiling"
+"""Why a call is torch's while its kernel is compiled."""
+NEVER = "compile:never"
+"""Why a call is torch's where nothing is to be compiled."""
+MODULE = "transconv.runtime.readiness_child"
+WORKERS = 2  # processes that compile beside a running program
+ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
+               "OMP_NUM_THREADS": "1"}  # a compiling process leaves the GPU alone
+log = logging.getLogger("transconv.ready")
+Made = TypeVar("Made", bound=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A plan that is asked for, and how its tensors are aligned."""
+
+    workload: Workload
+    target: Target
+    deterministic: bool = False
+    aligned: bool = True
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """What a compiling process is told."""
+        w, t = self.workload, self.target
+        return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
+                "behind": w.behind, "target": t.name, "features": sorted(t.features),
+                "counts": {n: getattr(t, n) for n in ("sms", "l2_bytes", "bandwidth_gbs", "tflops")},
+                "deterministic": self.deterministic, "aligned": self.aligned}
+
+    def __str__(self) -> str:
+        return f"{self.workload.title} for {self.target}"
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question that was handed to a process: done yet, and why it failed."""
+
+    done: bool = False
+    reason: str = ""
+    told: bool = False
+
+
+_lock = threading.Lock()
+_asked: dict[Question, _Asked] = {}
+_collected: dict[Question, None] | None = None
+_pool: Compilers | None = None
+
+
+def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made], aligned: bool, mode: str) -> Made:
+    """The plan of a question, as the mode has it. Raises as ``build``; Unsupported where the kernels are
+    not there, or could not be compiled."""
+    question = Question(workload, target, deterministic, aligned)
+    if _collected is not None and schedule is None:
+        _collected[question] = None
+        raise Unsupported(COMPILING, "the call is only looked at")
+    if mode == "background" and deterministic:
+        mode = "now"
+    if mode == "now" or schedule is not None or not compiles(target):
+        return compiler.plan(workload, target, schedule, deterministic, kind)
+    asked = _asked.get(question)
+    if asked is not None and not asked.done:
+        raise Unsupported(COMPILING, "a process compiles it")
+    found = _there(question, kind)
+    if found is not None:
+        return found
+    if mode == "never":
+        raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
+    return _begin(question, kind)
+
+
+def state(question: Question) -> str:
+    """Why no kernel answers a question at this moment: ``compiling``, or why it could not be compiled;
+    empty where nobody has asked, or where its kernels are there."""
+    asked = _asked.get(question)
+    return "" if asked is None else asked.reason if asked.done else COMPILING
+
+
+def is_ready(question: Question) -> bool:
+    """Whether the kernels of a question are there."""
+    return not compiles(question.target) or _there(question, Plan) is not None
+
+
+def compiles(target: Target) -> bool:
+    """Whether kernels for a target are compiled at all: those of the interpreter are not."""
+    return target.backend in BACKENDS
+
+
+def again(questions: Iterable[Question]) -> None:
+    """Look anew at questions: their kernels may be there now."""
+    with _lock:
+        for question in questions:
+            if question in _asked and _asked[question].done:
+                del _asked[question]
+
+
+@contextmanager
+def collecting() -> Iterator[dict[Question, None]]:
+    """Inside, in all threads, questions are noted and refused. RuntimeError inside another one."""
+    global _collected
+    with _lock:
+        if _collected is not None:
+            raise RuntimeError("the calls of another model are being recorded; expected one at a time")
+        _collected = {}
+    try:
+        yield _collected
+    finally:
+        _collected = None
+
+
+def _there(question: Question, kind: type[Made]) -> Made | None:
+    """The plan, if each of its kernels is compiled."""
+    told = (question.workload, question.target, None, question.deterministic, kind)
+    if kept.key(question.workload, question.target, question.deterministic):
+        found = compiler.known(*told)
+    else:  # nothing is kept: the text is made here
+        found = compiler.plan(*told)
+    if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
+        return None
+    return found
+
+
+def _begin(question: Question, kind: type[Made]) -> Made:
+    """Hand a question to a process, once."""
+    with _lock:
+        asked = _asked.get(question)
+        if asked is None:
+            asked = _asked[question] = _Asked()
+            log.info("compiling in the background: %s", question)
+            _compilers().submit(question.job, lambda answer: _answered(question, answer))
+    if not asked.done:
+        raise Unsupported(COMPILING, "a process compiles it")
+    if asked.reason:
+        raise Unsupported("compile:failed", asked.reason)
+    if not asked.told:
+        asked.told = True
+        log.warning("%s: what was compiled in the background is not found on disk; it is compiled here",
+                    question)
+    return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
+
+
+def _answered(question: Question, answer: dict[str, Any]) -> None:
+    asked = _asked.get(question)
+    if asked is None:
+        return
+    compiler.adopt(answer)
+    asked.reason = str(answer.get("reason", ""))
+    if asked.reason:
+        log.warning("not compiled: %s: %s", question, asked.reason)
+    else:
+        log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
+    asked.done = True
+
+
+def _compilers() -> Compilers:
+    global _pool
+    if _pool is None:
+        _pool = Compilers(MODULE, ENVIRONMENT, WORKERS)
+    return _pool
+
+
+def close() -> None:
+    """End the processes; what they were at is begun anew when it is next asked for."""
+    global _pool
+    with _lock:
+        pool, _pool = _pool, None
+        for question in [q for q, a in _asked.items() if not a.done]:
+            del _asked[question]
+    if pool is not None:
+        pool.close()
+
+
+def forget() -> None:
+    """Forget what was asked, and what failed."""
+    close()
+    _asked.clear()
+
+
+def _forked() -> None:
+    """The processes are those of the parent."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+    _asked.clear()
+
+
+atexit.register(close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,74 @@
+"""The child of readiness.py: ``python -m transconv.runtime.readiness_child`` reads a question as a line
+of JSON, makes its plan, has Triton compile the kernels into its cache, and says what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, Any
+
+from transconv.backend_triton import Miscompiled, pretend, serve
+from transconv.errors import Unsupported
+from transconv.runtime import compiler, verdicts
+from transconv.runtime.plans import Plan, Step
+from transconv.selection import workload_of
+from transconv.target import Target
+
+NICE = 5  # the program that waits for nothing goes first
+
+
+def main() -> None:
+    """Answer questions until nobody asks."""
+    with suppress(OSError):
+        os.nice(NICE)
+    serve(answer)
+
+
+def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
+    """Make and compile the plan of a question. ``wrong``: kernels that compilers failed at, whose place
+    the next best took. Raises Unsupported where no kernel is left, and as ``build``."""
+    started = time.perf_counter()
+    importlib.import_module(job["front"])  # a front end says how its texts are read
+    workload = workload_of(job["problem"], job["direction"], job["behind"])
+    if workload is None:
+        raise ValueError(f"{job['problem']} cannot be read back")
+    target = replace(Target.parse(job["target"]), features=frozenset(job["features"]), **job["counts"])
+    pretend(target.backend, target.arch, target.warp_size)
+    plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
+    wrong: list[dict[str, Any]] = []
+    for _ in range(compiler.MOST_REJECTED):
+        found = _compile(plan, job["aligned"])
+        if found is None:
+            return {"kernels": len(plan.steps), "wrong": wrong, "schedule": str(plan.schedule),
+                    "seconds": round(time.perf_counter() - started, 3)}
+        wrong.append(found)
+        compiler.adopt({"wrong": [found]})
+        plan = compiler.replan(plan)
+    raise Unsupported("miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: "
+                      f"{wrong[-1]['reason']}")
+
+
+def _compile(plan: Plan, aligned: bool) -> dict[str, Any] | None:
+    """Compile each kernel; what is wrong with the first that fails."""
+    for step in plan.steps:
+        try:
+            step.launcher.compile(aligned)
+        except Miscompiled as error:
+            return _wrong(step, aligned, error.why, True)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "triton":
+                raise
+            return _wrong(step, aligned, f"{type(error).__name__}: {error}", False)
+    return None
+
+
+def _wrong(step: Step, aligned: bool, reason: str, keep: bool) -> dict[str, Any]:
+    return {"kernel": verdicts.variant(step.digest, aligned), "function": step.launcher.function,
+            "reason": reason[:1000], "schedule": str(step.schedule), "keep": keep}
+
+
+if __name__ == "__main__":
+    main()

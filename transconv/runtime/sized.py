@@ -1,0 +1,31 @@
+"""The sizes of a call, where they are arguments of kernels: read from its tensors, and held against what
+the kernels require before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transconv.errors import TensorError
+from transconv.ir import Sizes, Tensor, Var
+
+
+def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, Any],
+                  about: str) -> dict[str, int]:
+    """Each size by name, as the first tensor that has it as a dimension says. Raises TensorError, one
+    line, for sizes that do not meet the requirements, and for one that no tensor tells."""
+    found: dict[str, int] = {}
+    for tensor in wanted:
+        given = tensors.get(tensor.name)
+        shape = tuple(getattr(given, "shape", ()))
+        if not tensor.extents or len(shape) != len(tensor.extents):
+            continue
+        for extent, size in zip(tensor.extents, shape, strict=True):
+            if isinstance(extent, Var):
+                found.setdefault(extent.name, int(size))
+    if missing := [n for n in named.names if n not in found]:
+        raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size does; "
+                          f"the plan is for {about}")
+    if reason := named.why_not(found):
+        raise TensorError(f"{reason}; the plan requires {named}, and is for {about}")
+    return found

@@ -1,0 +1,177 @@
+"""A plan as plain data: the tensors, the scratch memory and the launches that files are written from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from transconv.backend_triton import is_explicit
+from transconv.compute import Alone
+from transconv.conv import Compiled
+from transconv.errors import Unsupported
+from transconv.ir import DType, Layout, Tensor
+from transconv.runtime import Plan, Step
+from transconv.schedule import is_copy
+from transconv.target import Target
+
+MAX_NAME = 64  # characters, as kernels' names have
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a launcher takes, makes or holds as scratch memory. ``strides``: none where only the
+    layout says where elements lie (blocks): such a tensor is handed over as memory, in one dimension."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: Layout
+    strides: tuple[int, ...] | None
+    stored: bool = False
+
+    @staticmethod
+    def of(tensor: Tensor, stored: bool = False) -> Operand:
+        strides = None if tensor.layout.offset else tensor.layout.strides()
+        return Operand(tensor.name, tensor.dims, tensor.shape, tensor.layout, strides, stored)
+
+    @property
+    def dtype(self) -> DType:
+        return self.layout.dtype
+
+    @property
+    def span(self) -> int:
+        """The elements of memory that it takes."""
+        return self.layout.span
+
+    @property
+    def held(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides as they are handed over."""
+        return (self.shape, self.strides) if self.strides is not None else ((self.span,), (1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """How a launch sees a tensor that the copy engine moves: sizes, strides in elements, and the extents
+    of one box. ``near``: float32 is rounded to the nearest tf32 on its way."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+    near: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a kernel: the address of a tensor, or a descriptor of it."""
+
+    tensor: str
+    dtype: DType
+    box: Box | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel and how it is started. ``zero``: the tensor that is cleared before; ``early``: it may be
+    made ready while the launch before it ends."""
+
+    kernel: str
+    source: str
+    arguments: tuple[Argument, ...]
+    programs: int
+    step: Step
+    explicit: bool
+    early: bool
+    zero: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """All that is known of a plan without transconv. ``about``: what stands above it, line by line;
+    ``padding``: boxes of the result's blocks that hold no element and are cleared behind the launches."""
+
+    name: str
+    title: str
+    about: tuple[str, ...]
+    target: Target
+    tensors: tuple[Operand, ...]
+    scratch: tuple[Operand, ...]
+    launches: tuple[Launch, ...]
+    plan: Plan
+    padding: tuple[tuple[slice, ...], ...] = ()
+
+    @property
+    def read(self) -> tuple[Operand, ...]:
+        return tuple(t for t in self.tensors if not t.stored)
+
+    @property
+    def stored(self) -> tuple[Operand, ...]:
+        return tuple(t for t in self.tensors if t.stored)
+
+    @property
+    def boxed(self) -> tuple[str, ...]:
+        """The tensors whose addresses have to be multiples of 16 bytes."""
+        return tuple(dict.fromkeys(a.tensor for x in self.launches for a in x.arguments if a.box))
+
+    def operand(self, name: str) -> Operand:
+        return next(t for t in (*self.tensors, *self.scratch) if t.name == name)
+
+
+def packaged(plan: Plan) -> Package:
+    """The package of a plan. Raises Unsupported for a plan without launches: it has nothing to take
+    away."""
+    if not plan.steps:
+        raise Unsupported("export:empty", f"{plan.workload.title}: the result has no elements, so that "
+                          "there is no kernel to export")
+    workload = plan.workload
+    written = {w.view.tensor.name for c in workload.computations for w in c.writes}
+    tensors = tuple(Operand.of(t, t.name in written) for t in workload.tensors)
+    return Package(
+        _name(plan), workload.title, _about(plan), plan.target, tensors,
+        tuple(Operand.of(t) for t in plan.workspaces.values()), tuple(map(_launch, plan.steps)), plan,
+        tuple(plan.padding) if isinstance(plan, Compiled) else ())
+
+
+def _launch(step: Step) -> Launch:
+    boxes = step.launcher.boxes or (None,) * len(step.params)
+    arguments = tuple(Argument(t.name, t.dtype, None if b is None else _box(*b))
+                      for t, b in zip(step.kernel.params, boxes, strict=True))
+    return Launch(step.kernel.name, step.source, arguments, step.launcher.grid, step,
+                  is_explicit(step.kernel), step.launcher.early,
+                  step.zero.name if step.zero is not None else "")
+
+
+def _box(seen: Tensor, extents: tuple[int, ...]) -> Box:
+    strides = seen.layout.strides()
+    assert strides is not None
+    return Box(seen.shape, strides, extents, seen.near is not None)
+
+
+def _name(plan: Plan) -> str:
+    """``conv_fwd_sizes_1f3a90bc``: what it computes, and a digest of its kernels and chip."""
+    workload = plan.workload
+    rest = f"{workload.title} {workload} {plan.target.name} {[s.kernel.name for s in plan.steps]}"
+    digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
+    what = workload.direction or next(
+        (c.name for c in [getattr(workload, "compute", None)] if c is not None), "kernel")
+    stem = f"{workload.prefix}{what}"
+    shape = re.sub(r"\W", "", workload.shape_text, flags=re.ASCII)
+    return f"{stem}_{shape[:max(0, MAX_NAME - len(stem) - 10)]}_{digest}"
+
+
+def _about(plan: Plan) -> tuple[str, ...]:
+    """Which schedule each kernel has, and what the workload is, for people."""
+    workload = plan.workload
+    said = list(str(workload.compute).splitlines()) if isinstance(workload, Alone) else []
+    for step in plan.steps:
+        what = "copies" if is_copy(step.compute) else "computes"
+        said.append(f"{step.compute.name} {what}: {step.schedule}")
+    return tuple(said)
+
+
+def described(package: Package) -> dict[str, Any]:
+    """The tensors for an index: what a caller hands over and gets."""
+    return {t.name: {"dtype": t.dtype.torch, "shape": list(t.shape),
+                     "strides": None if t.strides is None else list(t.strides),
+                     "layout": str(t.layout), "stored": t.stored} for t in package.tensors}

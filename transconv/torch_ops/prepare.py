@@ -1,0 +1,87 @@
+"""Torch border: the kernels of a model, compiled before it is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from transconv.runtime import Prepared, collecting
+from transconv.runtime import prepare as compiled
+from transconv.torch_ops import routes, stats
+from transconv.torch_ops.convert import use
+
+Tensor = torch.Tensor
+
+
+def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]] | None = None,
+            backward: bool | None = None, workers: int | None = None,
+            progress: bool = True) -> Prepared:
+    """Compile all kernels that a model will ask for, in processes of their own, and wait for them.
+
+    The model runs once on ``inputs``, and once for each of ``sizes``: as many numbers as the last dims of
+    the first input that they take the place of, such as ``(512, 640)``. torch computes meanwhile, and
+    buffers, gradients and random numbers stay as they were. Its convolutions, fused modules and functions
+    of transconv are noted, torch's own convolutions too, and those of ``backward`` (default: where a
+    parameter asks for a gradient). ``workers``: processes (default: one for each core); ``progress``: a
+    bar on standard error. Model and inputs have to be where they will run.
+
+    The next call of each finds its kernel; in other processes too, while the caches last. Its first
+    result is checked as ever. Raises what the model raises, ValueError for sizes that do not fit.
+    """
+    from tqdm import tqdm
+
+    if backward is None:
+        backward = any(p.requires_grad for p in model.parameters())
+    runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]
+    routes.forget()  # their calls are counted, and each is decided anew
+    with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
+        for given in runs:
+            _run(model, given, backward)
+        routes.forget()
+        left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
+    with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
+        return compiled(questions, workers or os.cpu_count() or 1, bar.update, left)
+
+
+def _sized(inputs: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:
+    """The inputs, the first of another size."""
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor) or not 0 < len(size) <= first.dim() or not all(
+            type(n) is int and n > 0 for n in size):
+        raise ValueError(f"sizes: {tuple(size)} is no size of the last dims of the first input")
+    shape = (*first.shape[: first.dim() - len(size)], *size)
+    made = torch.zeros(shape, dtype=first.dtype, device=first.device)
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        if first.dim() == (4 if layout is torch.channels_last else 5) and first.is_contiguous(
+                memory_format=layout) and not first.is_contiguous():
+            made = made.contiguous(memory_format=layout)
+    return (made.requires_grad_(first.requires_grad), *inputs[1:])
+
+
+def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
+    with torch.set_grad_enabled(backward):
+        made = [t for t in _pytree.tree_leaves(model(*given))
+                if isinstance(t, Tensor) and t.requires_grad]
+        of = [t for t in (*model.parameters(), *_pytree.tree_leaves(list(given)))
+              if isinstance(t, Tensor) and t.requires_grad]
+        if backward and made and of:
+            torch.autograd.grad(made, of, [torch.ones_like(t) for t in made], allow_unused=True)
+
+
+@contextmanager
+def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
+    """Leaves buffers and random numbers as they were."""
+    before = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
+    try:
+        with torch.random.fork_rng(sorted(d for d in devices if d is not None)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in before:
+                buffer.copy_(old)
