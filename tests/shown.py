@@ -19,6 +19,7 @@ Rules, separated by ``;`` and with a line of dots between what they leave:
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -69,6 +70,7 @@ def anew(block: Block, page: str) -> str:
         head + cut(source(head, page), block.rule) for head in heads))
 
 
+@functools.cache  # several blocks show parts of one kernel
 def source(head: str, page: str) -> str:
     """All that the head of a block stands for."""
     if head.startswith("# "):

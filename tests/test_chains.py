@@ -71,7 +71,7 @@ def test_no_tuned_row_is_too_long() -> None:
     """So the limit changes no choice that was measured."""
     chains = []
     store.forget()
-    for row in (r for rows in store._of_file("").values() for r in rows):
+    for row in (r for rows in store._of_file("", "").values() for r in rows):
         compute = computes(ConvProblem.parse(row.problem), Prop(row.prop))[0]
         chains.append(chain(Schedule.parse(row.schedule), compute))
     assert LONGEST / 4 < max(chains) <= LONGEST

@@ -125,8 +125,8 @@ def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> 
 
 @pytest.mark.parametrize(("name", "content", "verbs", "message"), [
     ("empty.txt", b"# nothing\n", "run", "empty.txt has no problem"),
-    ("empty.txt", b"# nothing\n", "demo --network", "empty.txt has no problem"),
-    ("empty.txt", b"# nothing\n", "fuzz --interpreter --file", "empty.txt has no trial"),
+    ("empty.txt", b"# nothing\n", "demo --network", "empty.txt contains no problem"),
+    ("empty.txt", b"# nothing\n", "fuzz --interpreter --file", "empty.txt contains no trial"),
     ("empty.txt", b"", "tune", "none of 0 layers is selected"),
     ("list.txt", b"mb1ic8ih6oc8oh6kh3ph1\n", "show", "is a file; show takes one problem"),
     ("bin.txt", b"\xff\xfe\0", "run", "bin.txt: this is no text; expected a benchdnn batch file"),
@@ -251,3 +251,43 @@ def test_demo_of_a_small_network(capsys: Output, tmp_path: Path) -> None:
     assert "PASSED: 6 of 6 kernels of tiny are right" in page
     assert "always true: (qh*2 + 2 - th*2) % 2 == 0" in page
     assert "---- lanewise: " in page and "HGMMA:" in page and "v_mfma:" in page
+
+
+def test_a_sum_over_no_images_has_a_page(capsys: Output) -> None:
+    """A weight gradient of an empty batch is zero, which a kernel stores."""
+    page = printed(capsys, "show", "mb0ic8ih8oc8oh8kh3ph1", "--prop", "bwd_w", "--target", "sm_90")
+    assert "schedule   " in page and "def conv_bwd_w" in page
+
+
+def test_one_step_is_one(capsys: Output) -> None:
+    page = printed(capsys, "show", "mb64ic64ih1oc64oh1kh1", "dt=f16", "--target", "sm_90", "--schedule",
+                   "mb:64 oc:64 ic:64 | mma", "--stage", "schedule")
+    text = " ".join(page.split())
+    assert "1 tile on 132 multiprocessors is" in text and "; 1 step of 64x64x64;" in text
+
+
+def test_explicit_kernels_are_refused_for_the_interpreter(capsys: Output) -> None:
+    explicit = "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box via=gluon stages=2"
+    words = ["show", "mb2ic16ih8oc16oh8kh3ph1", "dt=f16", "tag=nhwc", "--epilogue", "bias", "--target",
+             "interpreter", "--schedule", explicit]
+    assert main(words) == 2
+    assert "via=gluon: Triton's interpreter cannot run Gluon" in capsys.readouterr().err
+
+
+def test_diff_of_a_text_shows_what_each_pass_changed(capsys: Output) -> None:
+    text = "compute scale\naxes n=64\nread x = X[n]\nstore Y[n] = x*2"
+    page = printed(capsys, "show", text, "--target", "sm_90", "--schedule", "n:32 | fma", "--diff")
+    assert [p.name for p in passes() if f"---- {p.name}: scale " not in page] == []
+    assert "(unchanged)" in page and re.search(r"^\+.*tile:$", page, re.MULTILINE)
+    assert "@triton.jit" in page
+
+
+def test_pages_of_the_matrix_come_from_the_record_at_once(capsys: Output, tmp_path: Path) -> None:
+    """Nothing is compiled; a second page lies beside the first, so that it must be a file of its own."""
+    began = time.perf_counter()
+    printed(capsys, "matrix", "--page", str(tmp_path / "targets.md"))
+    assert time.perf_counter() - began < 30
+    assert {p.name for p in tmp_path.iterdir()} == {"targets.md", "targets_kernels.md"}
+    with pytest.raises(SystemExit) as left:
+        main(["matrix", "--page", "/dev/stdout"])
+    assert left.value.code == 2 and "is no Markdown file" in capsys.readouterr().err

@@ -313,10 +313,10 @@ def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
 @pytest.mark.parametrize(("prop", "dtype", "schedule", "reason"), [
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=b", "only a persistent explicit kernel"),
     (FWD, "f16", "oh:8 ow:8 oc:32 ic:16 | a=box b=box programs=2 keep=b", "only a persistent explicit"),
-    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "parts of a sum"),
+    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "part of a split sum"),
     (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=a programs=2", "multiply 5 different pieces"),
     (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
-    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "operands are transposed"),
+    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "transposes operands"),
 ])
 def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str) -> None:
     (compute,) = computes(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
@@ -325,13 +325,13 @@ def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str)
 
 
 @pytest.mark.parametrize(("words", "reason"), [
-    ("teams=2 via=tl", "only in an explicit kernel"),
+    ("teams=2 via=tl", "only kernels with via=gluon"),
     (f"{ROLE} teams=3 programs=3", "by one team, or by two in turns"),
-    (f"{TEAMS} programs=3 warps=8", "one group of 4 warps"),
+    (f"{TEAMS} programs=3 warps=8", "warp group has 4 warps"),
     (f"{TEAMS}", "fewer than the 10 tiles"),
     (f"{TEAMS} programs=10", "fewer than the 10 tiles"),
     (f"{TEAMS} programs=3 split_k=4", "sums of different lengths"),
-    (f"{STREAM} teams=2 programs=3", "no turns to take"),
+    (f"{STREAM} teams=2 programs=3", "too few to alternate"),
 ])
 def test_why_teams_cannot_take_turns(words: str, reason: str) -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")

@@ -74,11 +74,11 @@ def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
 
 
 def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
-    _found, _flags, _aligned = routes.backward_routes(PARAMS, grad, x, w, (True, True, False))
+    _found, _flags, _aligned = routes.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
 
 
 def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
-    fused_route.find(REQUEST, (x, w, b, res), "relu")
+    fused_route.find(REQUEST, (x, w, b, res), "relu", "now")
 
 
 REQUEST: Any = request(*NUMBERS)
@@ -120,13 +120,13 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
         routes.find(routes.forward_key(req, x, w, None)[0])
         routes.find(routes.forward_key(req, x, w, w)[0])
         for activation in ("", "relu"):
-            fused_route.find(req, (x, w, None, None), activation)
-        fused_route.find(req, (x, w, x, None), "")
-        fused_route.find(req, (x, w, None, x), "")
+            fused_route.find(req, (x, w, None, None), activation, "now")
+        fused_route.find(req, (x, w, x, None), "", "now")
+        fused_route.find(req, (x, w, None, x), "", "now")
     for mask in ((True, True, False), (True, False, False), (False, True, False), (True, True, True)):
-        routes.backward_routes(PARAMS, x, x, w, mask)
+        routes.backward_routes(PARAMS, x, x, w, mask, "now")
     other = (2, 2)
-    routes.backward_routes(other, x, x, w, (True, True, False))
+    routes.backward_routes(other, x, x, w, (True, True, False), "now")
     assert len(set(asked)) == len(asked) == 17
 
 
@@ -155,6 +155,8 @@ class Other(Kind):
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(planning, "_plans", {})
+    monkeypatch.setattr(planning.kept, "find", lambda *given: None)
+    monkeypatch.setattr(planning.kept, "keep", lambda plan: None)
     monkeypatch.setattr(planning, "build", lambda *given: made.append(given) or Kind())
     base = {"workload": FWD, "target": SM90, "schedule": None, "deterministic": False, "kind": Kind}
     changes = [{}, {"workload": replace(FWD, prop=Prop.BWD_D)}, {"target": TARGETS["sm_80"]},
@@ -175,6 +177,8 @@ def test_the_same_kernels_do_for_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
     made = Kind()
     made.steps = ()
     monkeypatch.setattr(planning, "_plans", {})
+    monkeypatch.setattr(planning.kept, "find", lambda *given: None)
+    monkeypatch.setattr(planning.kept, "keep", lambda plan: None)
     monkeypatch.setattr(planning, "build", lambda *given: made)
     assert runtime.plan(FWD, SM90, None, False, Kind) is made  # type: ignore[type-var]
     monkeypatch.setattr(planning, "build", None)
@@ -213,7 +217,7 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [listing._key(*words) for words in given]
     twin = FWD.innermost()
     assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
-    for name, value in (("__version__", "another"), ("_files", lambda: [("cost.py", 1, 1)])):
+    for name, value in (("__version__", "another"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:
             patch.setattr(listing, name, value)
             keys.append(listing._key(*given[0]))

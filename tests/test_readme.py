@@ -1,6 +1,8 @@
-"""Every example of the README does what it says: commands and Python blocks are executed.
+"""README.md as a reader uses it: commands and programs are executed as they stand, what it shows is made
+anew and compared (``pytest tests/test_readme.py --update-golden`` rewrites it), its links lead somewhere.
 
-Recipes of the Makefile are only looked up (``make -n``): they build environments or run this suite.
+Recipes of the Makefile are only looked up (``make -n``): they build environments or run this suite;
+tests/test_cli.py runs the demo on a small network.
 """
 
 from __future__ import annotations
@@ -14,19 +16,23 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(),
-                    re.MULTILINE | re.DOTALL)
-COMMANDS = [line.partition("  #")[0].strip() for kind, text in BLOCKS if kind == "sh"
-            for line in re.sub(r"\\\n\s*", " ", text).splitlines()
-            if line.strip() and line[0] != "#"]
-PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
-SLOW = ("demo",)
+from tests.shown import ROOT, anew, blocks
+
+PAGE = ROOT / "README.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = blocks(TEXT)
+COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS if block.kind == "sh"
+            for line in block.body.splitlines()]
+PROGRAMS = [b.body for b in BLOCKS if b.kind == "python"]
+MOST_LINES = 150
 
 
-def execute(words: list[str], **environment: str) -> str:
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, **environment})
+def execute(words: list[str], folder: Path = ROOT) -> str:
+    """What a command prints in a reader's environment; only caches are the tests' own."""
+    kept = {k: v for k, v in os.environ.items()
+            if k == "TRANSCONV_CACHE" or not k.startswith(("TRANSCONV_", "TRITON_INTERPRET"))}
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=300,
+                          env={**kept, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -36,31 +42,36 @@ def test_commands(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
         assert execute(["make", "-n", *words[1:]])
-    elif words[0] == "source":  # of the environment that `make install` makes
-        assert words[1:] == [".venv/bin/activate"]
-    elif words[:3] == ["python", "-m", "transconv"]:
-        if words[3] in SLOW:
-            pytest.skip("runs for minutes; tests/test_cli.py runs it on a small network")
-        assert execute([sys.executable, *words[1:]])
-    elif words[:2] == ["python", "-m"] and words[2].startswith("bench"):
-        assert execute([sys.executable, *words[1:3], "--help"])
-    elif words[:2] == ["python", "-m"] and words[2] == "pytest":
-        assert execute([sys.executable, *words[1:], "--collect-only", "-q"])
     else:
-        pytest.fail(f"no test knows how to run: {command}")
+        assert words[:3] == ["python", "-m", "transconv"], f"no test knows how to run: {command}"
+        assert execute([sys.executable, *words[1:]])
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.strip().splitlines()[-1][:40])
-def test_programs(program: str) -> None:
-    execute([sys.executable, "-c", program])
+def test_programs(tmp_path: Path) -> None:
+    """One after another in one process, each with names of its own, in an empty folder."""
+    printed = execute([sys.executable, "-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"], tmp_path)
+    for said in ("@triton.jit", "result (fwd)", "1 convolutions converted"):
+        assert said in printed
 
 
-def test_there_are_examples() -> None:
-    assert len(COMMANDS) >= 8 and len(PROGRAMS) >= 1
+def test_what_is_shown(request: pytest.FixtureRequest) -> None:
+    block, = (b for b in BLOCKS if b.rule)
+    now = anew(block, TEXT)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(TEXT.replace(block.whole, now), encoding="utf-8")
+        return
+    assert now == block.whole, "the README is stale; --update-golden if that is meant"
 
 
-def test_files_that_are_mentioned_exist() -> None:
-    text = (ROOT / "README.md").read_text()
-    paths = re.findall(r"`((?:transconv|tests|bench)/[\w./]+)`", text)
-    assert len(paths) > 5
+def test_it_is_short_and_has_its_parts() -> None:
+    assert len(TEXT.splitlines()) <= MOST_LINES
+    assert {"make demo", "make test"} <= set(COMMANDS) and len(COMMANDS) == 5
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert TEXT.count("<picture>") == 1 and "(prefers-color-scheme: dark)" in TEXT
+
+
+def test_links_and_files_exist() -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)|(?:src|srcset)=\"([^\"]+)\"", TEXT)
+    paths = [a or b for a, b in links] + re.findall(r"`((?:transconv|tests|bench|docs)/[\w./]+)`", TEXT)
+    assert len(paths) > 12
     assert [p for p in paths if not (ROOT / p).exists()] == []

@@ -24,7 +24,7 @@ from transconv.schedule.legality import why_not
 from transconv.schedule.packing import copy_of, over_copies, rows_of_features
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
-from transconv.selection.sliding import sliding
+from transconv.selection.sliding import sliding, sliding_down
 from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]
@@ -152,7 +152,7 @@ def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     (FWD, "oh.ow:4 g:8 | fma | regs=ow", "there is no block of ow alone"),
     (FWD, "ow:4 g:8 | fma | regs=ow.ow", "names an axis twice"),
     (FWD, "ow:16 g:8 | fma | regs=ow", "more positions than there are, 5"),
-    (FWD, "oh:5 ow:5 g:8 kh:3 kw:2 | fma | regs=oh.ow.kh.kw.g", "1200 positions to write out"),
+    (FWD, "oh:5 ow:5 g:8 kh:3 kw:2 | fma | regs=oh.ow.kh.kw.g", "1200 positions to unroll"),
     (FWD, "ow:5 | fma", "an extent is a power of two"),
     (FWD, "g:8 | fma | late=1", "only sums over lanes of a tile"),
     (BWD_W, "g:8 ow:4 | fma | regs=ow late=1", "only sums over lanes of a tile"),
@@ -183,7 +183,7 @@ def test_how_many_loads_are_written_out(text: str, schedule: str, loads: int) ->
 
 def test_the_matrix_unit_has_no_registers_to_give() -> None:
     compute = made_of("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc", FWD)
-    for word, reason in (("regs=kw", "written out"), ("late=1", "element by element")):
+    for word, reason in (("regs=kw", "unrolled into registers"), ("late=1", "element by element")):
         schedule = Schedule.parse(f"mb.oh.ow:32 oc:32 kw:2 ic:16 | mma | {word}")
         assert reason in str(why_not(schedule, compute, SM90))
 
@@ -249,3 +249,17 @@ def test_barriers_at_every_step_cost() -> None:
     late = Schedule.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
     soon = Schedule.parse(str(late).replace("late=1 ", ""))
     assert cost.estimate(soon, compute, SM90) > 1.5 * cost.estimate(late, compute, SM90)
+
+
+def test_one_channel_and_a_large_window_are_multiplied_in_registers() -> None:
+    """On the matrix unit 15 of 16 columns would be empty; the positions slide down the window instead."""
+    compute = made_of("mb75ic1ih572oc1oh522kh51", FWD)
+    matrix = Schedule.parse("mb.oh.ow:256 oc:16 kw:32 | mma | pack=a.b stages=3 warps=4")
+    chosen = heuristics.default(compute, SM90)
+    assert chosen.unit == "fma" and chosen.regs == "oh.kh"
+    assert cost.estimate(chosen, compute, SM90) < cost.estimate(matrix, compute, SM90) / 3
+
+
+@pytest.mark.parametrize("text", ["mb32ic64ih56oc64oh56kh3ph1", "mb2ic1ih28oc32oh28kh5ph2"])
+def test_more_channels_stay_on_the_matrix_unit(text: str) -> None:
+    assert not list(sliding_down(made_of(text, FWD), SM90))

@@ -34,7 +34,7 @@ def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,
 
 
 def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "") -> Job:
-    return Job(problem, prop, Epilogue.parse(epilogue), {"layer": "a layer"})
+    return Job(ConvWorkload(problem, prop, Epilogue.parse(epilogue)), {"layer": "a layer"})
 
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:

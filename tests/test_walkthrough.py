@@ -12,7 +12,6 @@ from tests.shown import ROOT, Block, anew, blocks, cut
 PAGE = ROOT / "docs" / "walkthrough.md"
 BLOCKS = blocks(PAGE.read_text())
 SHOWN = [b for b in BLOCKS if b.rule]
-PROGRAMS = [b for b in BLOCKS if b.kind == "python" and not b.rule]
 MOST_LINES = 400
 
 
@@ -24,14 +23,6 @@ def test_what_is_shown(block: Block, request: pytest.FixtureRequest) -> None:
         PAGE.write_text(page.replace(block.whole, now))
         return
     assert now == block.whole, "the page is stale; --update-golden if that is meant"
-
-
-def test_programs_run() -> None:
-    """By being shown with what they print."""
-    assert PROGRAMS
-    for block in PROGRAMS:
-        name = block.body.splitlines()[0].removeprefix("# ")
-        assert any(f"$ python {name}\n" in b.heads for b in SHOWN), name
 
 
 def test_nothing_is_copied_by_hand() -> None:

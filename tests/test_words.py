@@ -34,7 +34,7 @@ from transconv.selection import heuristics
 from transconv.target import Target
 from transconv.verify import draw_schedule
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guide_schedules.md"
 BEGIN, END = "<!-- table:words -->\n", "\n<!-- end:words -->"
 SM90 = Target.parse("sm_90")
 PROBLEM = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc")
@@ -44,13 +44,13 @@ PLAIN = Schedule.parse("mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4")
 
 # -- the table ------------------------------------------------------------------------------------
 
-def test_the_table_of_the_readme(request: pytest.FixtureRequest) -> None:
+def test_the_table_of_the_guide(request: pytest.FixtureRequest) -> None:
     """``pytest tests/test_words.py --update-golden`` rewrites it."""
-    page = README.read_text()
+    page = PAGE.read_text()
     before, rest = page.split(BEGIN)
     shown, after = rest.split(END)
     if request.config.getoption("--update-golden"):
-        README.write_text(before + BEGIN + words_table() + END + after)
+        PAGE.write_text(before + BEGIN + words_table() + END + after)
     else:
         assert shown == words_table(), "the table is stale; --update-golden if that is meant"
 

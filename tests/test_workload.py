@@ -57,7 +57,7 @@ def product(text: str) -> Any:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(text: str, direction: str) -> Workload | None:
+    def read(text: str, direction: str, behind: str) -> Workload | None:
         return Product(product(text)) if text.startswith("rows ") and not direction else None
 
     monkeypatch.setattr(store, "_readers", [*store._readers])
@@ -101,9 +101,12 @@ def test_a_first_result_is_checked_as_the_workload_says(monkeypatch: pytest.Monk
         trust.run(plan, tensors)
 
 
-def test_a_computation_by_itself_has_no_rows_and_no_sampled_check() -> None:
+def test_a_computation_by_itself_has_rows_of_its_own_and_a_sampled_check() -> None:
     alone = Alone(product("rows 64"))
-    assert not alone.group("sm_90x132") and alone.innermost() is None and alone.like("x") is None
+    group = alone.group("sm_90x132")
+    assert group.startswith("sm_90x132_compute_") and group != Alone(product("rows 32")).group("sm_90x132")
+    assert alone.innermost() is None and alone.like("x") is None and alone.like(alone.text) == alone
     assert alone.part_of((0, 0)) == () and alone.named("product") is alone.compute
-    with pytest.raises(NotImplementedError, match="not checked at samples"):
-        alone.examine({}, torch.empty(0))
+    assert alone.distance(Alone(product("rows 32"))) is None and alone.about(alone.compute) is alone
+    tensors = {t.name: torch.ones(t.shape) for t in alone.tensors}
+    assert "are wrong, the first at" in alone.examine(tensors, tensors[alone.result]).reason

@@ -8,7 +8,7 @@ import pytest
 
 from bench import ablation, ablation_table, trials
 from bench.__main__ import main
-from transconv.conv import Epilogue
+from transconv.conv import ConvWorkload
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.passes.pipeline import PIPELINE
@@ -27,7 +27,7 @@ BOXES = ("mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs
 
 def test_variants_switch_every_pass_and_change_one_word() -> None:
     base = Schedule.parse(BOXES)
-    found = ablation.variants(Job(DENSE, Prop.FWD, Epilogue()), base, SM90)
+    found = ablation.variants(Job(ConvWorkload(DENSE, Prop.FWD)), base, SM90)
     passes = {v.name[1:]: v for v in found if v.what == "pass"}
     assert list(passes) == [p.name for p in PIPELINE if p.optional]
     assert all(passes[p.name].passes == f"{'-' if p.default else '+'}{p.name}"

@@ -44,6 +44,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
     ("networks --layouts ncwh", "'ncwh' is none of"),
     ("overhead --calls 0", "'0' is no whole number from 1"),
     ("overhead --match nothing", "expected a part of conv2d 1x1"),
+    ("issues --small --only nothing", "no case has this in its name; expected some of pytorch#75747"),
     ("dropin -n 0", "'0' is no whole number from 1"),
     ("report CSV", "is no table of `python -m bench`: it has the columns a b"),
     ("trials CSV", "is no log of tune: it has no column config, problem, prop, us"),
@@ -84,7 +85,7 @@ def test_what_measure_runs_is_understood_and_goes_into_one_folder(tmp_path: Path
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
     assert ("--mb 1" in done.stdout) == (not gpu)
     lines = [shlex.split(x) for x in done.stdout.replace("\\\n", " ").splitlines()]
-    assert len(lines) == 13
+    assert len(lines) == 14
     for words in lines:
         assert words[:2] == ["python", "-m"] and any(w.startswith(str(out)) for w in words)
         if words[2] == "bench":

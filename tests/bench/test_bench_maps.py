@@ -8,16 +8,21 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.environment import ROOT
-from bench.map_cases import cases
+from bench.map_cases import MapCase, cases
 from transconv.compute import kernels, parse
 from transconv.cost import estimate
 from transconv.schedule import Schedule
+from transconv.selection import parts
 from transconv.selection.maps import even
 from transconv.target import TARGETS
+from transconv.verify.data import torch_dtype
 
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800.0)
+PARTS = ROOT / "bench" / "results" / "h200_part_trials.csv"
 TRIALS = ROOT / "bench" / "results" / "h200_map_trials.csv"
 
 
@@ -46,7 +51,39 @@ def test_what_is_chosen_is_nearly_the_fastest() -> None:
     assert max(logs.values()) < math.log(2), logs
 
 
+def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of kernels over parts of rows, of sizes that were forced. CROSS is fitted to them."""
+    found: dict[tuple[str, str, str], dict[Schedule, float]] = defaultdict(dict)
+    with PARTS.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            of = found[row["case"], row["part"], row["kernel"]]
+            of[Schedule.parse(row["schedule"])] = float(row["us"])
+    whole = {c.name: kernels(parse(c.text))[0] for c in cases()}
+    logs = {}
+    for (name, size, kernel), of in found.items():
+        if len(of) < 2:
+            continue
+        monkeypatch.setattr(parts, "ALONG", int(size))
+        monkeypatch.setattr(parts, "ACROSS", (int(size), int(size)))
+        compute = next(k for k in parts._in_parts(whole[name], H200) or () if k.name == kernel)
+        us = {s: estimate(s, compute, H200) for s in of}
+        first = even(sorted(us, key=lambda s: us[s]), us, compute, H200)[0]
+        logs[name, size] = math.log(of[first] / min(of.values()))
+    assert len(logs) == 18
+    assert math.exp(sum(logs.values()) / len(logs)) < 1.08, logs
+    assert max(logs.values()) < math.log(1.5), logs
+
+
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.name)
-def test_cases_are_texts(case: object) -> None:
-    made = parse(case.text)  # type: ignore[attr-defined]
-    assert parse(str(made)) == made and kernels(made)
+def test_cases_are_texts_and_calls_of_torch(case: MapCase) -> None:
+    """Texts that can be read, and a call that takes their tensors and returns the result's size."""
+    made = [parse(text) for text in case.texts]
+    assert all(str(parse(str(c))) == str(c) and kernels(c) for c in made)
+    result = made[0].writes[0].view.tensor
+    with FakeTensorMode():
+        tensors = {}
+        for t in (t for c in made for t in c.tensors):
+            strides = [b.stride for b in sorted(t.layout.blocks, key=lambda b: b.dim)]
+            tensors[t.name] = torch.empty_strided(t.shape, strides, dtype=torch_dtype(t.dtype))
+        for laid in (tensors, case.other(tensors) if case.other else tensors):
+            assert case.instead(laid).numel() == math.prod(result.shape)  # type: ignore[attr-defined]

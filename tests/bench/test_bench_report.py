@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import ceilings, check, environment, report, runner
+from bench import ceilings, check, environment, report, run_tables, runner, tables
 from bench.__main__ import parser
 from transconv.tuning import timing
 from transconv.tuning.table import Table, read
@@ -37,7 +37,7 @@ ROWS = [row("a", "fwd", 10, 20), row("b", "fwd", 10, 5), row("c", "fwd", 100, 10
 
 
 def test_summary_counts_only_right_rows() -> None:
-    lines = report.summary_table(ROWS).splitlines()
+    lines = tables.summary_table(ROWS).splitlines()
     assert lines[2] == ("| bf16 nhwc | dense | fwd | 3 | 1 | 1.00 | 0.50 | 2.00 | 1 | 1 | 1 "
                         "| 5% |")
     assert lines[3].startswith("| bf16 nhwc | dense | bwd_w | 1 | 0 | 1.00 |")
@@ -45,37 +45,24 @@ def test_summary_counts_only_right_rows() -> None:
 
 
 def test_geometric_mean() -> None:
-    assert report.geometric_mean([]) is None
-    assert report.geometric_mean([0.5, 2, 8]) == pytest.approx(2)
+    assert tables.geometric_mean([]) is None
+    assert tables.geometric_mean([0.5, 2, 8]) == pytest.approx(2)
 
 
 def test_layer_table() -> None:
-    text = report.layer_table(ROWS)
+    text = tables.layer_table(ROWS)
     assert ("| a | bf16 nhwc | 10.0 / 20.0 / -, **2.00** ±2% |  "
             "| 10.0 / 10.0 / -, ~1.00 ±2% |") in text
     assert "| d | bf16 nhwc | wrong: 3 of 9 elements are wrong |" in text
-
-
-def test_markers() -> None:
-    page = "x\n<!-- table:summary -->\nold\n<!-- end:summary -->\ny <!-- table:layers -->"
-    filled = report.fill_markers(page, {"summary": r"| \1 |"})
-    assert filled == ("x\n<!-- table:summary -->\n| \\1 |\n<!-- end:summary -->\n"
-                      "y <!-- table:layers -->")
-    assert report.fill_markers(filled, {"summary": r"| \1 |"}) == filled
-    with pytest.raises(ValueError, match="end:layers"):
-        report.fill_markers(page, {"layers": ""})
 
 
 def test_report_from_files(tmp_path: Path) -> None:
     table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     for one in ROWS:
         table.add(one)
-    (tmp_path / "README.md").write_text("<!-- table:summary -->\n<!-- end:summary -->\n")
-    options = parser().parse_args(["report", str(table.path), "--out", str(tmp_path),
-                                   "--readme", str(tmp_path / "README.md")])
-    assert report.main(options) == 0
-    assert "| bf16 nhwc | dense | fwd | 3 |" in (tmp_path / "README.md").read_text()
+    assert parser_main("report", str(table.path), "--out", str(tmp_path)) == 0
     text = (tmp_path / "report.md").read_text()
+    assert "| bf16 nhwc | dense | fwd | 3 |" in text
     assert text.startswith("Measured on NVIDIA_H200, torch 2, Triton 3, commit abc.")
     for picture in ("ratio.png", "roofline.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
@@ -150,7 +137,7 @@ def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     again = run(*words)
     assert "6 tasks, 4 done before" in again.stdout
     assert read(tmp_path / "check.csv")[:4] == first
-    assert "| f16 | nhwc | bwd_w | 2 | 2 | 0 | 0 | 0 |" in report.check_table(
+    assert "| f16 | nhwc | bwd_w | 2 | 2 | 0 | 0 | 0 |" in run_tables.check_table(
         read(tmp_path / "check.csv"))
 
 
@@ -172,7 +159,7 @@ def test_time_command_checks_our_kernels_and_times_torch(tmp_path: Path) -> None
 
 def test_torch_compile_has_its_own_column() -> None:
     rows = [row("a", "fwd", 10, 20, inductor_us=30), row("b", "fwd", 10, 20)]
-    lines = report.summary_table(rows).splitlines()
+    lines = tables.summary_table(rows).splitlines()
     assert lines[0].endswith("| torch.compile / ours |") and lines[2].endswith("| 3.00 |")
 
 
@@ -213,31 +200,18 @@ def test_summary_of_checks() -> None:
     assert check.describe(found)[0] == "3 of 5 tasks ran: 1 right, 1 refused, 1 wrong"
 
 
-@pytest.mark.parametrize(("page", "sources"), [
-    ("README.md", ("layers_bf16_nhwc", "layers_bf16_nchw", "layers_bf16_nhwc_bias_relu",
-                   "layers_tf32_nhwc", "check")),
-    ("docs/drop_in.md", ("networks", "overhead"))])
-def test_the_tables_of_the_pages_are_those_of_the_files(page: str, sources: tuple[str, ...]) -> None:
-    rows = [r for s in sources for r in read(ROOT / "bench" / "results" / f"h200_{s}.csv")]
-    tables = {name: make(of) for name, (kind, make) in report.TABLES.items()
-              if (of := [r for r in rows if report.kind_of(r) == kind])}
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert report.fill_markers(text, tables) == text
-    assert sum(text.count(f"<!-- table:{name} ") for name in tables) == 2
-
-
 def test_models_and_calls_without_a_number_say_why() -> None:
     line = {"model": "net", "precision": "bf16", "layout": "nhwc", "what": "forward", "unit": "ms",
            "torch": "2", "transconv": "1", "ratio": "2", "error": ""}
     lost = {**line, "what": "compiled forward", "torch": "", "transconv": "", "error": "out of budget"}
     timed = line | {"what": "forward", "unit": "ms", "torch_gpu_ms": "3", "transconv_gpu_ms": "2"}
-    assert report.networks_table([timed]).splitlines()[2].endswith("| 3 → 2 (1.50) |")
-    assert report.networks_table([line, lost, {**line, "layout": "nchw"}]).splitlines()[2:] == [
+    assert run_tables.networks_table([timed]).splitlines()[2].endswith("| 3 → 2 (1.50) |")
+    assert run_tables.networks_table([line, lost, {**line, "layout": "nchw"}]).splitlines()[2:] == [
         "| net | bf16 | nchw | 2 → 1 (2.00) | not run |",
         "| net | bf16 | nhwc | 2 → 1 (2.00) | out of budget |"]
     calls = [{"case": "c", "mode": m, "side": s, "median_us": "4", "ratio": "1"}
              for m, s in (("grad", "torch"), ("grad", "transconv"), ("no grad", "torch"))]
-    assert report.overhead_table(calls).splitlines()[2] == "| c | 4.0 → 4.0 (1.00) | not run |"
+    assert run_tables.overhead_table(calls).splitlines()[2] == "| c | 4.0 → 4.0 (1.00) | not run |"
 
 
 def test_a_call_that_waited_for_a_core_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

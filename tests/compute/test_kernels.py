@@ -69,7 +69,7 @@ WRITTEN = """compute written
     store  C[b, m, n] = sum(x*w; k)"""
 CASES = [
     (WRITTEN, "b:4 m:8 n:8 k:8 | fma | regs=b stages=1"),
-    (BEHIND, "m:16 k:16 | fma"), (LANES, "m0:4 m1:2 | fma"), (LANES, "m0:2 m1:8 | fma"),
+    (BEHIND, "m:16 k:16 | fma | late=1"), (LANES, "m0:4 m1:2 | fma"), (LANES, "m0:2 m1:8 | fma"),
     (REPEATED, "m:16 n:16 k:16 | mma"), (APART, "m:16 n:16 k:16 | mma"),
     (PRODUCT, "m:16 n:16 k:16 | mma"), (PRODUCT, "m:32 n:16 k:32 | mma | swap=1 split_k=2"),
     (PRODUCT, "m:16 n:8 | fma"), (PRODUCT, "m:16 n:16 k:16 | mma | programs=2"),
@@ -147,7 +147,7 @@ def test_meaning_of_convolutions_is_torchs(text: str) -> None:
     (SUM.format(op="max"), "m:8 k:8 | fma | split_k=5 reduce=atomic", "reduce=atomic adds, s is max"),
     (SUM.format(op="sum"), "m:16 k:16 | mma", "has no second operand"),
     (SUM.format(op="sum").replace("store Y[m]", "store Z[m] where m < 9 = s\n store Y[m]"),
-     "m:8 k:8 | fma | split_k=4", "Z does, which has no place for some that are stored in Y"),
+     "m:8 k:8 | fma | split_k=4 late=1", "Z does, which has no place for some that are stored in Y"),
     (APART.replace("X[b, m, k]", "X[b, m, 0]"), "m:16 n:16 k:16 | mma", "X is the same along k"),
     (APART, "m:16 n:16 k:16 | mma | merge=4", "X has no dimension of groups and features"),
     (PAD, "q:4 | fma", "there is no axis 'q' in pad; its axes are m"),

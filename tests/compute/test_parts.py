@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.compute.test_sweeps import BACKWARD, LAYER_NORM, MOMENTS, SM90, SOFTMAX
+from tests.compute.test_sweeps import (
+    BACKWARD,
+    INTERPRETER,
+    LAYER_NORM,
+    MOMENTS,
+    SM90,
+    SOFTMAX,
+)
 from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
 from transconv.selection import spread
@@ -43,8 +50,39 @@ def test_deviations_take_no_sweep_of_their_own() -> None:
     """Mean and deviations of every part, those of the row, and what is done with them."""
     made = kernels(parted(parse(GROUP_NORM), "s", 128, ("c",)))
     assert [{x.name for x in k.axes_of("K")} for k in made] == [{"s"}, {"s_part", "c"}, set()]
-    reads = [sum(r.view.tensor.name == "X" for r in k.reads) for k in made]
+    reads = [[r.name for r in k.reads if r.view.tensor.name == "X"] for k in made]
+    assert reads == [["x", "x_first"], [], ["x"]]
+
+
+def test_powers_of_e_are_taken_from_the_largest_of_a_part() -> None:
+    """Two readings of the row in all, and -inf, of a part or of a row, as torch has it."""
+    whole = parse(SOFTMAX)
+    made = parted(whole, "k", 11)
+    reads = [sum(r.view.tensor.name == "X" for r in k.reads) for k in kernels(made)]
     assert reads == [1, 0, 1]
+    x = np.random.default_rng(0).standard_normal((5, 77)) * 100
+    x[1, :22], x[2], x[3, 7], x[4, 7] = -np.inf, -np.inf, np.inf, np.nan
+    with np.errstate(all="ignore"):
+        got, want = (execute(c, {"X": x})["Y"].value for c in (made, whole))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    assert np.isfinite(got[1]).all() and np.isnan(got[2:]).all(1).all()
+
+
+@pytest.mark.parametrize("outlier", [0, 5, 127])
+def test_the_shift_of_a_part_costs_few_digits(outlier: int) -> None:
+    """In f32, with a mean far from zero and an element far from the others, first or not."""
+    text = GROUP_NORM.replace("bf16", "f32").replace("65536", "128").replace("262144", "512")
+    x = np.random.default_rng(1).standard_normal((128, 8, 4)).astype(np.float32) + 1000
+    x[outlier] += 5000
+    plan = build_compute(parted(parse(text), "s", 64, ("c",)), INTERPRETER)
+    import torch
+
+    y = torch.empty(128, 8, 4)
+    plan.launch(X=torch.from_numpy(x), Y=y)
+    wide = x.astype(np.float64)
+    d = wide - wide.mean((0, 2), keepdims=True)
+    want = d / np.sqrt((d * d).mean((0, 2), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=5e-5 * np.abs(want).max())
 
 
 def test_deviations_from_something_else_are_summed_as_they_are() -> None:

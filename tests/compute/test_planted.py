@@ -12,7 +12,18 @@ import pytest
 from tests.compute.test_sweeps import LAYER_NORM, MOMENTS, SM90, SOFTMAX
 from transconv.compute import Compute, Read, kernels, parse
 from transconv.errors import StageError
-from transconv.ir import REDUCERS, TRUE, Load, Stmt, VerifyError
+from transconv.ir import (
+    ATOMIC_ADD,
+    REDUCERS,
+    TRUE,
+    FuncCall,
+    InterpError,
+    Load,
+    Node,
+    Stmt,
+    Store,
+    VerifyError,
+)
 from transconv.passes import gridwise, lanewise, reuse
 from transconv.runtime import build_compute, forget
 from transconv.schedule import Schedule
@@ -44,7 +55,7 @@ def found(text: str, schedule: str) -> str:
     try:
         plan = build_compute(made, SM90, Schedule.parse(schedule) if schedule else None)
         return "; ".join(f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem)
-    except (StageError, VerifyError) as refused:
+    except (InterpError, StageError, VerifyError) as refused:
         return f"refused: {refused}"
 
 
@@ -107,11 +118,42 @@ def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
     kernels.cache_clear()
 
 
+def stored_instead(patch: pytest.MonkeyPatch) -> None:
+    """What is to be added is stored."""
+    whole = lanewise._Vectorise.mutate
+
+    def mutate(self: lanewise._Vectorise, at: Node) -> Node | None:
+        if isinstance(at, FuncCall) and at.func is ATOMIC_ADD:
+            return whole(self, Store(*at.args))  # type: ignore[arg-type]
+        return whole(self, at)
+
+    patch.setattr(lanewise._Vectorise, "mutate", mutate)
+
+
+def beyond_the_end_too(patch: pytest.MonkeyPatch) -> None:
+    """Lanes beyond the end add, too."""
+    patch.setattr(gridwise._Guard, "mutate_FuncCall", lambda self, at: at)
+
+
+def never_cleared(patch: pytest.MonkeyPatch) -> None:
+    """Sums begin with what is there."""
+    patch.setattr(Compute, "added", ())
+
+
+ADDED = """compute added
+    tensor I i64 [21]
+    axes   n=21 k=5
+    tensor Y f32 [4, 5]
+    read   i = I[n]
+    read   g = G[n, k]
+    store  Y[i, k] += g"""
+
 BUGS: list[tuple[Plant, str, str]] = [
     (no_tail, SOFTMAX, "k:32 | fma"), (one_name, SOFTMAX, "k:32 | fma | unroll=1"),
     (one_accumulator, MOMENTS, "n:16 k:8 | fma | late=1"),
     (any_load, LAYER_NORM, "n:2 c:4 | fma | unroll=1"), (from_zero, NEGATIVE, "k:128 | fma"),
-    (rows_in_another_place, VARIANCE, "")]
+    (rows_in_another_place, VARIANCE, ""), (stored_instead, ADDED, "n:16 k:4 | fma"),
+    (beyond_the_end_too, ADDED, "n:16 k:4 | fma"), (never_cleared, ADDED, "n:16 k:4 | fma")]
 
 
 @pytest.mark.parametrize(("plant", "text", "schedule"), BUGS, ids=[b[0].__name__ for b in BUGS])

@@ -114,6 +114,16 @@ def test_a_row_that_fits_is_loaded_once() -> None:
     assert loads == {"k:128 | fma": 1, "k:32 | fma": 3}
 
 
+def test_sums_of_loaded_elements_that_are_used_twice_wait() -> None:
+    """Triton's pass for the locality of threads asserts one use of what such a loop leaves."""
+    text = ("compute twice ;; tensor A f32 [g=64, k=256] ;; axes g=64 | k=256 ;; read a = A[g, k] ;; "
+            "let s = sum(a; k) ;; store S[g] = s")
+    once, twice = parse(text), parse(f"{text} ;; store Q[g] = s*2")
+    early, late = (Schedule.parse(f"g:16 k:64 | fma | {word}warps=4") for word in ("", "late=1 "))
+    assert why_not(early, once, SM90) is None and why_not(late, twice, SM90) is None
+    assert "OptimizeThreadLocality" in str(why_not(early, twice, SM90))
+
+
 @pytest.mark.parametrize(("schedule", "reason"), [
     ("k:16 | fma | split_k=2", "elements of a row are needed again"),
     ("k:16 | fma | pack=a", "elements of a row are needed again"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv.compute import Compute, parse
+from transconv.compute import Compute, one_line, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError
 from transconv.ir import f16, f32, f64
@@ -29,6 +29,12 @@ def test_texts_read_back_and_are_short(path: Path) -> None:
     assert parse(str(made)) == made
     assert str(parse(str(made))) == str(made)
     assert len(path.read_text().splitlines()) <= 10  # the heading, and at most nine lines
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.stem)
+def test_a_text_fits_one_line(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "\n" not in one_line(text) and parse(one_line(text)) == parse(text)
 
 
 def test_what_a_text_says() -> None:
@@ -82,19 +88,18 @@ HEAD = "compute p\n axes m=3 k=5\n"
 @pytest.mark.parametrize(("text", "said"), [
     ("", "line 1: a computation begins with 'compute NAME'"),
     ("axes m=3", "line 1: a computation begins"),
-    ("compute p\nfoo", "line 2: 'foo' is unknown; expected one of compute tensor axes read let store"),
+    ("compute p\nfoo", "line 2: 'foo' is unknown; expected one of"),
     ("compute p\n axes m", "line 2: axis 'm'; expected name=size"),
-    ("compute p\n axes m=3 m=4", "line 2: axis 'm' is there twice"),
+    ("compute p\n axes m=3 m=4", "line 2: axis 'm' is named twice"),
     ("compute p\n axes pid=3", "'pid' is a word of generated kernels"),
     ("compute p\n axes m=3", "nothing is stored"),
-    (HEAD + "store Y[m] = 1", "nothing is read"),
     (HEAD + "read x = X[m, k]\nstore Y[m] = z",
      "store 'Y[m] = z': 'z' is not known; expected one of m k x"),
     (HEAD + "read x = X[m, k]\nstore Y[m] = sum(x; q)", "'q' in sum(...; q) is no axis; the axes are m k"),
     (HEAD + "read x = X[m, k]\nstore Y[m] = swish(x)", "swish(...) of 1 values is unknown"),
     (HEAD + "read x = X[m, k\nstore Y[m] = x", "expected tensor[coordinates]"),
     (HEAD + "read x = X[m, k] else much\nstore Y[m] = x", "else much; expected a number"),
-    (HEAD + "read x = X[m, k]\nlet x = 1\nstore Y[m] = x", "'x' is an axis or a value already"),
+    (HEAD + "read x = X[m, k]\nlet x = 1\nstore Y[m] = x", "'x' is an axis, a size or a value already"),
     (HEAD + "read x = X[m / 2]\nstore Y[m] = x", "expected whole numbers"),
     (HEAD + "tensor X f16 [3]\nread x = X[m, k]\nstore Y[m] = x", "X has 1 dimensions, 2 coordinates"),
     (HEAD + "tensor X q9 [3]\nread x = X[m]\nstore Y[m] = x", "expected a name, a type and sizes"),

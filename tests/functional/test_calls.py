@@ -43,7 +43,28 @@ def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
     (lambda x: ours.batch_norm(x[:1], None, None, training=True), ValueError, "more than 1 value"),
     (lambda x: ours.max_pool2d(x[None], 2, padding=2), RuntimeError, "pad should be at most half"),
     (lambda x: ours.softmax([1.0], 0), (TypeError, AttributeError), ""),
-], ids=range(12))
+    (lambda x: ours.sum(x, {1}), TypeError, "must be"),
+    (lambda x: ours.any(x, slice(1)), TypeError, "invalid combination"),
+    (lambda x: ours.prod(None, 1), TypeError, "prod"),
+    (lambda x: ours.softmax(None, 1), AttributeError, "softmax"),
+    (lambda x: ours.any(x, keepdim=(1,)), TypeError, "invalid combination"),
+    (lambda x: ours.std(x, 1, 1), TypeError, "unbiased must be bool, not int"),
+    (lambda x: ours.avg_pool2d(x[None], 2, stride=0), RuntimeError, "stride should not be zero"),
+    (lambda x: ours.adaptive_avg_pool2d(x[None], (2,)), RuntimeError, "output_size must be 2"),
+    (lambda x: ours.linear(x, [[1.0]]), TypeError, "must be Tensor, not list"),
+    (lambda x: ours.argmax(x, 2), IndexError, r"argmax\(\[3, 4\] float32\): Dimension out of range"),
+    (lambda x: ours.max(x, -3), IndexError, "Dimension out of range"),
+    (lambda x: ours.flip(x, 2), IndexError, "Dimension out of range"),
+    (lambda x: ours.cat((x, x[:2]), 1), RuntimeError, r"cat\(\[3, 4\] float32, \[2, 4\] float32\): Sizes"),
+    (lambda x: ours.pad(x[None], (4, 0), "reflect"), RuntimeError, "less than the corresponding"),
+    (lambda x: ours.index_select(x, 0, x[0]), (IndexError, RuntimeError), r"index_select\(.*\[4\] float"),
+    (lambda x: ours.gather(x, 0, x), RuntimeError, r"gather\(\[3, 4\] float32, .*int64"),
+    (lambda x: ours.embedding(x, x), RuntimeError, "Expected tensor for argument #1 'indices'"),
+    (lambda x: ours.gather(x, 0, torch.tensor([[0, 5]])), RuntimeError, "index 5 is out of bounds"),
+    (lambda x: ours.index_select(x, 0, torch.tensor([3])), IndexError, "index out of range in self"),
+    (lambda x: ours.embedding(torch.tensor([-1]), x), IndexError, "index out of range in self"),
+    (lambda x: ours.pixel_shuffle(x[None], 2), RuntimeError, "pixel_shuffle"),
+], ids=range(33))
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])
 def test_errors_are_torchs_and_name_the_operands(wrong: Any, error: Any, said: str, cpu: str) -> None:
     transconv.config.cpu = cpu
@@ -104,6 +125,13 @@ GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "avg_pool2d": (lambda x: ours.avg_pool2d(x, 2, 1, 1), [torch.randn(1, 1, 3, 3, **D)]),
     "linear": (lambda x, w, b: ours.linear(x, w, b, "tanh"),
                [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)]),
+    "pad": (lambda x: ours.pad(x, (2, 1), "reflect"), [torch.randn(2, 4, **D)]),
+    "max": (lambda x: ours.max(x, 1)[0], [torch.tensor([[1.0, 3, 2], [0, 2, 1]], **D)]),
+    "cat": (lambda x, y: ours.cat((x, y), 1), [torch.randn(2, n, **D) for n in (2, 3)]),
+    "gather": (lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 2], [1, 2, 2]])),
+               [torch.randn(2, 3, **D)]),
+    "fold": (lambda x: ours.fold(x, (4, 3), 2, 1, 1, 2), [torch.randn(1, 4, 6, **D)]),
+    "interpolate": (lambda x: ours.interpolate(x, scale_factor=2), [torch.randn(1, 2, 3, **D)]),
     "cross_entropy": (lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])),
                       [torch.randn(3, 2, **D)]),
 }
@@ -115,6 +143,31 @@ def test_gradients_and_gradients_of_them(name: str) -> None:
     assert torch.autograd.gradcheck(f, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
     assert not counts()[1]
+
+
+def test_what_adds_in_no_order_is_torchs_where_the_same_bits_are_asked_for() -> None:
+    x, index = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 2, 2])
+    torch.use_deterministic_algorithms(True)
+    try:
+        ours.index_select(x, 0, index).sum().backward()
+        ours.pad(x[None], (1, 1), "reflect").sum().backward()  # its places are solved
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counts() == ({"pad": 1, "pad_gradient": 1}, {"deterministic:add": 1})
+    with torch.no_grad():
+        for moved in (torch.arange(6).view(2, 3), torch.rand(2, 3) > 0.5):
+            assert torch.equal(ours.flip(moved, (0, 1)), moved.flip(0, 1))
+            assert torch.equal(ours.pad(moved, (1, 2)), F.pad(moved, (1, 2)))
+            assert torch.equal(ours.cat((moved, moved)), torch.cat((moved, moved)))
+    assert not counts()[1]
+
+
+def test_a_fold_is_torchs() -> None:
+    x = torch.randn(2, 12, 9, requires_grad=True)
+    got, want = (f.fold(x, (5, 6), (2, 2), 1, (1, 0), (2, 2)) for f in (ours, F))
+    torch.testing.assert_close(got, want)
+    g = torch.randn_like(want)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, g) for y in (got, want)))
 
 
 def test_what_torch_must_see_is_torchs() -> None:
@@ -212,3 +265,23 @@ def test_numbers_are_spelled_and_read() -> None:
     f = operators.FUNCTIONS["softmax"]
     numbers = (1, None, torch.bfloat16, (2, -3), True, 0.5, float("inf"), "gelu", "")
     assert operators.read(operators.spelled(f, numbers)) == (f, numbers)
+
+
+def test_a_kept_dim_of_all_and_cpu_autocast_are_torchs() -> None:
+    x = torch.randn(2, 3) > 0
+    assert ours.any(x, None, True).shape == ours.all(x, keepdim=True).shape == (1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours.softmax(torch.randn(2, 3).bfloat16(), 1).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: ours.layer_norm(x[:, :1], (1,)), lambda x: ours.layer_norm(x[:, :2], (2,)),
+    lambda x: ours.softmax(x * 40, 1), lambda x: ours.embedding(torch.tensor([1, 1, 0]), x),
+    lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 1]]).expand(3, 3))], ids=range(5))
+def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are next to nothing, and places to which several points add."""
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    x = torch.randn(3, 4).requires_grad_()
+    y = call(x)
+    torch.autograd.grad(y, x, torch.randn_like(y))
+    assert not transconv.stats().fallback

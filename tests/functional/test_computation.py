@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import transconv
 from transconv.errors import ComputeError, TensorError
@@ -53,8 +57,33 @@ def test_a_text_has_no_derivative_and_says_so() -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("call", [
+    lambda x, w: transconv.computation(TEXT)(x, w)[0],
+    lambda x, w: transconv.functional.softmax(x, 1) * w], ids=["computation", "softmax"])
+def test_arguments_in_a_graph_are_one_line(call: Callable[..., Any]) -> None:
+    """Inductor writes them into comments of the kernels around."""
+    graph = make_fx(call)(torch.randn(8, 20), torch.randn(20))
+    assert any("transconv" in str(n.target) for n in graph.graph.nodes)
+    assert all("\n" not in arg for n in graph.graph.nodes for arg in n.args
+                         if isinstance(arg, str))
+
+
 def test_graphs_hold_it_as_one_operator() -> None:
     rows = transconv.computation(TEXT)
     x, w = torch.randn(8, 20), torch.randn(20)
     compiled = torch.compile(lambda x, w: rows(x, w)[0] + 1, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, w), x @ w + 1)
+
+
+def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:
+    """With a kernel, and by its meaning where none may take it."""
+    count = transconv.computation("compute count\naxes m=6 n=7\nstore Y[m, n] = m*7 + n")
+    want = torch.arange(42.0).reshape(6, 7)
+    for cpu in ("interpret", "fallback"):
+        transconv.config.cpu = cpu
+        assert torch.equal(count(device="cpu"), want)
+        assert torch.equal(torch.compile(lambda: count(device="cpu") * 2, backend="eager")(), want * 2)
+    with pytest.raises(TensorError, match=r"expected device="):
+        count()
+    with pytest.raises(TypeError, match="reads no tensor"):
+        count(want, device="cpu")

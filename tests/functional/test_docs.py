@@ -1,6 +1,6 @@
-"""docs/functional.md: every program runs, and the gallery is what the library writes.
+"""docs/functional.md: every program runs. docs/functional_texts.md is what the library writes.
 
-``python -m tests.functional.test_docs`` writes the gallery anew.
+``python -m tests.functional.test_docs`` writes it anew.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from transconv.compute import library, parse
 from transconv.ir import bf16, f32, i64
 
 PAGE = Path(__file__).parents[2] / "docs" / "functional.md"
-HEAD = "## Gallery\n"
+TEXTS = PAGE.with_name("functional_texts.md")
+FIRST = "## softmax\n"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def gallery() -> str:
+def texts() -> str:
     """Each function's text and those of its gradients, for one shape."""
     x, w, image = (library.Strided.dense(s, bf16) for s in ((64, 768), (768,), (8, 64, 32, 32)))
     last = library.Strided((8, 64, 32, 32), (65536, 1, 2048, 64), bf16)
@@ -39,9 +40,25 @@ def gallery() -> str:
         "norm": library.reduced("norm", x, [1]), "any": library.reduced("any", x, [1]),
         "max_pool": library.max_pool(image, (3, 3), (2, 2), (1, 1), (1, 1), half, True),
         "average_pool": library.average_pool(image, (2, 2), (2, 2), (0, 0), half),
+        "argmax": library.extreme("argmax", x, [1], library.Strided.dense((64,), i64)),
+        "max": library.extreme("argmax", x, [1], library.Strided.dense((64,), i64), y=v),
+        "pad": library.pad(image, library.Strided.dense((8, 64, 34, 36), bf16), (0, 0, 1, 2), "circular"),
+        "flip": library.flip(image, image, (2, 3)),
+        "nearest": library.nearest(half, image, (None, None)),
+        "shuffle": library.shuffle(image, library.Strided.dense((8, 16, 64, 64), bf16), 2),
+        "join": library.join([half, half], library.Strided.dense((8, 128, 16, 16), bf16), 1),
+        "gather": library.gather(x, library.Strided.dense((64, 9), i64),
+                                 library.Strided.dense((64, 9), bf16), 1),
+        "embedding": library.embedding(t, wide, library.Strided.dense((64, 768), bf16), 0),
+        "unfold": library.unfold(image, library.Strided.dense((8, 576, 1024), bf16), (3, 3), (1, 1),
+                                 (1, 1), (1, 1)),
+        "fold": library.fold(library.Strided.dense((8, 576, 1024), bf16), image, (3, 3), (1, 1), (1, 1),
+                             (1, 1)),
+        "adaptive_average_pool": library.adaptive_average_pool(
+            image, 2, library.Strided.dense((8, 64, 7, 7), bf16)),
         "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu")}
-    texts = {name: "\n\n".join([f.text, *(g.text for g in f.gradients)]) for name, f in shown.items()}
-    return "\n".join(f"### {name}\n\n```text\n{text}\n```\n" for name, text in texts.items())
+    written = {name: "\n\n".join([f.text, *(g.text for g in f.gradients)]) for name, f in shown.items()}
+    return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in written.items())
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
@@ -49,9 +66,9 @@ def test_programs(program: str) -> None:
     exec(compile(program, "docs/functional.md", "exec"), {"__name__": "__main__"})
 
 
-def test_the_gallery_is_what_the_library_writes() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text[text.index(HEAD) + len(HEAD):].strip() == gallery().strip()
+def test_the_texts_are_what_the_library_writes() -> None:
+    text = TEXTS.read_text(encoding="utf-8")
+    assert text[text.index(FIRST):].strip() == texts().strip()
     for body in re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for made in body.strip().split("\n\n"):
             assert parse(made).writes
@@ -65,5 +82,5 @@ def test_every_function_stands_on_the_page() -> None:
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(f"{before[:before.index(HEAD) + len(HEAD)]}\n{gallery()}", encoding="utf-8")
+    before = TEXTS.read_text(encoding="utf-8")
+    TEXTS.write_text(before.partition(FIRST)[0] + texts(), encoding="utf-8")

@@ -1,66 +1,44 @@
-"""torch's own samples: results and gradients of each are torch's, or the call is torch's for a reason that
-stands here."""
+"""torch's own samples, a share of them; tests/gpu/test_samples.py and, here,
+``python -m tests.functional.test_samples`` try all."""
 
 from __future__ import annotations
-
-from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 
-import transconv
+import tests.torch_ops.conftest  # noqa: F401  (stands for what torch's samples import and do not need)
+from tests.functional.samples import NONE, tried
 from transconv import functional
 
-EVERY = {"max_pool2d": 67, "cross_entropy": 3, "prod": 4, "group_norm": 3, "sum": 3, "mean": 3, "amax": 3,
-         "amin": 3, "any": 4, "all": 4, "logsumexp": 2, "matmul": 2, "linear": 2, "var": 2, "std": 2,
-         "adaptive_avg_pool2d": 2, "batch_norm": 2}
-ROOT = {"softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp", "any",
-        "all", "matmul", "bmm"}
-# Samples that torch computes, of those that are run here, and why.
+EVERY = {"max_pool1d": 97, "max_pool2d": 301, "max_pool3d": 401, "cross_entropy": 3, "prod": 4,
+         "group_norm": 3, "sum": 3, "mean": 3, "amax": 3, "amin": 3, "any": 4, "all": 4, "logsumexp": 2,
+         "matmul": 2, "linear": 2, "var": 2, "std": 2, "batch_norm": 2, "adaptive_avg_pool2d": 4,
+         "adaptive_avg_pool3d": 6, "adaptive_max_pool2d": 11, "adaptive_max_pool3d": 11, "argmax": 5,
+         "argmin": 5, "avg_pool3d": 5, "pad": 13, "unfold": 45, "interpolate": 10, "cat": 3,
+         "avg_pool1d": 2,
+         "avg_pool2d": 3, "adaptive_max_pool1d": 3, "min": 2, "max": 2}
+# Samples that torch computes, of all, and why.
 HANDED = {
-    "normalize": {"norm:order": 5},
-    "adaptive_avg_pool2d": {"formula:none": 4},
-    "instance_norm": {"stats:instance": 8},
-    "cross_entropy": {"form:cross_entropy": 4},
-    "max_pool2d": {"form:return_indices": 11},
+    "normalize": {"norm:order"}, "instance_norm": {"stats:instance"},
+    "cross_entropy": {"form:cross_entropy"}, "interpolate": {"formula:none"},
+    "embedding": {"form:embedding"}, "cat": {"formula:none"}, "gather": {"dtype:uint8"},
 }
 
 
-def op_of(name: str) -> Any:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    dotted = name if name in ROOT else f"nn.functional.{name}"
-    return next(op for op in op_db if op.name == dotted and op.variant_test_name in ("", "unbiased_off"))
-
-
-@pytest.mark.parametrize("name", sorted(functional.__all__))
+@pytest.mark.parametrize("name", sorted({*functional.__all__} - NONE))
 def test_samples(name: str) -> None:
-    op, ours = op_of(name), getattr(functional, name)
-    dtype = torch.float32
-    tried = passed = 0
-    handed: Counter[str] = Counter()
-    for at, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd)):
-        if at % EVERY.get(name, 1):
-            continue
-        tried += 1
-        transconv.stats(reset=True)
-        args = (sample.input, *sample.args)
-        got, want = ours(*args, **sample.kwargs), op.op(*args, **sample.kwargs)
-        _same(got, want)
-        leaves = [t for t in (*args, *sample.kwargs.values())
-                  if isinstance(t, torch.Tensor) and t.requires_grad]
-        if isinstance(want, torch.Tensor) and want.requires_grad:
-            assert got.stride() == want.stride() or not want.numel()
-            g = torch.randn_like(want)
-            _same(*(torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (got, want)))
-        away = transconv.stats().fallback
-        handed.update({**away})
-        passed += not away
-    assert {k: n for k, n in handed.items() if k != "shape:empty"} == HANDED.get(name, {})
-    assert passed + sum(handed.values()) >= tried and passed
+    found = tried(name, "cpu", torch.float32, 2 * EVERY.get(name, 1))  # all: make check-all
+    assert found.pop("passed")
+    assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
 
 
-def _same(got: Any, want: Any) -> None:
-    # A row of one element has gradients that are zero but for the rounding of its mean.
-    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4)
+if __name__ == "__main__":
+    import os
+    import sys
+
+    import transconv
+
+    os.environ["TRITON_INTERPRET"] = "1"
+    transconv.config.cpu = "interpret"
+    for name in sys.argv[1:] or sorted({*functional.__all__} - NONE):
+        print(name, dict(tried(name, "cpu", torch.float32)), flush=True)

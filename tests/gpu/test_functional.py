@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from tests.functional.test_pools import NUMBERS, same_places
 from tests.gpu import cases as c
 from tests.gpu.operands import on_gpu
 from transconv import functional as ours
@@ -78,3 +79,9 @@ def test_compiled_and_captured() -> None:
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.testing.assert_close(y, F.softmax(x, 1))
+
+
+@pytest.mark.parametrize(("n", "numbers"), NUMBERS)
+def test_places_of_nan(n: int, numbers: dict[str, Any]) -> None:
+    transconv.stats(reset=True)
+    same_places(n, numbers, c.DEVICE)

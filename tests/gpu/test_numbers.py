@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -177,10 +178,11 @@ def test_memory_stays_flat() -> None:
             torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
 
     turn()
+    gc.collect()  # what other tests left
     before = torch.cuda.memory_allocated()
     for _ in range(1000):
         turn()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before
 
 
 @on_gpu

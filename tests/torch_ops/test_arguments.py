@@ -301,10 +301,10 @@ def test_torch_judges_empty_transposed_results() -> None:
         lambda: F.conv_transpose2d(x, w, padding=1))
     p = arguments.resolve(x.shape, w.shape, None, (1,), (1,), (1,), True, (0,), 1)
     assert shapes.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
-    made = make_forward(p, x, w, None, execute.flags(x.dtype), True)
+    made = make_forward(p, x, w, None, execute.flags(x.dtype), True, "now")
     assert made.reason == "device:cpu" and made.compiled is None
     transconv.config.cpu = "interpret"
-    assert make_forward(p, x, w, None, execute.flags(x.dtype), True).reason == "shape:empty"
+    assert make_forward(p, x, w, None, execute.flags(x.dtype), True, "now").reason == "shape:empty"
 
 
 @pytest.mark.parametrize("place", range(3))

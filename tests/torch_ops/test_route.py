@@ -24,6 +24,7 @@ class Plan:
 
     started: list[str] = []  # directions, of bound starts
     obeys = frozenset(("deterministic", "precision"))
+    steps = ()
 
     def __init__(self, problem: Any, direction: Any, aligned: bool, epilogue: str) -> None:
         self.problem, self.direction, self.aligned = problem, direction, aligned

@@ -122,7 +122,7 @@ def test_everything_is_drawn() -> None:
     for word in words():
         if isinstance(word.values, tuple) and isinstance(word.default, str):
             assert set(word.values) - {"gluon", "stream"} <= set(seen[word.name]) or (
-                word.name == "keep"), word.name
+                word.name in ("keep", "red", "row")), word.name  # the last two follow from the tile
     assert {w.name for w in words()} <= set(seen)
     assert set(seen["direction"]) == {p.value for p in Prop}
     assert set(seen["axes"]) == {"1D", "2D", "3D"}

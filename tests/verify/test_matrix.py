@@ -70,8 +70,10 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
 
 def test_the_page_is_current() -> None:
     """`python -m transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
-    now = page.page(record.read(RECORD).values())
-    assert (ROOT / "docs" / "targets.md").read_text() == now
+    rows = record.read(RECORD).values()
+    path = ROOT / "docs" / "targets.md"
+    assert path.read_text() == page.page(rows)
+    assert page.beside(path).read_text() == page.page_of_kernels(rows)
 
 
 def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -1,0 +1,119 @@
+"""What the pages show of bench/results: up to date, made from files that exist, and of every file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import fuzz_runs, layers, pages, plots, tables
+from bench.__main__ import main, understood
+from tests.bench.test_bench_report import ROWS, row
+from transconv.__main__ import parser
+from transconv.conv import ConvProblem
+from transconv.tuning.table import read
+
+ROOT = pages.ROOT
+READERS = ("bench/**/*.py", "tests/**/*.py", "transconv/**/*.py", "docs/**/*.md", "README.md")
+
+
+def test_pages_and_pictures_are_those_of_the_files() -> None:
+    """``python -m bench pages`` makes them anew."""
+    assert [p for p, text in pages.pages().items() if p.read_text(encoding="utf-8") != text] == []
+    assert pages.stale_pictures() == []
+    shown = "".join(p.read_text(encoding="utf-8") for p in pages.pages())
+    assert [name for name in pages.TABLES if f"<!-- table:{name} -->" not in shown] == []
+
+
+def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
+    """By a table, a test, or a sentence that names it; docs/results.md only repeats the tables."""
+    text = "\n".join(path.read_text(encoding="utf-8") for pattern in READERS for path in ROOT.glob(pattern)
+                     if path != ROOT / "docs/results.md")
+    there = {p.name for p in pages.RESULTS.iterdir()}
+    named = set(re.findall(r"\bh200_\w+\.(?:csv|json|txt)", text))
+    assert sorted(there - named) == [] and sorted(named - there) == []
+    assert {name for table in pages.TABLES.values() for name in table.files} <= there
+
+
+def test_the_commands_under_the_tables_are_understood() -> None:
+    commands = {c for table in pages.TABLES.values() for c in table.commands}
+    for command in commands:
+        _, _, module, *words = command.split()
+        assert module in ("bench", "transconv")
+        if module == "bench":
+            understood(words)
+        else:
+            parser().parse_args(words)
+    assert len(commands) > 12
+
+
+def test_the_list_of_layers_is_the_one_that_was_timed() -> None:
+    listed = {(a.name, a.shape) for a in layers.read("layers")}
+    rows = pages.TABLES["summary"].rows()
+    timed = {(r["layer"], r["problem"].split()[0]) for r in rows}
+    assert len(listed) == len({name for name, _ in timed}) == 47
+    assert timed == {(name, ConvProblem.parse(str(shape)).shape_text) for name, shape in listed}
+
+
+def test_markers() -> None:
+    page = "x\n<!-- table:summary -->\nold\n<!-- end:summary -->\ny <!-- table:layers -->"
+    filled = pages.fill_markers(page, {"summary": r"| \1 |"})
+    assert filled == ("x\n<!-- table:summary -->\n| \\1 |\n<!-- end:summary -->\n"
+                      "y <!-- table:layers -->")
+    assert pages.fill_markers(filled, {"summary": r"| \1 |"}) == filled
+    with pytest.raises(ValueError, match="end:layers"):
+        pages.fill_markers(page, {"layers": ""})
+
+
+def test_what_is_stale_is_named_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = {tmp_path / "images" / f"{mode}.svg": mode for mode in plots.THEMES}
+    page = tmp_path / "a.md"
+    page.write_text("old")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "pages", lambda: {page: "new"})
+    monkeypatch.setattr(pages, "pictures", lambda: pictures)
+    assert main(["pages", "--check"]) == 1 and page.read_text() == "old"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{p} is stale" for p in ("a.md:", "images/light.svg:", "images/dark.svg:")]
+    assert main(["pages"]) == 0 and page.read_text() == "new" and pages.stale_pictures() == []
+    light, dark = (path.read_text() for path in pictures)
+    assert light != dark and plots.THEMES["dark"].text in dark
+    dots = len(tables.counted(pages.TABLES["ratios"].rows()))
+    assert dots < light.count("<use ") < dots + 60  # and those of the legend and the axes
+
+
+def test_the_short_table_and_the_losses_name_the_slowest() -> None:
+    flat = row("flat", "fwd", 10, 10.02)
+    line = row("line", "fwd", 10, 80, problem="ic8iw8oc8ow8kw3pw1 dt=bf16 tag=nwc")
+    lost = row("lost", "bwd_d", 10, 8, inductor_us=9)
+    near = row("near", "bwd_w", 10, 9.9, inductor_us=30)
+    short = tables.ratios_table([flat, line, lost, near])
+    assert short.splitlines()[2] == (
+        "| bf16 nhwc | 2.83 (1.00); 0 of 2 slower; least 1.00 `flat` "
+        "| 0.80 (0.80); 1 of 1 slower; least 0.80 `lost` "
+        "| 0.99 (0.99); 0 of 1 slower; least 0.99 `near` |")
+    assert tables.losses_table([flat, line, lost, near]).splitlines()[2:] == [
+        "| `lost` | bf16 nhwc | bwd_d | cuDNN | 0.800 | 2.0% |",
+        "| `lost` | bf16 nhwc | bwd_d | torch.compile | 0.900 | 2.0% |"]
+    assert plots.digest(ROWS) != plots.digest(ROWS[1:]) == plots.digest(ROWS[:0:-1])
+
+
+def test_products_stand_beside_convolutions() -> None:
+    made = tables.products_table([row("a", "fwd", 10, 20, gemm_us=12), row("b", "fwd", 10, 20)])
+    assert made.splitlines()[2:] == ["| `a` | fwd | 10.0 | 12.0 | 1.200 | 10 |"]
+
+
+def test_summaries_of_the_fuzzer_become_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"seed": 3, "asked": 9, "statuses": {"passed": 8, "crash": 1}, "spent": {"kernels": 11},'
+        ' "seconds": 1.5, "target": "sm_90", "versions": {"torch": "2.11.0"}}')
+    for _ in range(2):
+        assert main(["fuzz-runs", str(tmp_path / "a.json"), "--out", str(tmp_path)]) == 0
+    one, = read(tmp_path / "fuzz.csv")
+    assert (one["passed"], one["crash"], one["failed"], one["torch"]) == ("8", "1", "0", "2.11.0")
+    assert tuple(one) == fuzz_runs.COLUMNS
+    (tmp_path / "b.json").write_text("[]")
+    assert main(["fuzz-runs", str(tmp_path / "b.json"), "--out", str(tmp_path)]) == 2
+    assert "b.json is no summary of" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""Kernels whose sizes are arguments: one is right for all sizes that it is for, and gets no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import transconv
+from transconv.backend_triton import Resources, SizedLauncher, compile_offline
+from transconv.compute import Compute, parse
+from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
+from transconv.ir import For, InterpError, Kernel, find, verify
+from transconv.passes import levels
+from transconv.runtime import Plan, build_compute
+from transconv.schedule import Schedule
+from transconv.target import Target
+from transconv.verify import any_size as sizes
+from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.matrix.jobs import job_of
+
+SM90 = Target.parse("sm_90")
+MAP = """compute scale
+    sizes  M=8 in 1..4096, K=12 in 4..8192, K % 4 == 0, M*K < 1048576
+    axes   m=M k=K
+    read   x = X[m, k]
+    store  Y[m, k] = 2*x + 1"""
+ROWS = """compute mean
+    sizes  N=3 in 1..64, K=40 in 1..8192
+    axes   n=N | k=K
+    read   x = X[n, k]
+    let    m = sum(x; k) / K
+    store  Y[n, k] = x - m"""
+LAYER = "mb2?ic16ih9?oc16oh5kh3sh2ph1 dt=f16 tag=nhwc"
+
+
+def layer(prop: Prop) -> tuple[Compute, ...]:
+    text, names = marked(LAYER)
+    return any_size(ConvProblem.parse(text), prop, names)
+
+
+def built(compute: Compute, schedule: str = "", target: Target = SM90) -> Plan:
+    return build_compute(compute, target, Schedule.parse(schedule) if schedule else None)
+
+
+def test_the_text_is_read_back() -> None:
+    for made in (parse(MAP), parse(ROWS), *layer(Prop.BWD_D)):
+        assert parse(str(made)) == made
+    assert "axes   m=5 k=8" in str(parse(MAP).at(M=5, K=8))
+
+
+@pytest.mark.parametrize("text, schedule", [(MAP, "m.k:64 | fma"), (ROWS, "k:16 | fma")])
+def test_right_after_every_pass(text: str, schedule: str) -> None:
+    compute = parse(text)
+    plan = built(compute, schedule)
+    for drawn in sizes.drawn(compute, 3):
+        for stage, judged in after_every_pass(compute, plan, drawn):
+            assert not judged.problem, (stage, drawn, judged.problem)
+
+
+@pytest.mark.parametrize("prop", Prop)
+def test_a_layer(prop: Prop) -> None:
+    schedule = {Prop.FWD: "mb.oh.ow:32 oc:16 ic:16 | mma", Prop.BWD_D: "mb.qh.qw:16 ic:16 oc:16 | mma",
+                Prop.BWD_W: "ic:16 oc:16 mb.oh.ow:32 | mma"}[prop]
+    for compute in layer(prop)[-1:]:
+        plan = built(compute, schedule)
+        kernel = plan.steps[0].kernel
+        for drawn in sizes.drawn(compute, 4):
+            judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+            assert not judged.problem, (drawn, judged.problem)
+
+
+def test_kernels_are_read_back_and_well_formed() -> None:
+    level = levels()
+    for compute, schedule in ((parse(MAP), "m.k:64 | fma"),
+                              (layer(Prop.FWD)[0], "mb.oh.ow:32 oc:16 ic:16 | mma")):
+        for stage, kernel in transconv.lower(compute, schedule, "sm_90"):
+            verify(kernel, level[stage], stage)
+            assert Kernel.parse(str(kernel)) is kernel, stage
+
+
+def test_a_gapless_map_is_one_run_of_memory() -> None:
+    """Divisions by sizes cancel, and requirements keep addresses in 32 bits."""
+    kernel = built(parse(MAP), "m.k:64 | fma").steps[0].kernel
+    assert "load(X, m_k, mask=m_k < (K * M))" in str(kernel) and "index64" not in str(kernel)
+    wide = built(parse(MAP.replace(", M*K < 1048576", "").replace("4096", "4000000")), "m.k:64 | fma")
+    assert "index64" in str(wide.steps[0].kernel)
+
+
+def test_a_kernel_for_one_size_is_found_out() -> None:
+    """Planted: a grid, and a mask, that are right for the example alone."""
+    compute = parse(MAP)
+    kernel = built(compute, "m.k:64 | fma").steps[0].kernel
+    (grid,) = [x for x in find(kernel, For) if x.kind == "grid"]
+    other = {"M": 9, "K": 20}
+    short = replace(kernel, body=replace(grid, stop=2, until=None))
+    assert Case(compute.at(**other)).interpreted(short.at(other)).problem
+    text = str(kernel).replace("mask=m_k < (K * M)", "mask=m_k < 96")
+    with pytest.raises(InterpError, match=r"is not in 0\.\.4"):
+        Case(compute.at(M=1, K=4)).interpreted(Kernel.parse(text).at({"M": 1, "K": 4}))
+
+
+def test_one_kernel_for_fifty_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No size loads another module, nor asks for another kernel."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compute = parse(MAP)
+    plan = built(compute, "m.k:512 | fma", Target.parse("interpreter"))
+    (step,) = plan.steps
+    functions = set()
+    for drawn in sizes.drawn(compute, 50):
+        x = torch.randn(drawn["M"], drawn["K"])
+        y = torch.full_like(x, torch.nan)
+        plan.launch(X=x, Y=y)
+        assert torch.equal(y, 2 * x + 1), drawn
+        assert isinstance(step.launcher, SizedLauncher)
+        functions.add(id(step.launcher.jit))
+    assert len(functions) == 1
+
+
+def test_sizes_outside_are_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = built(parse(MAP), "m.k:512 | fma", Target.parse("interpreter"))
+    (step,) = plan.steps
+    monkeypatch.setattr(step.launcher, "start", lambda *_: pytest.fail("it was launched"))
+    for shape, reason in (((4097, 4), "M=4097 is not in 1..4096"),
+                          ((4, 6), "(K % 4) == 0 does not hold for K=6"),
+                          ((4096, 256), "does not hold for M=4096 K=256"), ((0, 4), "M=0 is not in")):
+        x = torch.zeros(shape)
+        with pytest.raises(TensorError) as told:
+            plan.launch(X=x, Y=x.clone())
+        assert reason in str(told.value) and "\n" not in str(told.value)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(TensorError, match="Y: expected shape"):
+        plan.launch(X=torch.zeros(4, 8), Y=torch.zeros(4, 12))
+    with pytest.raises(TensorError, match="X: expected shape"):
+        plan.launch(X=torch.zeros(8, 4).T, Y=torch.zeros(4, 8))
+
+
+def test_every_requirement_can_be_broken() -> None:
+    for compute in (parse(MAP), layer(Prop.FWD)[0]):
+        assert compute.named is not None
+        broken = list(sizes.outside(compute.named))
+        assert broken and all(compute.named.why_not(s) for s in broken)
+        for s in broken:
+            with pytest.raises(ComputeError, match="it requires"):
+                compute.at(**s)
+
+
+@pytest.mark.parametrize("word", ["a=box", "pack=a", "split_k=2", "programs=4", "c=box"])
+def test_what_is_made_for_given_sizes_is_refused(word: str) -> None:
+    with pytest.raises(ScheduleError, match="sizes that are arguments|box"):
+        built(layer(Prop.FWD)[0], f"mb.oh.ow:32 oc:16 ic:16 | mma | {word}")
+    with pytest.raises(ScheduleError, match="at most 4 warps"):
+        built(layer(Prop.BWD_W)[0], "ic:16 oc:16 mb.oh.ow:32 | mma | warps=8")
+
+
+@pytest.mark.parametrize("line, reason", [
+    ("sizes M=8 in 9..10", "the example does not meet"), ("sizes M, M", "twice"),
+    ("sizes", "no size; expected names"),
+    ("sizes M in 0..4", "expected a range"), ("sizes M, M + 1", "a condition of sizes"),
+    ("sizes pid in 1..4", "word of generated kernels")])
+def test_lines_that_are_refused(line: str, reason: str) -> None:
+    with pytest.raises(ComputeError, match=reason):
+        parse(f"compute c\n {line}\n axes m=M\n read x = X[m]\n store Y[m] = x")
+
+
+def test_texts_that_are_refused() -> None:
+    head = "compute c\n sizes M=8, N=8\n "
+    for rest, reason in (
+            ("axes m=M n=N\n read x = X[m, n]\n store Y[m + n] = x", "expected a line such as"),
+            ("tensor Y f32 [M*8+8]\n axes m=M n=N\n read x = X[m, n]\n store Y[m*8 + n] = x",
+             "the axis alone"),
+            ("axes m=M | n=N\n read x = X[m, n]\n let s = sum(x; n)\n let t = sum(x*s; m n)\n"
+             " store Y[0] = t", "takes 2 kernels")):
+        with pytest.raises((ComputeError, ScheduleError), match=reason):
+            built(parse(head + rest))
+    with pytest.raises(ComputeError, match="transconv.compile makes"):
+        transconv.computation(MAP)
+    with pytest.raises(ProblemError, match="question mark"):
+        marked("mb2ic16?ih9oc16oh9kh3ph1")
+
+
+def test_machine_code() -> None:
+    """Addresses are as wide as those of numbers, and the matrix unit does not wait."""
+    text, names = marked("mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc")
+    (compute,) = any_size(ConvProblem.parse(text), Prop.BWD_W, names)
+    (step,) = built(compute, "ic:64 oc:64 mb.oh.ow:64 | mma | warps=4").steps
+    (found,) = compile_offline([job_of(step, SM90)])
+    assert isinstance(found, Resources), found
+    assert "HGMMA" in found.words and not found.serialised and not found.spill_bytes
+    assert found.words["LDGSTS.128"] == found.words["LDGSTS"]

@@ -1,0 +1,125 @@
+"""The documentation as a site: built with warnings as errors, and nothing in it leads nowhere or is
+fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from docs.site import rooms
+from tests.docs.names import ROOMS, exported, room
+
+ROOT = Path(__file__).parents[2]
+# What a browser fetches by itself, by tag and attribute; a link that a reader follows is another thing.
+FETCHED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "srcset"),
+           ("use", "href"), ("video", "src")}
+
+
+class Seen(HTMLParser):
+    """The anchors of a page, the links on it, and what it makes a browser fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {key: value or "" for key, value in attrs}
+        self.anchors |= {given[key] for key in ("id", "name") if key in given}
+        self.links += [given["href"]] if tag == "a" and "href" in given else []
+        self.fetched += [given[key] for of, key in FETCHED if of == tag and key in given]
+
+
+@dataclass(frozen=True)
+class Site:
+    folder: Path
+    pages: dict[Path, Seen]
+
+    def dead(self, page: Path, link: str) -> bool:
+        target, anchor = urldefrag(unquote(link))
+        path = Path(os.path.normpath(page.parent / target)) if target else page
+        if not (self.folder / path).exists():
+            return True
+        return bool(anchor) and path in self.pages and anchor not in self.pages[path].anchors
+
+
+def built(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *words],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    done = built(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    paths = [p for p in sorted(folder.rglob("*.html")) if p.name != "404.html"]
+    return Site(folder, {p.relative_to(folder): Seen(p.read_text("utf-8")) for p in paths})
+
+
+def test_no_link_leads_nowhere(site: Site) -> None:
+    """Of pages and of the reference, to pages, files and anchors."""
+    links = [(page, link) for page, seen in site.pages.items() for link in seen.links + seen.fetched
+             if not re.match(r"[a-z]+:", link)]
+    assert len(links) > 1000
+    assert [f"{page}: {link}" for page, link in links if site.dead(page, link)] == []
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
+    """No font, no script, no picture: the site is read without a network."""
+    away = [f"{page}: {link}" for page, seen in site.pages.items() for link in seen.fetched
+            if re.match(r"(https?:)?//", link)]
+    assert not away
+    styles = [*site.folder.rglob("*.css")]
+    assert styles and not [p for p in styles if re.search(r"(url\(|@import)\s*['\"]?(https?:)?//",
+                                                          p.read_text("utf-8"))]
+
+
+def test_the_reference_has_every_public_name(site: Site) -> None:
+    anchors = set().union(*(seen.anchors for page, seen in site.pages.items()
+                            if page.parts[0] == "reference"))
+    elsewhere = {"transconv": {"config", "functional", "nn", "__version__"},
+                 "transconv.compute": {"library"}}
+    missing = [f"{name}.{public}" for name in ROOMS for public in exported(room(name))
+               if public not in elsewhere.get(name, ())
+               and not anchors & {f"{name}.{public}", home(getattr(room(name), public), public)}]
+    assert not missing
+
+
+def home(value: object, name: str) -> str:
+    """Where a thing is defined: a room may have a file of the same name."""
+    return f"{getattr(value, '__module__', '')}.{name}"
+
+
+def test_the_rooms_are_drawn_as_they_are() -> None:
+    """``python -m docs.site.rooms`` draws them anew."""
+    for mode in rooms.INK:
+        assert (rooms.FOLDER / f"rooms_{mode}.svg").read_text("utf-8") == rooms.svg(mode)
+    assert {"ir", "passes", "conv", "torch_ops"} <= rooms.rooms().keys()
+
+
+def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
+    """Of a page and of an anchor: the settings do that, so one small site shows it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A\n\n[x](b.md#no) and [y](nowhere.md)\n")
+    (tmp_path / "docs" / "b.md").write_text("# B\n")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Getting")]
+    path = tmp_path / "mkdocs.yml"
+    path.write_text(f"site_name: t\ntheme: null\nplugins: []\n{validation}".replace(
+        "theme: null", "theme: {name: mkdocs}"))
+    done = built(tmp_path / "out", "--config-file", str(path))
+    assert done.returncode == 1
+    assert "nowhere.md" in done.stderr and "'b.md#no'" in done.stderr

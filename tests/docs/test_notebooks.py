@@ -1,0 +1,44 @@
+"""docs/notebooks: each runs from its first cell to its last, and prints what it has stored.
+
+``pytest tests/docs/test_notebooks.py --update-golden`` stores what they print now.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def printed(notebook: nbformat.NotebookNode) -> list[str]:
+    return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells
+            if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, request: pytest.FixtureRequest,
+                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    notebook = nbformat.read(path, as_version=4)
+    stored = printed(notebook)
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False,
+                            coalesce_streams=True)
+    client.execute()
+    assert not [o for cell in notebook.cells for o in cell.get("outputs", [])
+                if o.get("name") == "stderr"]
+    if request.config.getoption("--update-golden"):
+        notebook.metadata.pop("language_info", None)  # it names this machine's Python
+        nbformat.write(notebook, path)
+        return
+    assert printed(notebook) == stored, "the notebook is stale; --update-golden if that is meant"
+
+
+def test_there_are_two() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_steps", "stages"]

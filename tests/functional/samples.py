@@ -1,0 +1,72 @@
+"""torch's own samples of the functions that transconv.functional has, tried on a device: results and
+gradients are torch's, or the call is torch's for a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import transconv
+from transconv import functional
+
+ROOT = {"softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp", "any",
+        "all", "matmul", "bmm", "argmax", "argmin", "max", "min", "cat", "flip", "gather", "index_select"}
+NONE = {"fold"}  # torch has no samples of it
+# Kinds of calls of which none has a kernel: others of torch's modes, and functions of two tensors.
+OTHERS = {"interpolate": {"linear", "bilinear", "bicubic", "trilinear", "area"}, "max": {"binary"},
+          "min": {"binary"}}
+
+
+def ops_of(name: str) -> Iterator[Any]:
+    """torch's entries for a function, one for each of its forms."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    dotted = name if name in ROOT else f"nn.functional.{name}"
+    forms = [op for op in op_db if op.name == dotted]
+    plain = [op for op in forms if op.variant_test_name in ("", "unbiased_off")]
+    yield from plain or [op for op in forms if op.variant_test_name not in OTHERS.get(name, ())]
+
+
+def ours_of(name: str) -> Callable[..., Any]:
+    ours: Callable[..., Any] = getattr(functional, name)
+    # torch's samples begin with what is differentiated.
+    return (lambda weight, index, **more: ours(index, weight, **more)) if name == "embedding" else ours
+
+
+def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4) -> Counter[str]:
+    """How many samples passed (under ``passed``), and how many are torch's, by reason; AssertionError for
+    one whose result or gradient is not torch's."""
+    found: Counter[str] = Counter()
+    for op in ops_of(name):
+        grads = op.supports_autograd
+        for at, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=grads)):
+            if at % every:
+                continue
+            transconv.stats(reset=True)
+            _compare(op.op, ours_of(name), sample, near)
+            away = transconv.stats().fallback
+            found.update(away)
+            found["passed"] += not away
+    return found
+
+
+def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, near: float) -> None:
+    args = (sample.input, *sample.args)
+    got, want = ours(*args, **sample.kwargs), theirs(*args, **sample.kwargs)
+    _same(got, want, near)
+    operands = sample.input if isinstance(sample.input, (list, tuple)) else [sample.input]
+    leaves = [t for t in (*operands, *sample.args, *sample.kwargs.values())
+              if isinstance(t, torch.Tensor) and t.requires_grad]
+    ours_first, first = (t[0] if isinstance(t, tuple) else t for t in (got, want))
+    if first.requires_grad:
+        assert ours_first.stride() == first.stride() or not first.numel()
+        g = torch.randn_like(first)
+        _same(*(torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (ours_first, first)), near)
+
+
+def _same(got: Any, want: Any, near: float) -> None:
+    # A row of one element has gradients that are zero but for the rounding of its mean.
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=near, atol=near)

@@ -1,0 +1,94 @@
+"""Calls that come back take the quickest way, and any difference takes the general one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from transconv import functional as ours
+from transconv.functional import launches, routes, warm
+from transconv.torch_ops.route import current_device
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Launches that have a start function, as on a GPU: here it interprets the kernel."""
+    start = launches.Launch.start
+
+    def begin(self: launches.Launch, tensors: Any) -> None:
+        self.begin = None
+        start(self, tensors)
+        self.begin, self.device = (lambda *given: begin(self, given)), current_device()
+
+    monkeypatch.setattr(launches.Launch, "start", begin)
+    monkeypatch.setattr(routes, "_empty", lambda shape, strides, dtype:
+                        torch.empty_strided(shape, strides, dtype=dtype))
+    yield
+    launches._launches.clear()
+
+
+def test_other_calls_of_the_same_key_go_the_general_way() -> None:
+    w, b = torch.randn(2, 6)
+
+    def same(x: torch.Tensor, *numbers: Any) -> None:
+        torch.testing.assert_close(ours.layer_norm(x, (6,), *numbers), F.layer_norm(x, (6,), *numbers))
+
+    x = torch.randn(4, 6)
+    for _ in range(3):
+        same(x, w, b)
+    known = [*warm._entries.values()]
+    assert [depth for depth, _ in known] == [1]
+    for given in ((x.double(), w.double(), b.double()), (x, None, b), (x.T.contiguous().T, w, b),
+                  (torch.randn(25)[1:].view(4, 6), w, b)):
+        for _ in range(2):
+            same(*given)
+    same(x, w, b)
+    [(depth, _)] = warm._entries.values()
+    assert depth == warm.CHAIN  # and no more
+    assert not transconv.stats().fallback
+    routes_before = transconv.stats(reset=True).native["layer_norm"]
+    assert routes_before == 3 + 4 * 2 + 1
+
+
+def test_gradients_switches_and_modes_are_seen() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    g = torch.randn(4, 6)
+    with torch.no_grad():
+        for _ in range(3):
+            assert not ours.softmax(x, 1).requires_grad
+    for _ in range(3):
+        y = ours.softmax(x, 1)
+        want = F.softmax(x, 1)
+        torch.testing.assert_close(torch.autograd.grad(y, x, g), torch.autograd.grad(want, x, g))
+    with torch.no_grad():
+        for _ in range(3):
+            assert not ours.softmax(x, 1).requires_grad
+    assert [depth for depth, _ in warm._entries.values()] == [2]
+    assert transconv.stats(reset=True).native == {"softmax": 9, "softmax_gradient": 3}
+    torch.testing.assert_close(torch.func.vmap(lambda t: ours.softmax(t, 0))(x), F.softmax(x, 1))
+    with torch.autograd.forward_ad.dual_level():
+        ours.softmax(x, 1)
+    assert set(transconv.stats(reset=True).fallback) == {"transform:functorch", "transform:forward_ad"}
+    with torch.autocast("cpu"):
+        ours.softmax(x, 1)
+    assert transconv.stats(reset=True).fallback == {"autocast": 1}
+    transconv.config.cpu = "fallback"  # and the switch of the product
+    ours.softmax(x, 1)
+    assert "device:cpu" in transconv.stats(reset=True).fallback
+
+
+def test_true_is_no_1_and_pools_have_their_form() -> None:
+    x = torch.randn(2, 3, 6)
+    for _ in range(3):
+        assert ours.sum(x, 1).shape == (2, 6)
+    with pytest.raises(TypeError):
+        ours.sum(x, True)
+    for _ in range(3):
+        y, at = ours.max_pool1d(x, 2, return_indices=True)
+        torch.testing.assert_close((y, at), F.max_pool1d(x, 2, return_indices=True))
+        torch.testing.assert_close(ours.max_pool1d(x, 2), y)

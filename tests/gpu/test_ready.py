@@ -1,0 +1,96 @@
+"""Calls whose kernel is compiled by a process, and plans of another process, on a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import transconv
+from transconv.backend_triton import compiled
+from transconv.conv import compiler
+from transconv.runtime import readiness, verdicts
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 180.0
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Empty caches, here and in processes."""
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    for forget in (compiler.forget, compiled.forget, verdicts.forget, readiness.forget):
+        forget()
+    yield
+    transconv.config.compile = "now"
+    readiness.forget()
+
+
+def layer(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(4, 64, size, size, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16)
+    return (x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last))
+
+
+def test_background_stalls_nobody_and_switches() -> None:
+    transconv.config.compile = "background"
+    x, w = layer(29)
+    torch.conv2d(x, w)
+    transconv.stats(reset=True)
+    begun, longest = time.monotonic(), 0.0
+    while not transconv.stats().native:
+        at = time.perf_counter()
+        made = transconv.conv2d(x, w, padding=1)
+        torch.cuda.synchronize()
+        if not transconv.stats().native:
+            longest = max(longest, time.perf_counter() - at)
+        assert time.monotonic() - begun < LIMIT_S
+        time.sleep(0.05)
+    torch.testing.assert_close(made, torch.conv2d(x, w, padding=1), rtol=2e-2, atol=1e-1)
+    assert transconv.stats().fallback["compiling"] > 0 and longest < 0.5
+
+
+def test_a_child_compiles_what_the_launch_looks_for() -> None:
+    """Under the same key: the launch finds machine code and compiles nothing."""
+    x, w = layer(27)
+    report = transconv.prepare(torch.nn.Conv2d(64, 64, 3, bias=False).to(
+        "cuda", torch.bfloat16, memory_format=torch.channels_last), x, progress=False)
+    assert report.kernels >= 2 and not report.failures
+    folders = set(compiled.folder().iterdir())
+    transconv.config.compile = "never"
+    y = transconv.conv2d(x, w.requires_grad_())
+    y.sum().backward()
+    found = {f for f in set(compiled.folder().iterdir()) - folders if list(f.glob("*.cubin"))}
+    assert not found, "a launch compiled what was prepared"
+
+
+def test_a_capture_replays_what_was_warmed_up() -> None:
+    x, w = layer(25)
+    transconv.config.compile = "background"
+    transconv.conv2d(x, w)  # torch's
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = transconv.conv2d(x, w)
+    graph.replay()
+    torch.testing.assert_close(y, torch.conv2d(x, w), rtol=2e-2, atol=1e-1)
+
+
+def test_another_process_runs_no_pass() -> None:
+    text = ("import torch, transconv, transconv.runtime.steps as s\n"
+            "if {warm}: s.lower = None\n"
+            "x = torch.randn(4, 64, 23, 23, device='cuda').half()\n"
+            "w = torch.randn(64, 64, 3, 3, device='cuda').half()\n"
+            "transconv.config.fallback = 'error'\n"
+            "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
+            "torch.testing.assert_close(made, want, rtol=1e-2, atol=1e-1)\n")
+    for warm in (False, True):
+        subprocess.run([sys.executable, "-c", text.format(warm=warm)], check=True, cwd=ROOT, timeout=300)

@@ -1,0 +1,242 @@
+"""Kernels that are not there yet, processes that compile them, and plans that are kept on disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transconv import runtime
+from transconv.backend_triton import Compilers, compiled
+from transconv.backend_triton.launch import Launcher
+from transconv.conv import ConvProblem, Prop, compiler
+from transconv.conv.plans import Compiled
+from transconv.errors import Unsupported
+from transconv.runtime import kept, readiness, readiness_child, verdicts
+from transconv.target import TARGETS, Target
+
+ROOT = Path(__file__).parent.parent
+SM90 = Target.parse("sm_90")
+PROBLEM = ConvProblem.parse("mb2ic16ih6oc16oh6kh1ph0 dt=f16 tag=nhwc")
+
+
+class Processes:
+    """In the place of compiling processes: jobs wait until they are answered."""
+
+    def __init__(self, *_: Any) -> None:
+        self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
+
+    def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
+        self.jobs.append((job, done))
+
+    def answer(self, **said: Any) -> None:
+        for _, done in self.jobs:
+            done(said)
+        self.jobs.clear()
+
+    def close(self) -> None:
+        self.jobs.clear()
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]:
+    """The kernels that count as compiled, by their keys; an empty cache."""
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    found: set[str] = set()
+    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: self.key in found)
+    compiler.forget()
+    verdicts.forget()
+    readiness.forget()
+    yield found
+    compiler.forget()
+    verdicts.forget()
+    readiness.forget()
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    made = Processes()
+    monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
+    return made
+
+
+def asked(mode: str, target: Target = SM90, **options: Any) -> Compiled:
+    return compiler.plan(PROBLEM, Prop.FWD, target, mode=mode, **options)
+
+
+def refused(mode: str, **options: Any) -> Unsupported:
+    with pytest.raises(Unsupported) as caught:
+        asked(mode, **options)
+    return caught.value
+
+
+def test_background_refuses_until_a_process_has_compiled(there: set[str], processes: Processes) -> None:
+    assert [refused("background").reason for _ in range(3)] == ["compiling"] * 3
+    assert len(processes.jobs) == 1, "one job for a kernel, however often it is asked for"
+    assert not list(kept.DRAWER.items()), "whoever asks generates nothing"
+    there |= {s.digest for s in asked("now").steps}
+    compiler.forget()
+    processes.answer(kernels=1, seconds=0.1)
+    assert asked("background").steps[0].digest in there
+
+
+def test_never_compiles_nothing(there: set[str], processes: Processes) -> None:
+    assert refused("never").reason == "compile:never" and not processes.jobs
+    there |= {s.digest for s in asked("now").steps}
+    assert asked("never").steps[0].digest in there
+
+
+def test_one_job_for_many_threads(there: set[str], processes: Processes) -> None:
+    begin = threading.Barrier(4)
+    reasons: list[str] = []
+
+    def ask() -> None:
+        begin.wait()
+        reasons.append(refused("background").reason)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert reasons == ["compiling"] * 4 and len(processes.jobs) == 1
+
+
+def test_a_failure_is_logged_and_remembered(there: set[str], processes: Processes,
+                                            caplog: pytest.LogCaptureFixture) -> None:
+    refused("background")
+    with caplog.at_level(logging.WARNING, "transconv.ready"):
+        processes.answer(reason="ptxas died", log="")
+    error = refused("background")
+    assert (error.reason, error.message) == ("compile:failed", "ptxas died") and not processes.jobs
+    assert "ptxas died" in caplog.text
+
+
+def test_a_kernel_that_does_not_compile_is_wrong(there: set[str], processes: Processes) -> None:
+    digest = asked("now").steps[0].digest
+    refused("background")
+    processes.answer(kernels=1, wrong=[{"kernel": digest, "function": "f", "schedule": "s",
+                                        "reason": "spilt", "keep": False}])
+    compiler.forget()
+    assert verdicts.is_wrong(digest) and asked("now").steps[0].digest != digest
+
+
+def test_where_nothing_is_kept_the_caller_compiles(there: set[str], processes: Processes,
+                                                   caplog: pytest.LogCaptureFixture) -> None:
+    refused("background")
+    processes.answer(kernels=1)
+    assert asked("background").steps and asked("background").steps
+    assert caplog.text.count("is compiled here") == 1
+
+
+def test_the_same_bits_or_the_interpreter_wait_for_nobody(there: set[str], processes: Processes) -> None:
+    assert asked("background", deterministic=True).steps
+    assert asked("never", target=TARGETS["interpreter"]).steps and not processes.jobs
+    assert refused("never", deterministic=True).reason == "compile:never"
+
+
+# -- plans kept on disk ----------------------------------------------------------------------------
+
+
+def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ConvProblem.parse("mb1ic16ih5oc16oh3kh3sh2ph1 dt=bf16 tag=nchw")
+    for prop in (Prop.FWD, Prop.BWD_W):
+        first = compiler.plan(problem, prop, SM90)
+        compiler.forget()
+        with monkeypatch.context() as m:
+            m.setattr("transconv.runtime.steps.lower", None)  # no pass runs
+            second = compiler.plan(problem, prop, SM90)
+        assert second.steps[0].launcher is not first.steps[0].launcher
+        assert (second.source, second.schedule, second.why) == (first.source, first.schedule, first.why)
+        assert second.workspaces == first.workspaces and second.order == first.order
+        for a, b in zip(first.steps, second.steps, strict=True):
+            same = ("does", "schedule", "source", "path", "params", "digest", "zero")
+            assert [getattr(a, n) for n in same] == [getattr(b, n) for n in same]
+            same = ("grid", "warps", "stages", "boxes", "early", "explicit", "types", "key")
+            assert [getattr(a.launcher, n) for n in same] == [getattr(b.launcher, n) for n in same]
+        assert second.steps[0].kernel is first.steps[0].kernel, "the passes run for those who ask"
+
+
+@pytest.mark.parametrize("change", [
+    {"digest": "0" * 32}, {"source": "import os"}, {"schedule": "nonsense"}, {"boxes": 3}, {"zero": {}}])
+def test_a_kept_plan_that_makes_no_sense_is_made_again(there: set[str], change: dict[str, Any]) -> None:
+    first = asked("now")
+    (name, content), = kept.DRAWER.items()
+    content["steps"][0] |= change
+    kept.DRAWER.put(name, content)
+    compiler.forget()
+    assert asked("now").source == first.source
+
+
+@pytest.mark.parametrize("name", ["TRANSCONV_VERIFY", "TRANSCONV_DUMP", "TRANSCONV_DEBUG"])
+def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pytest.MonkeyPatch,
+                                               tmp_path: Path, name: str) -> None:
+    monkeypatch.setenv(name, {"TRANSCONV_DUMP": str(tmp_path), "TRANSCONV_DEBUG": "2"}.get(name, "1"))
+    asked("now")
+    assert not list(kept.DRAWER.items())
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Launcher, "compile", lambda self, aligned: done.append(self.key))
+    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
+    answer = readiness_child.answer(question.job)
+    assert answer["kernels"] == len(done) >= 1 and not answer["wrong"]
+    assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
+    assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
+                                                    aligned=False).steps]
+
+
+def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:
+    """No thread, no process, no exit handler holds it up."""
+    script = tmp_path / "script.py"  # without a guard of its main module
+    script.write_text(
+        "from transconv.backend_triton import Compilers\n"
+        "print('begun', flush=True)\n"
+        "pool = Compilers('timeit', {}, 2)\n"  # a module that answers nothing for a while
+        "import atexit; atexit.register(pool.close)\n"
+        "pool.submit({}, print)\n"
+        "while not any(c.process for c in pool.children): pass\n"
+        "print(*[c.process.pid for c in pool.children if c.process])\n")
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30,
+                         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    lines = ran.stdout.split()
+    assert lines[0] == "begun" and lines.count("begun") == 1 and not ran.stderr
+    assert not Path(f"/proc/{lines[1]}").exists()
+
+
+def test_an_answer_after_the_end_is_heard_by_nobody() -> None:
+    pool = Compilers("nothing", {}, 1)
+    pool.close()
+    pool.submit({}, lambda _: pytest.fail("heard"))
+    assert not pool.children
+
+
+def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Kernel:
+        hash, name = "ab" * 32, "f"
+
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "folder", lambda: tmp_path)
+    compiled.forget()
+    compiled.note("k", True, Kernel)
+    assert compiled.is_there("k", True) and not compiled.is_there("k", False)
+    compiled.forget()
+    assert not compiled.is_there("k", True), "Triton's folder was removed"
+    place = tmp_path / compiled.folder_of(Kernel.hash)
+    place.mkdir()
+    (place / "__grp__f.json").write_text("{}")
+    assert compiled.is_there("k", True)
+    compiled.forget()

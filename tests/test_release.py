@@ -1,0 +1,158 @@
+"""The source distribution and the wheel: built, looked into, and the wheel installed in an empty
+environment and used from another folder. Nothing is downloaded.
+
+``make release`` has this look at what lies in ``dist``; otherwise both are built here, from a copy.
+Links of the README to other files of the repository do not work on a package index, which shows the
+README alone: that is known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+
+from transconv.version import __version__
+
+ROOT = Path(__file__).parent.parent
+STEM = f"transconv-{__version__}"
+DATA = {"py.typed", "data/tuned_h200.csv", "data/resnet50.txt", "verify/corpus/generated.txt",
+        "verify/corpus/compiled.txt"}
+TEMPLATES = (".html", ".css", ".js", ".j2", ".jinja")
+
+FIRST = """
+import runpy, sys
+sys.argv[1:] = ["doctor"]
+try:
+    runpy.run_module("transconv", run_name="__main__", alter_sys=True)
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+import torch, transconv
+from transconv.cli.demo import NETWORK
+transconv.config.fallback = "silent"
+x, w = torch.randn(2, 8, 14, 14), torch.randn(16, 8, 3, 3)
+y = transconv.conv2d(x, w, padding=1)
+torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, padding=1), rtol=1e-3, atol=1e-3)
+print(transconv.__file__, NETWORK.is_file())
+"""
+
+
+def ran(*words: object, cwd: Path) -> str:
+    """Standard output of a command, in an environment without what points at the checkout."""
+    own = {k: v for k, v in os.environ.items()
+           if not k.startswith(("PYTHON", "TRANSCONV_", "TRITON_"))}
+    done = subprocess.run([str(w) for w in words], cwd=cwd, capture_output=True, text=True,
+                          env=own | {"XDG_CACHE_HOME": str(cwd / "cache")}, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both distributions."""
+    if given := os.environ.get("TRANSCONV_DIST"):
+        return ROOT / given
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "transconv", source / "transconv", ignore=ignored)
+    for name in ("tests", "bench"):  # what must stay outside
+        (source / name).mkdir()
+        shutil.copy(ROOT / "tests" / "test_errors.py", source / name)
+    templates = source / "transconv" / "cli" / "templates" / "pages"  # what must come inside
+    templates.mkdir(parents=True)
+    for kind in TEMPLATES:
+        (templates / f"page{kind}").write_text("x")
+    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
+    return source / "dist"
+
+
+def names_of(dist: Path) -> tuple[list[str], list[str]]:
+    """What is in the wheel, and in the source distribution."""
+    with tarfile.open(dist / f"{STEM}.tar.gz") as source:
+        inside = [m.name.removeprefix(f"{STEM}/") for m in source.getmembers() if m.isfile()]
+    return zipfile.ZipFile(dist / f"{STEM}-py3-none-any.whl").namelist(), inside
+
+
+def test_both_hold_the_package_and_nothing_else(dist: Path) -> None:
+    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "transconv").rglob("*")
+               if p.suffix in (".py", ".csv", ".txt", *TEMPLATES) and p.is_file()}
+    for names in names_of(dist):
+        assert sources <= {*names}, sources - {*names}
+        assert {f"transconv/{name}" for name in DATA} <= {*names}
+        outside = r"(^|/)(tests?|bench|docs|results|golden)/|\.pyc$|(^|/)test_"
+        assert not [n for n in names if re.search(outside, n)]
+        if "TRANSCONV_DIST" not in os.environ:
+            assert {f"transconv/cli/templates/pages/page{k}" for k in TEMPLATES} <= {*names}
+    wheel, source = names_of(dist)
+    assert {n.split("/")[0] for n in wheel} == {"transconv", f"{STEM}.dist-info"}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml"} <= {*source}
+    for built in dist.iterdir():
+        assert built.stat().st_size < 3 << 20, f"{built.name} is larger than a package of text should be"
+
+
+def test_the_wheel_is_for_any_machine_and_its_metadata_are_valid(dist: Path) -> None:
+    wheel = zipfile.ZipFile(dist / f"{STEM}-py3-none-any.whl")
+    tags = wheel.read(f"{STEM}.dist-info/WHEEL").decode()
+    assert "Root-Is-Purelib: true" in tags and "Tag: py3-none-any" in tags
+    told = Metadata.from_email(wheel.read(f"{STEM}.dist-info/METADATA"), validate=True)
+    assert told.name == "transconv" and str(told.version) == __version__
+    assert told.license_expression == "Apache-2.0" and told.summary and told.keywords
+    assert {"test", "bench", "docs", "dev"} <= {*(told.provides_extra or ())}
+    plain = {r.name for r in told.requires_dist or () if r.marker is None or "extra" not in str(r.marker)}
+    assert plain == {"jinja2", "numpy", "sympy", "torch", "tqdm", "triton"}
+    assert any(c.startswith("Programming Language :: Python :: 3") for c in told.classifiers or ())
+    assert told.description_content_type == "text/markdown"
+    rendered(told.description or "")
+
+
+def rendered(description: str) -> None:
+    """A package index renders the README: every fence is closed, headings are headings."""
+    markdown = pytest.importorskip("markdown")
+    html = markdown.markdown(description, extensions=["fenced_code", "tables"])
+    assert html.startswith("<h1>transconv</h1>") and "```" not in html
+    assert html.count("<pre>") == len(re.findall(r"^```\w+$", description, re.MULTILINE))
+
+
+def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
+    """Installed without its dependencies, which are then lent to it, and used from another folder."""
+    here = tmp_path / "environment"
+    venv.create(here, with_pip=False)
+    python = here / "bin" / "python"
+    wheel = dist / f"{STEM}-py3-none-any.whl"
+    ran(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index",
+        "--no-compile", "--disable-pip-version-check", wheel, cwd=tmp_path)
+    (site,) = here.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+
+    shown = ran(here / "bin" / "transconv", "show", "mb2ic16ih14oc32oh14kh3ph1", "--target", "sm_90",
+                "--stage", "emit", cwd=tmp_path)
+    assert "@triton.jit" in shown and "tl.store" in shown
+
+    # As `python -m transconv doctor`, and a first call in the same process.
+    said = ran(python, "-c", FIRST, cwd=tmp_path)
+    assert f"ok   transconv {__version__} in {site}/transconv" in said
+    assert said.count("ok   self-test") == 2 and "works here" in said, said
+    assert said.splitlines()[-1] == f"{site}/transconv/__init__.py True"
+
+
+def test_the_change_log_has_a_section_of_this_version() -> None:
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == __version__
+
+
+def test_the_demo_has_the_network_of_the_benchmarks() -> None:
+    """A copy, because an installed package has no bench/."""
+    ours, theirs = ROOT / "transconv/data/resnet50.txt", ROOT / "bench/problems/resnet50.txt"
+    assert ours.read_text() == theirs.read_text()

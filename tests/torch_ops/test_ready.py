@@ -1,0 +1,221 @@
+"""Calls whose kernel is not compiled: in the background, never, prepared. Kernels are the interpreter's,
+which count as compiled when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import transconv
+import transconv.functional as TF
+from tests.test_ready import Processes
+from transconv.backend_triton import Compilers
+from transconv.backend_triton.launch import Launcher
+from transconv.conv import compiler
+from transconv.errors import Unsupported
+from transconv.functional import launches
+from transconv.runtime import prepared, readiness
+from transconv.torch_ops import execute
+
+X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
+
+
+class Machine:
+    """Whether kernels count as compiled, and the processes that would compile them."""
+
+    def __init__(self) -> None:
+        self.compiled, self.processes = False, Processes()
+
+    def finish(self) -> None:
+        self.compiled = True
+        self.processes.answer(kernels=1, seconds=0.0)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine()
+    monkeypatch.setattr(readiness, "compiles", lambda target: True)
+    monkeypatch.setattr(readiness, "Compilers", lambda *_: made.processes)
+    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: made.compiled)
+    compiler.forget()
+    readiness.forget()
+    launches._launches.clear()
+    transconv.config.cpu = "interpret"
+    transconv.config.compile = "background"
+    yield made
+    transconv.config.compile = "now"
+    readiness.forget()
+    launches._launches.clear()
+
+
+def counts() -> tuple[dict[str, int], dict[str, int]]:
+    found = transconv.stats(reset=True)
+    return found.native, found.fallback
+
+
+
+def converted() -> torch.Tensor:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, bias=False))
+    model[0].weight.data.copy_(W)
+    transconv.convert_(model)
+    return model(X)
+
+
+def replaced() -> torch.Tensor:
+    with transconv.use("cpu"):
+        return torch.nn.functional.conv2d(X, W)
+
+
+CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "call": (lambda: transconv.conv2d(X, W, B), lambda: torch.conv2d(X, W, B), "fwd"),
+    "module": (converted, lambda: torch.conv2d(X, W), "fwd"),
+    "use": (replaced, lambda: torch.conv2d(X, W), "fwd"),
+    "fused": (lambda: transconv.fused_conv2d(X, W, B, activation="relu"),
+              lambda: torch.conv2d(X, W, B).relu(), "fwd"),
+    "functional": (lambda: TF.softmax(X, -1), lambda: torch.softmax(X, -1), "softmax"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch_answers_until_the_kernel_is_there(machine: Machine, name: str,
+                                                 recwarn: pytest.WarningsRecorder) -> None:
+    call, answer, counted = CALLS[name]
+    transconv.config.fallback = "warn"
+    for _ in range(4):
+        torch.testing.assert_close(call(), answer())
+    assert counts() == ({}, {"compiling": 4}) and len(machine.processes.jobs) == 1
+    assert not [w for w in recwarn if w.category is transconv.FallbackWarning]
+    machine.finish()
+    for _ in range(4):
+        torch.testing.assert_close(call(), answer(), rtol=1e-3, atol=1e-3)
+    assert counts() == ({counted: 4}, {})
+
+
+def test_gradients_switch_too(machine: Machine) -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    for compiled in (False, True):
+        if compiled:
+            machine.finish()
+        for _ in range(3):
+            found = torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
+            want = torch.autograd.grad(torch.conv2d(x, w).sum(), (x, w))
+            torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
+        native, torchs = counts()
+        assert (torchs if compiled else native) == {}
+        assert native == ({"fwd": 3, "bwd_d": 3, "bwd_w": 3} if compiled else {})
+    transconv.stats(reset=True)
+
+
+def test_never_is_the_fallback_policys(machine: Machine) -> None:
+    transconv.config.compile, transconv.config.fallback = "never", "warn"
+    with pytest.warns(transconv.FallbackWarning, match="compile:never"):
+        torch.testing.assert_close(transconv.conv2d(X, W), torch.conv2d(X, W))
+    assert counts() == ({}, {"compile:never": 1}) and not machine.processes.jobs
+    transconv.config.fallback = "error"
+    with pytest.raises(Unsupported, match="compile:never"):
+        transconv.conv2d(X, W)
+
+
+def test_where_torch_may_not_answer_the_call_waits(machine: Machine) -> None:
+    transconv.config.fallback = "error"
+    transconv.conv2d(X, W)
+    assert counts() == ({"fwd": 1}, {}) and not machine.processes.jobs
+
+
+def test_the_same_bits_are_pinned(machine: Machine) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        transconv.conv2d(X, W)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counts() == ({"fwd": 1}, {})
+
+
+def test_a_capture_holds_what_was_warmed_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.conv2d(X, W)  # torch's
+    machine.finish()  # between warm-up and capture
+    with monkeypatch.context() as m:
+        m.setattr(execute, "capturing", lambda device: True)
+        transconv.conv2d(X, W)
+    assert counts() == ({}, {"compiling": 1, "capture:cold": 1})
+    transconv.conv2d(X, W)
+    with monkeypatch.context() as m:
+        m.setattr(execute, "capturing", lambda device: True)
+        transconv.conv2d(X, W)
+    assert counts() == ({"fwd": 2}, {})
+
+
+def test_compiled_graphs_wait(machine: Machine) -> None:
+    torch.ops.transconv.convolution(X, W, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert counts() == ({"fwd": 1}, {}) and not machine.processes.jobs
+
+
+def test_explain_says_what_is_being_compiled(machine: Machine) -> None:
+    assert "compiling (the first call begins it)" in transconv.explain(X, W).parts[0].reasons
+    transconv.conv2d(X, W)
+    said = str(transconv.explain(X, W).parts[0])
+    assert "torch, because compiling (a process compiles its kernel); then " in said
+    machine.processes.answer(reason="ptxas died")
+    assert "ptxas died" in str(transconv.explain(X, W).parts[0])
+    machine.compiled = True
+    assert transconv.explain(X, W).parts[0].native
+
+
+# -- prepare ---------------------------------------------------------------------------------------
+
+
+class AtOnce(Processes):
+    """Processes that answer a job when they are given it."""
+
+    failing = ""
+
+    def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
+        done({"reason": "ptxas died", "log": ""} if self.failing and self.failing in job["problem"]
+             else {"kernels": 2, "seconds": 0.1, "wrong": []})
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.Dropout(),
+                               torch.nn.Conv2d(6, 4, 1))
+
+
+def test_prepare_compiles_what_a_model_asks_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "Compilers", AtOnce)
+    monkeypatch.setattr(AtOnce, "failing", "ic6")
+    given, numbers = model(), torch.get_rng_state()
+    before = {n: t.clone() for n, t in given.state_dict().items()}
+    transconv.conv2d(X, W)
+    report = transconv.prepare(given, X, sizes=[(7, 7)], progress=False)
+    # Two layers, two sizes: results, gradients of weights, and of the second layer's input.
+    assert len(report.problems) == 10 and report.kernels == 8 and report.there == 0
+    assert len(report.failures) == 6 and report.failures[0][1] == "ptxas died"
+    assert "10 problems" in str(report) and report.mapping()["kernels"] == 8
+    assert all(torch.equal(t, before[n]) for n, t in given.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), numbers) and all(p.grad is None for p in given.parameters())
+    assert counts() == ({}, {"compiling": 1}), "calls of prepare are not counted"
+
+
+def test_prepare_without_gradients_and_of_what_is_there(machine: Machine) -> None:
+    machine.compiled = True
+    report = transconv.prepare(model(), X, backward=False, progress=False)
+    assert (len(report.problems), report.there, report.kernels, report.failures) == (2, 2, 0, ())
+
+
+def test_prepare_says_which_calls_are_torchs(machine: Machine) -> None:
+    transconv.config.cpu = "fallback"
+    with transconv.use("cpu"):
+        report = transconv.prepare(model(), X, progress=False)
+    assert not report.problems and dict(report.left)["device:cpu"] >= 2
+
+
+@pytest.mark.parametrize("size", [(), (0, 3), (1, 2, 3, 4, 5), (2.0,)])
+def test_prepare_refuses_other_sizes(machine: Machine, size: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="is no size of the last dims"):
+        transconv.prepare(model(), X, sizes=[size], progress=False)
+
+
+def test_a_pool_is_what_prepare_uses() -> None:
+    assert prepared.Compilers is Compilers
