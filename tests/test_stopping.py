@@ -33,7 +33,8 @@ def stopped(folder: Path, name: str, number: signal.Signals) -> tuple[int, str, 
     process = subprocess.Popen(
         [sys.executable, "-m", "transconv", name.split()[0], *COMMANDS[name]], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env=knobs.child_environment(variables, str(ROOT)))
+        env=knobs.child_environment(variables, str(ROOT)),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
     try:
         _await(process, folder, name)
         os.killpg(process.pid, number)

@@ -8,7 +8,8 @@ import pytest
 
 from transconv import ir
 from transconv.ir import f32, verify
-from transconv.ir.verify import RULES
+from transconv.ir.sites import Site, statements
+from transconv.ir.verify import OF_STATEMENTS, RULES, Rule
 
 I, J, K = (ir.Var(n) for n in ("i", "j", "k"))  # noqa: E741
 ACC, X = ir.Var("acc", f32), ir.Var("x", f32)
@@ -196,3 +197,28 @@ def test_shared_expressions_are_looked_at_once() -> None:
     for _ in range(60):
         e = e + e
     verify(kernel(ir.Let(I, e)))
+
+
+class Blind(Site):
+    """A site that shows its statement and nothing else."""
+
+    def __getattribute__(self, name: str) -> object:
+        assert name not in ("params", "scope", "lanes", "around"), name
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("rule", sorted(OF_STATEMENTS, key=lambda r: r.__name__), ids=lambda r: r.__name__)
+def test_a_rule_of_statements_looks_at_nothing_else(rule: Rule) -> None:
+    broken = BREACHES[rule.__name__.replace("_", "-")] if rule in RULES else []
+    for root in (SOUND, *broken):
+        for s in statements(root):
+            list(rule(Blind(s, None, {}, {}, ())))
+
+
+def test_a_statement_that_was_right_elsewhere_is_asked_again_where_it_is_used() -> None:
+    let = ir.Let(J, I + M)
+    verify(ir.For(I, 4, let))
+    with pytest.raises(ir.VerifyError, match="i is not bound here"):
+        verify(let)
+    with pytest.raises(ir.VerifyError, match="speaks of lanes"):
+        verify(ir.For(I, 4, let), "tiles")

@@ -18,8 +18,8 @@ from transconv.ir.tensor import Tensor
 
 
 def var_bound_before_use(site: Site) -> Iterator[str]:
-    for e in site.nodes():
-        if isinstance(e, ex.Var) and e not in site.scope:
+    for e in site.find(ex.Var):
+        if e not in site.scope:
             twin = next((v for v in site.scope if isinstance(v, ex.Var) and v.name == e.name), None)
             yield (f"{e.name} is not bound here" if twin is None else
                    f"{e.name} is used as {e.type} and bound as {twin.type}")
@@ -47,7 +47,7 @@ def update_only_allocated(site: Site) -> Iterator[str]:
 
 
 def tensor_is_parameter(site: Site) -> Iterator[str]:
-    for who, tensor, _, _ in site.accesses():
+    for who, tensor in site.tensors():
         if isinstance(tensor, Tensor) and site.params is not None and tensor not in site.params:
             same = any(p.name == tensor.name for p in site.params)
             yield (f"{who} reaches {tensor.name}, which is "
@@ -68,7 +68,7 @@ def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
 
 def ring_is_reserved(site: Site) -> Iterator[str]:
     """Rings of shared memory and of barriers are reserved before they are used, outside of roles."""
-    used: list[Node] = [e.buffer for e in site.nodes() if isinstance(e, xp.Piece)]
+    used: list[Node] = [e.buffer for e in site.find(xp.Piece)]
     match site.stmt:
         case xp.Fetch(barrier=barrier):
             used.append(barrier)
@@ -84,7 +84,7 @@ def ring_is_reserved(site: Site) -> Iterator[str]:
 
 def names_are_identifiers(site: Site) -> Iterator[str]:
     """Names are printed into Python as they are."""
-    names: list[str] = [e.name for e in site.nodes() if isinstance(e, ex.Lane)]
+    names: list[str] = [e.name for e in site.find(ex.Lane)]
     match site.stmt:
         case st.Kernel(name, params):
             names += [name, *(p.name for p in params)]

@@ -51,15 +51,15 @@ def load_only_in_let(site: Site) -> Iterator[str]:
                     yield from misplaced(child, False)
 
     seen: set[Node] = set()
-    for root in site.exprs():
+    for root in site.exprs() if site.has(ac.Load) else ():
         for load in misplaced(root, isinstance(site.stmt, st.Let)):
             yield f"{load} is inside a larger expression; bind it by a let first"
 
 
 def mask_is_boolean(site: Site) -> Iterator[str]:
     """Also the conditions of branches, selects and assumptions."""
-    conds = [mask for _, _, _, mask in site.accesses()]
-    conds += [e.cond for e in site.nodes() if isinstance(e, Select)]
+    conds = [mask for _, _, mask in site.accesses()]
+    conds += [e.cond for e in site.find(Select)]
     match site.stmt:
         case st.If(cond=cond):
             conds.append(cond)
@@ -72,33 +72,33 @@ def mask_is_boolean(site: Site) -> Iterator[str]:
 
 def offset_is_index(site: Site) -> Iterator[str]:
     """What a tensor holds is an address when it is cast to one."""
-    for who, _, offset, _ in site.accesses():
+    for who, offset, _ in site.accesses():
         if offset.dtype.kind != "index":
             yield f"{who} has the offset `{offset}` of type {offset.dtype}, which is no address (index)"
 
 
 def index_is_apart(site: Site) -> Iterator[str]:
     """Positions and whole numbers of a tensor meet in no operation, unless one of them is cast."""
-    for e in site.nodes():
-        if isinstance(e, (ex.Binary, Select)):
-            a, b = (e.a, e.b) if isinstance(e, ex.Binary) else (e.yes, e.no)
-            if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
-                yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
+    pairs: list[tuple[ex.Expr, ex.Expr, ex.Expr]] = [(e, e.a, e.b) for e in site.find(ex.Binary)]
+    pairs += [(e, e.yes, e.no) for e in site.find(Select)]
+    for e, a, b in pairs:
+        if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
+            yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
 
 
 def known_function(site: Site) -> Iterator[str]:
     """Functions exist and get as many arguments as they take, of the right kind."""
-    for e in site.nodes():
-        if isinstance(e, Call):
-            callee = CALLS.get(e.name)
-            if callee is None:
-                yield f"no function {e.name} is known"
-            elif callee.arity != len(e.args):
-                yield f"{e.name} takes {callee.arity} arguments, not {len(e.args)}"
-            elif reason := callee.why_not(e.dtype):
-                yield f"{e.name} {reason}"
-        elif isinstance(e, Reduce) and e.op not in REDUCERS:
-            yield f"no reduction {e.op} is known"
+    for call in site.find(Call):
+        callee = CALLS.get(call.name)
+        if callee is None:
+            yield f"no function {call.name} is known"
+        elif callee.arity != len(call.args):
+            yield f"{call.name} takes {callee.arity} arguments, not {len(call.args)}"
+        elif reason := callee.why_not(call.dtype):
+            yield f"{call.name} {reason}"
+    for reduce in site.find(Reduce):
+        if reduce.op not in REDUCERS:
+            yield f"no reduction {reduce.op} is known"
     if not isinstance(site.stmt, st.FuncCall):
         return
     name, args = site.stmt.func.name, site.stmt.args
@@ -147,7 +147,7 @@ def _names(lanes: set[ex.Lane]) -> str:
 
 
 def lane_is_power_of_two(site: Site) -> Iterator[str]:
-    lanes = [e for e in site.nodes() if isinstance(e, ex.Lane)]
+    lanes = [*site.find(ex.Lane)]
     if isinstance(site.stmt, st.Alloc):
         lanes += site.stmt.lanes
     for lane in dict.fromkeys(lanes):
@@ -166,13 +166,13 @@ def origin_is_read(site: Site) -> Iterator[str]:
     if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
         if origin not in ORIGINS:
             yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
-        elif origin != "epilogue" and not any(isinstance(e, (ac.Read, xp.Piece)) for e in site.nodes()):
+        elif origin != "epilogue" and not site.has(ac.Read, xp.Piece):
             yield f"{site.stmt.var.name} is of the origin {origin!r} and reads nothing"
 
 
 def side_is_known(site: Site) -> Iterator[str]:
     """A lane, and the tile loop that becomes one, run along one kind of axes."""
-    lanes = [e for e in site.nodes() if isinstance(e, ex.Lane)]
+    lanes = [*site.find(ex.Lane)]
     if isinstance(site.stmt, st.Alloc):
         lanes += site.stmt.lanes
     for lane in dict.fromkeys(lanes):
@@ -222,8 +222,8 @@ def one_grid(site: Site) -> Iterator[str]:
 
 def piece_fits_its_box(site: Site) -> Iterator[str]:
     """A piece and a corner have one expression per dimension of the box."""
-    for e in site.nodes():
-        if isinstance(e, xp.Piece) and len(e.within) != len(e.buffer.extents):
+    for e in site.find(xp.Piece):
+        if len(e.within) != len(e.buffer.extents):
             yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
     match site.stmt:
         case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):

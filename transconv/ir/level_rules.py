@@ -18,7 +18,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.reductions import REDUCERS
-from transconv.ir.sites import Site, sites, title
+from transconv.ir.sites import Site, alone, statements, title
 from transconv.ir.tile_expr import Reduce, Spread
 
 WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "fence", "send_wait")
@@ -30,9 +30,8 @@ STEPS = (xp.Fetch, xp.Put, xp.Send)
 
 def values_are_scalars(site: Site) -> Iterator[str]:
     """No value has lanes yet."""
-    for e in site.nodes():
-        if isinstance(e, (ex.Lane, Reduce, Spread)):
-            yield f"`{e}` speaks of lanes"
+    for kind in (ex.Lane, Reduce, Spread):
+        yield from (f"`{e}` speaks of lanes" for e in site.find(kind))
     if isinstance(site.stmt, st.Alloc) and site.stmt.lanes:
         yield f"{site.stmt.var.name} has lanes"
 
@@ -60,7 +59,7 @@ def nothing_is_called(site: Site) -> Iterator[str]:
 def loops_are_axes(site: Site) -> Iterator[str]:
     """A loop runs over a whole axis: a parallel one is one loop, a reduced one is one in each sweep."""
     if isinstance(site.stmt, st.Kernel):
-        loops = [s for s in _all(site.stmt) if isinstance(s, st.For)]
+        loops = [s for s in statements(site.stmt) if isinstance(s, st.For)]
         parallel = {s.var for s in loops if s.kind == "parallel"}
         counts = Counter(s.var for s in loops)
         yield from (f"{v.name} is the counter of {n} loops" for v, n in counts.items()
@@ -90,7 +89,7 @@ def parallel_loops_are_outside(site: Site) -> Iterator[str]:
 def sums_begin_before_loops(site: Site) -> Iterator[str]:
     """An accumulator is made in front of the loops that it is for, and one statement changes it."""
     if isinstance(site.stmt, st.Kernel):
-        counts = Counter(s.var.name for s in _all(site.stmt) if isinstance(s, st.Update))
+        counts = Counter(s.var.name for s in statements(site.stmt) if isinstance(s, st.Update))
         yield from (f"{name} is changed by {n} statements" for name, n in counts.items() if n > 1)
     if isinstance(site.stmt, st.Alloc) and any(
             isinstance(s, st.For) and s.kind == "serial" for s in site.around):
@@ -99,9 +98,7 @@ def sums_begin_before_loops(site: Site) -> Iterator[str]:
 
 def elements_are_read_one_by_one(site: Site) -> Iterator[str]:
     """No box is moved before the schedule says so."""
-    for e in site.nodes():
-        if isinstance(e, ac.BoxLoad):
-            yield f"`{e}` is a box"
+    yield from (f"`{e}` is a box" for e in site.find(ac.BoxLoad))
     if isinstance(site.stmt, st.BoxStore):
         yield "a box is stored"
 
@@ -133,7 +130,7 @@ def tiles_become_lanes(site: Site) -> Iterator[str]:
             yield f"a tile of {loop.stop} positions along {loop.var.name}"
     if isinstance(site.stmt, st.Kernel):
         tiles: dict[ex.Var, st.For] = {}
-        for s in _all(site.stmt):
+        for s in statements(site.stmt):
             if isinstance(s, st.For) and s.kind == "tile":
                 first = tiles.setdefault(s.var, s)
                 if (first.stop, first.side) != (s.stop, s.side):
@@ -152,8 +149,8 @@ def tiles_are_lanes(site: Site) -> Iterator[str]:
 def a_name_is_one_lane(site: Site) -> Iterator[str]:
     """Lanes of one name are the same lane: the text gives them one vector."""
     if isinstance(site.stmt, st.Kernel):
-        found = {e for inner in sites(site.stmt) for e in inner.nodes() if isinstance(e, ex.Lane)}
-        found |= {lane for s in _all(site.stmt) if isinstance(s, st.Alloc) for lane in s.lanes}
+        found = {e for s in statements(site.stmt) for e in alone(s).find(ex.Lane)}
+        found |= {lane for s in statements(site.stmt) if isinstance(s, st.Alloc) for lane in s.lanes}
         counts = Counter(lane.name for lane in found)
         yield from (f"{n} lanes are called {name}" for name, n in counts.items() if n > 1)
 
@@ -161,7 +158,7 @@ def a_name_is_one_lane(site: Site) -> Iterator[str]:
 def shapes_are_ordered(site: Site) -> Iterator[str]:
     """The lanes of an accumulator, or of a value that is spread, are in the order of their dimensions,
     none twice."""
-    shapes = [e.lanes for e in site.nodes() if isinstance(e, Spread)]
+    shapes = [e.lanes for e in site.find(Spread)]
     if isinstance(site.stmt, st.Alloc):
         shapes.append(site.stmt.lanes)
     for lanes in shapes:
@@ -188,9 +185,7 @@ def nothing_is_explicit(site: Site) -> Iterator[str]:
         yield f"a {type(site.stmt).__name__} before the level explicit"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt":
         yield "tiles are dealt out inside of a program before the level explicit"
-    for e in site.nodes():
-        if isinstance(e, xp.Piece):
-            yield f"`{e}` is in shared memory before the level explicit"
+    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.Piece))
 
 
 def roles_share_a_program(site: Site) -> Iterator[str]:
@@ -222,7 +217,7 @@ def only_roles_wait(site: Site) -> Iterator[str]:
 def roles_say_all(site: Site) -> Iterator[str]:
     """A role fetches, multiplies and stores boxes step by step: nothing is left to the compiler."""
     if any(isinstance(s, xp.Role) for s in site.around):
-        if isinstance(site.stmt, st.BoxStore) or any(isinstance(e, ac.BoxLoad) for e in site.nodes()):
+        if isinstance(site.stmt, st.BoxStore) or site.has(ac.BoxLoad):
             yield "a box is moved that no barrier counts"
         if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
             yield "a product without a wait; expected dot_async"
@@ -234,11 +229,6 @@ def pieces_are_multiplied(site: Site) -> Iterator[str]:
         for arg in site.stmt.args[1:]:
             if not isinstance(arg, xp.Piece):
                 yield f"`{arg}` is multiplied; expected a piece of shared memory"
-
-
-def _all(root: st.Stmt) -> Iterator[st.Stmt]:
-    """All statements of a tree."""
-    return (site.stmt for site in sites(root))
 
 
 def _is_explicit(s: st.Stmt) -> bool:

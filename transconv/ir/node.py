@@ -48,11 +48,15 @@ class _Interning(type):
 class Node(metaclass=_Interning):
     """Base of expressions, statements, functions, tensors and layouts."""
 
-    # What is asked of a node again and again is kept with it (_free_vars: visit.py, _dtype: expr.py).
-    __slots__ = ("__weakref__", "_children", "_dtype", "_free_vars")
+    # What is asked of a node again and again is kept with it (_free_vars, _own_lanes: visit.py,
+    # _dtype: expr.py, _within: sites.py, _kept: verify.py).
+    __slots__ = ("__weakref__", "_children", "_dtype", "_free_vars", "_kept", "_own_lanes", "_within")
     _children: tuple[Node, ...]
     _dtype: Any
     _free_vars: frozenset[Any]
+    _kept: set[str]
+    _own_lanes: frozenset[Any] | None
+    _within: dict[type, list[Any]]
 
     def is_equal(self, other: object) -> bool:
         """Structural equality, which interning makes identity."""

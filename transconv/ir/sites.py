@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from transconv.ir import access as ac
 from transconv.ir import explicit as xp
@@ -12,6 +13,8 @@ from transconv.ir import stmt as st
 from transconv.ir.node import Node
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import free_vars, lanes_of
+
+E = TypeVar("E", bound=ex.Expr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +54,67 @@ class Site:
         return ()
 
     def nodes(self) -> Iterator[ex.Expr]:
-        """All expressions within, parents first, each once."""
-        stack: list[Node] = list(reversed(self.exprs()))
-        seen: set[Node] = set()
-        while stack:
-            at = stack.pop()
-            if isinstance(at, ex.Expr) and at not in seen:
-                seen.add(at)
-                yield at
-                stack.extend(reversed(at.children()))
+        """All expressions within, each once."""
+        for found in self._by_class().values():
+            yield from found
 
-    def accesses(self) -> Iterator[tuple[str, Node, ex.Expr, ex.Expr]]:
-        """What reaches memory: (the text of who does, tensor, offset, mask)."""
-        for e in self.nodes():
-            if isinstance(e, ac.BoxLoad):
-                e = e.as_load()
-            if isinstance(e, ac.Load):
-                yield str(e), e.tensor, e.offset, e.mask
+    def find(self, kind: type[E]) -> Iterator[E]:
+        """The expressions of a class within, each once."""
+        for cls, found in self._by_class().items():
+            if issubclass(cls, kind):
+                yield from found
+
+    def has(self, *kinds: type[ex.Expr]) -> bool:
+        """Whether an expression of these classes is within."""
+        return any(issubclass(cls, kinds) for cls in self._by_class())
+
+    def _by_class(self) -> dict[type, list[Any]]:
+        """The expressions within, parents first, by their classes. Kept with the statement, which every
+        rule asks after every pass."""
+        try:
+            return self.stmt._within
+        except AttributeError:
+            within: dict[type, list[Any]] = {}
+            stack: list[Node] = list(reversed(self.exprs()))
+            seen: set[Node] = set()
+            while stack:
+                at = stack.pop()
+                if isinstance(at, ex.Expr) and at not in seen:
+                    seen.add(at)
+                    within.setdefault(type(at), []).append(at)
+                    stack.extend(reversed(at.children()))
+            object.__setattr__(self.stmt, "_within", within)
+            return within
+
+    def tensors(self) -> Iterator[tuple[Node | str, Node]]:
+        """What is reached in memory: (who does, tensor)."""
+        for e in self.find(ac.Read):
+            yield e, e.tensor
+        match self.stmt:
+            case st.BoxStore(tensor) | st.Store(tensor):
+                yield "the store", tensor
+            case xp.Fetch(tensor) | xp.Send(tensor):
+                yield "the copy", tensor
+            case st.FuncCall(func, (tensor, *_)):
+                if func.name == "atomic_add":
+                    yield "the addition", tensor
+
+    def accesses(self) -> Iterator[tuple[Node | str, ex.Expr, ex.Expr]]:
+        """How memory is reached: (who does, offset, mask)."""
+        for e in self.find(ac.Read):
+            load = e.as_load() if isinstance(e, ac.BoxLoad) else e
+            if isinstance(load, ac.Load):
+                yield load, load.offset, load.mask
         match self.stmt:
             case st.BoxStore() as box:
-                yield "the store", box.tensor, *ac.box_address(box.tensor, box.corner, box.within)
-            case st.Store(tensor, offset, _, mask):
-                yield "the store", tensor, offset, mask
+                yield "the store", *ac.box_address(box.tensor, box.corner, box.within)
+            case st.Store(_, offset, _, mask):
+                yield "the store", offset, mask
             case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
-                yield "the copy", tensor, *ac.box_address(tensor, corner, piece.within)
-            case st.FuncCall(func, (tensor, ex.Expr() as offset, _, ex.Expr() as mask)):
+                yield "the copy", *ac.box_address(tensor, corner, piece.within)
+            case st.FuncCall(func, (_, ex.Expr() as offset, _, ex.Expr() as mask)):
                 if func.name == "atomic_add":
-                    yield "the addition", tensor, offset, mask
+                    yield "the addition", offset, mask
 
     def is_of_sizes(self, e: ex.Expr) -> bool:
         """Whether an expression mentions sizes that are arguments alone."""
@@ -91,45 +128,52 @@ def sites(root: st.Stmt) -> Iterator[Site]:
     """Every statement of a tree with its scope, in the order of execution."""
     params = frozenset(root.params) if isinstance(root, st.Kernel) else None
     sizes = root.sizes.each if isinstance(root, st.Kernel) and root.sizes else ()
-    scope: dict[Node, st.Stmt] = {s.var: root for s in sizes}
-    yield from _sites(Site(root, params, scope, {}, ()))
+    yield from _sites(root, Site(root, params, {s.var: root for s in sizes}, {}, ()))
 
 
-def _sites(site: Site) -> Iterator[Site]:
-    """A statement and those inside it. Binding adds to ``scope`` and ``lanes`` in place: whoever
-    opens a block gives it copies."""
-    s = site.stmt
-    yield site
+def _sites(s: st.Stmt, block: Site) -> Iterator[Site]:
+    """A statement of a block and those inside it. Binding adds to ``scope`` and ``lanes`` in place;
+    what opens a block gives it copies."""
+    params, scope, lanes, around = block.params, block.scope, block.lanes, block.around
+    yield Site(s, params, scope, lanes, around)
     match s:
         case st.Seq(stmts):
             for part in stmts:
-                yield from _sites(replace(site, stmt=part))
+                yield from _sites(part, block)
         case st.Let(var, value):
-            site.lanes[var] = lanes_of(value, site.lanes)
-            site.scope[var] = s
-        case st.Alloc(var, lanes):
-            site.lanes[var] = lanes
-            site.scope[var] = s
+            lanes[var] = lanes_of(value, lanes)
+            scope[var] = s
+        case st.Alloc(var, of):
+            lanes[var] = of
+            scope[var] = s
         case st.Kernel(body=body):
-            yield from _sites(replace(site, stmt=body))
+            yield from _sites(body, block)
         case xp.Shared(what):
-            site.scope[what] = s
+            scope[what] = s
         case st.For(var, _, body):
-            yield from _block(site, body, {**site.scope, var: s})
+            yield from _sites(body, Site(s, params, {**scope, var: s}, dict(lanes), (*around, s)))
         case xp.Roles(roles):
             for role in roles:
-                yield from _sites(replace(site, stmt=role))
+                yield from _sites(role, block)
         case xp.Role(body=body):
-            yield from _block(site, body, dict(site.scope))
+            yield from _sites(body, Site(s, params, dict(scope), dict(lanes), (*around, s)))
         case st.If(_, then, other):
             for branch in (then, other):
                 if branch is not None:
-                    yield from _block(site, branch, dict(site.scope))
+                    yield from _sites(branch, Site(s, params, dict(scope), dict(lanes), (*around, s)))
 
 
-def _block(site: Site, body: st.Stmt, scope: dict[Node, st.Stmt]) -> Iterator[Site]:
-    around = (*site.around, site.stmt)
-    return _sites(replace(site, stmt=body, scope=scope, lanes=dict(site.lanes), around=around))
+def statements(root: st.Stmt) -> Iterator[st.Stmt]:
+    """Every statement of a tree, in the order of execution."""
+    yield root
+    for child in root.children():
+        if isinstance(child, st.Stmt):
+            yield from statements(child)
+
+
+def alone(s: st.Stmt) -> Site:
+    """A statement with nothing in sight."""
+    return Site(s, None, {}, {}, ())
 
 
 def title(s: st.Stmt) -> str:

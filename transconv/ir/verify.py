@@ -8,13 +8,13 @@ put it in its place here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from transconv.ir import binding_rules as binding
 from transconv.ir import form_rules as form
 from transconv.ir import level_rules as level_of
 from transconv.ir import stmt as st
-from transconv.ir.sites import Site, sites, title
+from transconv.ir.sites import Site, alone, sites, statements, title
 
 
 class VerifyError(RuntimeError):
@@ -55,19 +55,48 @@ LEVELS: dict[str, tuple[Rule, ...]] = {
 """The rules of each level, by its name."""
 
 
+OF_STATEMENTS: frozenset[Rule] = frozenset({
+    form.mask_is_boolean, form.offset_is_index, form.index_is_apart, form.lane_is_power_of_two,
+    form.side_is_known, form.origin_is_read, form.piece_fits_its_box, binding.workspace_is_of_a_tensor,
+    binding.names_are_identifiers, form.load_only_in_let, level_of.values_are_scalars,
+    level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
+    level_of.nothing_is_explicit, level_of.kernel_is_a_grid, level_of.axes_are_tiled,
+    level_of.tiles_become_lanes, level_of.tiles_are_lanes, level_of.a_name_is_one_lane,
+    level_of.shapes_are_ordered, level_of.products_are_of_names, level_of.pieces_are_multiplied})
+"""The rules that depend on the statement alone: a statement that kept them need not be asked again."""
+
+
 def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
     """Raise VerifyError with all rules that a tree breaks: those of every tree and, for a kernel of a
     ``level``, its own. ``stage`` is who made it, for the message. KeyError for an unknown level."""
     rules = (*RULES, *LEVELS[level]) if level else RULES
+    everything = dict.fromkeys(statements(root))
+    new = [s for s in everything if level not in _kept(s)]
     # What is no expression has no type and no text, so the other rules could not even be asked.
-    breaches = list(_breaches(root, (form.expression_holds_no_statement,)))
-    breaches = breaches or list(_breaches(root, rules))
+    breaches = list(_breaches(map(alone, new), [form.expression_holds_no_statement]))
+    if not breaches:
+        for s in new:
+            found = list(_breaches([alone(s)], [rule for rule in rules if rule in OF_STATEMENTS]))
+            if not found:
+                _kept(s).add(level)
+            breaches += found
+        breaches += _breaches(sites(root), [rule for rule in rules if rule not in OF_STATEMENTS])
     if breaches:
-        raise VerifyError(breaches, level, stage)
+        order = {s: at for at, s in enumerate(everything)}
+        raise VerifyError(sorted(breaches, key=lambda found: order[found[1]]), level, stage)
 
 
-def _breaches(root: st.Stmt, rules: tuple[Rule, ...]) -> Iterator[tuple[str, st.Stmt, str]]:
-    for site in sites(root):
+def _kept(s: st.Stmt) -> set[str]:
+    """The levels whose rules for a statement alone a statement is known to keep."""
+    try:
+        return s._kept
+    except AttributeError:
+        object.__setattr__(s, "_kept", set())
+        return s._kept
+
+
+def _breaches(of: Iterable[Site], rules: list[Rule]) -> Iterator[tuple[str, st.Stmt, str]]:
+    for site in of:
         for rule in rules:
             for reason in rule(site):
                 yield rule.__name__.replace("_", "-"), site.stmt, reason

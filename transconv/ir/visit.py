@@ -171,23 +171,39 @@ def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tu
 
     ``scope`` gives the lanes of the variables in sight; a variable that is not in it is a scalar.
     """
-    found: set[Lane] = set()
-    seen: set[Node] = set()
-    stack: list[Node] = [e]
-    while stack:
-        at = stack.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        if isinstance(at, Lane):
-            found.add(at)
-        elif isinstance(at, Var):
-            found.update((scope or {}).get(at, ()))
-        elif isinstance(at, Reduce):
-            found.update(x for x in lanes_of(at.x, scope) if x is not at.lane)
+    found = _own_lanes(e)
+    if found is None:
+        found = _lanes_below_reductions(e, scope or {})
+    elif scope:
+        found = found.union(*[scope[v] for v in free_vars(e) if v in scope])
+    return tuple(sorted(found, key=lambda x: (x.axis, x.name))) if len(found) > 1 else tuple(found)
+
+
+def _own_lanes(e: Node) -> frozenset[Lane] | None:
+    """The lanes that an expression mentions; None where it reduces along one, which the result lacks."""
+    try:
+        return e._own_lanes
+    except AttributeError:
+        found: frozenset[Lane] | None
+        if isinstance(e, Reduce):
+            found = None
+        elif isinstance(e, Lane):
+            found = frozenset((e,))
         else:
-            stack.extend(c for c in at.children() if isinstance(c, Expr))
-    return tuple(sorted(found, key=lambda x: (x.axis, x.name)))
+            parts = [_own_lanes(c) for c in e.children() if isinstance(c, Expr)]
+            known = [p for p in parts if p is not None]
+            found = _NO_LANES.union(*known) if len(known) == len(parts) else None
+        object.__setattr__(e, "_own_lanes", found)
+        return found
+
+
+_NO_LANES: frozenset[Lane] = frozenset()
+
+
+def _lanes_below_reductions(e: Node, scope: Mapping[Var, tuple[Lane, ...]]) -> frozenset[Lane]:
+    if isinstance(e, Reduce):
+        return frozenset(lanes_of(e.x, scope)) - {e.lane}
+    return _NO_LANES.union(*[lanes_of(c, scope) for c in e.children() if isinstance(c, Expr)])
 
 
 def bound_vars(root: Node) -> list[Var]:
