@@ -68,7 +68,7 @@ matrix: $(ready) $(NEWEST)/ready
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
 	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
-	$(PYTHON) -m pytest -q tests -m "not gpu" -n 2 --dist loadfile
+	$(PYTHON) -m pytest -q tests -m "not gpu and not slow" -n 2 --dist loadfile
 
 lint: $(ready)
 	$(PYTHON) -m ruff check .
@@ -81,6 +81,7 @@ docs: $(ready)
 
 # Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants
+	$(PYTHON) -m pytest -q tests -m "slow and not gpu" -n 2 --dist loadfile
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	$(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \

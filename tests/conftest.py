@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,18 @@ ROOT = Path(__file__).parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite tests/golden from what is generated now")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        every = item.get_closest_marker("every")
+        name = item.nodeid.partition("[")[0]
+        if every is not None and seen[name] % every.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[name] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
 def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, schedule: str) -> None:
@@ -72,6 +73,7 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "tile"), [
     ("mb2ic64ih9oc16oh4kh3sh2ph0", "mb:2 qh:4 qw:4"), ("mb4ic64ih10oc16oh3kh4sh3ph0", "mb:4 qh:2 qw:2"),
     ("mb4ic64iw11oc16ow3kw4sw3pw0", "mb:4 qw:4"),

@@ -243,7 +243,6 @@ def test_compile_prints_resources(capsys: Output) -> None:
     assert ".target sm_90a" in page
 
 
-@pytest.mark.slow
 def test_demo_of_a_small_network(capsys: Output, tmp_path: Path) -> None:
     network = tmp_path / "tiny.txt"
     network.write_text("mb64ic8ih12oc16oh6kh3sh2ph1\nmb64ic16ih6oc8oh6kh1\n")

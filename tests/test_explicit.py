@@ -102,12 +102,14 @@ def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
     return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
                                                                   enumerate(CASES)])
 def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule: str) -> None:
     right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "schedule", "transposed"), TURNED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)])
 def test_what_lies_across_the_sum_is_transposed(text: str, prop: Prop, schedule: str,

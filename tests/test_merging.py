@@ -73,6 +73,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
 def test_merged_groups(text: str, prop: Prop, schedule: str) -> None:
@@ -81,7 +82,7 @@ def test_merged_groups(text: str, prop: Prop, schedule: str) -> None:
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck),
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck),
           report_multiple_bugs=False, phases=PHASES)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(2, 4),
        st.sampled_from(["", "b", "a.b"]), st.integers(0, 2**32 - 1))

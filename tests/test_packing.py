@@ -67,6 +67,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
 def test_boxes_over_copies(text: str, prop: Prop, schedule: str) -> None:
@@ -88,6 +89,7 @@ SUMMED = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ["abx", "axb"])
 @pytest.mark.parametrize(("text", "prop", "schedule", "inner"), SUMMED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)])
@@ -409,6 +411,7 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 
 # -- the choice -----------------------------------------------------------------------------------
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1",
                                    "ic128id32oc128od32kd3pd1"])

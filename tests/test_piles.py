@@ -50,6 +50,7 @@ def planned(text: str, prop: Prop, blocks: str, words: str, dtype: str):  # type
     return p, schedule, compiler.plan_steps(p, prop, SM90, schedule, Epilogue())
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL, ids=IDS)
 def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dtype: str) -> None:
     p, schedule, steps = planned(text, prop, blocks, words, dtype)
@@ -57,6 +58,7 @@ def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dty
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL[::4], ids=IDS[::4])
 def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, blocks: str, words: str,
                                                      dtype: str) -> None:

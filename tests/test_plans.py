@@ -101,6 +101,7 @@ PACKED = [
 ]
 
 
+@pytest.mark.every(4)
 @interpreted
 @pytest.mark.parametrize(("text", "prop", "schedule"), PACKED,
                          ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)])
@@ -140,6 +141,7 @@ GATHERED = [
 ]
 
 
+@pytest.mark.every(5)
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])

@@ -41,6 +41,7 @@ def problem(text: str) -> ConvProblem:
     return ConvProblem.parse(f"{text} dt=f16 tag=axb")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "schedule"), CASES, ids=[c[0] for c in CASES])
 def test_one_launch_does_all_phases(text: str, schedule: str) -> None:
     p = problem(text)

@@ -104,6 +104,7 @@ def test_every_function_compiles(chip: str) -> None:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """On its own: what a role's expressions are made of."""

@@ -51,6 +51,7 @@ def test_copies_leave_room_for_many_programs(copies: Found) -> None:
         assert found.registers <= 64 and found.shared_bytes <= 16 << 10, str(found)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("prop", "schedule", "words"), [
     (Prop.FWD, "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=gather c=box merge=16 swap=1 programs=132 "
      "stages=4 warps=4", ("HGMMA", "UTMALDG", "LDGSTS", "UTMASTG")),
@@ -72,6 +73,7 @@ def test_merged_groups_keep_the_matrix_unit_busy(prop: Prop, schedule: str,
     assert any(all(f.words.get(w) for w in words) for f in answers if isinstance(f, Resources))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("prop", list(Prop))
 def test_every_kernel_of_a_plan_compiles(prop: Prop) -> None:
     problem = ConvProblem.parse("mb128ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nchw")

@@ -49,6 +49,7 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
     assert sum(mask not in never for mask in loads) == live
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("passes", ["", "-lets", "-simplify"])
 def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, passes)

@@ -24,6 +24,7 @@ CASES = [  # and how the products of a team are cut, and how many of them there 
 WARPS = 12  # two teams of four, and the one that fetches, which counts as four
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "schedule", "shape", "products"), CASES,
                          ids=[str(c[1]) for c in CASES])
 def test_both_teams_multiply(text: str, prop: Prop, schedule: str, shape: str, products: int) -> None:

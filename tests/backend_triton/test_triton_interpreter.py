@@ -32,6 +32,7 @@ PROBLEMS = (
 )
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_equals_torch(text: str, dtype: str) -> None:
@@ -47,6 +48,7 @@ def test_f64(prop: Prop) -> None:
     assert found.max_error == 0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("prop", "schedule"), [
     (Prop.FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | group_m=2"),
     (Prop.FWD, "mb.oh.ow:32 oc:16 kw.ic:16 | mma | swap=1"),

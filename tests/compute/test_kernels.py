@@ -82,6 +82,7 @@ CASES = [
     (CHAIN, "m.n:32 | fma"), (CHAIN, "m:4 n:16 | fma"), (PAD, "m:4 | fma")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "schedule"), CASES)
 def test_kernels_store_what_the_steps_mean(text: str, schedule: str) -> None:
     compute = parse(text)

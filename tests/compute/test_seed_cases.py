@@ -99,6 +99,7 @@ def case(before: str, op: str, reduced: str, rank: int) -> Compute:
     return compute
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 @pytest.mark.parametrize(("before", "op", "reduced"), CASES)
 def test_after_every_pass(before: str, op: str, reduced: str, rank: int) -> None:

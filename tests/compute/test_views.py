@@ -125,6 +125,7 @@ EMBEDDING = """compute embedding
     store  Y[b, s, k] = t"""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["i32", "i64"])
 @pytest.mark.parametrize(("i", "fill"), [("i", ""), ("i", " else 3"), ("from_end(i, 11)", ""),
                                          ("clamp(i, 11)", ""), ("i", " where i >= 2 else -1")])
@@ -255,6 +256,7 @@ PRODUCT = """compute product
     store  Y[m, n] = sum(x*w; k)"""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("schedule", ["m:16 n:16 k:16 | mma", "m:16 n:16 k:16 | mma | swap=1 split_k=2",
                                       "m:16 n:8 k:8 | fma", None])

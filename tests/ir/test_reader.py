@@ -132,6 +132,7 @@ def test_small_problems_after_every_pass(p: ConvProblem, prop: Prop, data: draw.
             read_back(kernel)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942", "xpu", "interpreter"])
 @pytest.mark.parametrize("text", ["mb2ic32ih9oc48oh9kh3ph1 dt=bf16 tag=nhwc", "mb2ic16ih9oc8oh5kh3sh2ph1",
                                   "g8mb2ic8ih6oc8oh6kh3ph1 dt=f16 tag=axb",

@@ -50,6 +50,7 @@ def test_in_a_process_of_its_own() -> None:
     assert "passed" in found.stdout
 
 
+@pytest.mark.every(5)
 @interpreted
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64],

@@ -195,6 +195,7 @@ def test_small_problems_and_given_schedules_stay() -> None:
     assert shrunk(asked, limit=1 << 60) == (asked, "")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("words", ["pack=a", "pack=b", "pack=a.b.c"])
 def test_a_copy_has_no_say_in_the_size(words: str) -> None:
     """Its kernel comes first, the schedule of the main one is kept."""

@@ -173,6 +173,7 @@ def test_all_bugs_but_one_are_planted_here() -> None:
     assert len(BUGS) >= len(planted.PASSES) - 1
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: planted.Bug,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:

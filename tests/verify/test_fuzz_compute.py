@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_trials(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m transconv fuzz --computes` runs more."""
-    assert fuzz_computes(40, 3) == 0, capsys.readouterr().out
+    assert fuzz_computes(20, 3) == 0, capsys.readouterr().out
 
 
 def test_what_is_drawn() -> None:
