@@ -32,7 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 RECORDS = {"plans": kept.DRAWER, "compiled": compiled.DRAWER, "verdicts": verdicts.DRAWER}
 LONGEST = 1 << 28  # bytes of one member
-MOST = 1 << 33  # bytes of all
+MOST = 1 << 33  # bytes of all members
 _NAME = re.compile(r"(records/(plans|compiled|verdicts)/[A-Za-z0-9_.-]{1,120}\.json"
                    r"|triton/[A-Z2-7]{40,64}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
 GROUP = "__grp__"  # the prefix of Triton's list of the files of a kernel, with their paths

@@ -66,7 +66,7 @@ class Plan:
     rejected: int = 0
     why: str = ""
     deterministic: bool = False
-    wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # by the first launch
+    wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # set at the first launch
 
     @property
     def source(self) -> str:

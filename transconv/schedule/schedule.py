@@ -164,4 +164,4 @@ def _block(token: str) -> Block | None:
     return None
 
 
-Config = Schedule  # its name before 0.1; for one release
+Config = Schedule  # deprecated alias

@@ -79,7 +79,7 @@ def summed_rows(axes: tuple[Axis, ...], extent: int, compute: Compute) -> list[t
             if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)]
 
 
-Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
+Run = tuple[tuple[str, ...], int]  # fused axes, and the number of their positions
 
 
 def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
@@ -95,7 +95,7 @@ def extents(run: Run, most: int = 256) -> tuple[int, ...]:
                  and (e == least or e < 2 * run[1]))
 
 
-MOST_TRIED = 1 << 12  # numbers of parts that are tried for one that divides the steps
+MOST_TRIED = 1 << 12  # numbers of parts tried to find one that divides the steps
 
 
 def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
