@@ -121,7 +121,7 @@ ACTIVATION_ROWS = (
     Op("elu", 1, _elu, f"{FUNCTIONAL}.elu",
        derivative=lambda x: (select(x > _const(0.0, x), _const(1.0, x), _call("exp", x)),)),
 )
-"""Activations and other functions that epilogues use."""
+"""The rows of activations; epilogues may use those with ``activation``."""
 
 
 # -- functions of one value ------------------------------------------------------------------------

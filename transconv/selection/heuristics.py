@@ -86,7 +86,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
-    if compute.named:  # illegal ones may have no estimate
+    if compute.named:  # others may have no estimate
         proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"
     us = {c: estimate(c, compute, target) for c in proposed}
