@@ -230,7 +230,7 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(keys)) == len(keys) == 11
     features = frozenset(f"feature{n}" for n in range(40))
     backwards = frozenset(sorted(features, reverse=True))
-    told = [listing._told(replace(SM90, features=f)) for f in (features, backwards)]
+    told = [listing._fields(replace(SM90, features=f)) for f in (features, backwards)]
     assert told[0] == told[1]
 
 

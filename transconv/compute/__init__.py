@@ -23,7 +23,7 @@ from transconv.compute.text import one_line, parse
 from transconv.compute.transposed import transposed
 from transconv.compute.workload import COMPUTE, Alone, Workload
 
-Algorithm = Compute  # its name before 0.1; for one release
+Algorithm = Compute  # deprecated alias
 
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",

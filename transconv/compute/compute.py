@@ -6,10 +6,10 @@
         let   s = sum(x*x; k)              a reduction: sum, prod, max or min over axes
         store Y[m] = s / 256               several stores are allowed
 
-A convolution, a product of matrices, a pool, a chain of elementwise operations are all of this form. A
-reduction of a product of two reads, ``sum(a*b; k)``, is what the matrix unit can do: its axes are B, M, N
-or K by which of the reads and stores mention them. Everything below asks a computation for its parts
-(``a``, ``b``, ``c``, ``sum``); text.py prints and reads it, meaning.py executes it in NumPy.
+Convolutions, matrix products, pools and chains of elementwise operations all have this form. The matrix
+unit can compute a sum of products of two reads, ``sum(a*b; k)``; the kind of each axis, B, M, N or K,
+follows from which of the reads and stores mention it. The compiler uses a computation's properties (``a``,
+``b``, ``c``, ``sum``); text.py prints and parses it, meaning.py executes it in NumPy.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from transconv.ir import (
 
 @dataclass(frozen=True, eq=True)
 class Compute:
-    """Axes and the steps over them. ``math``: how f32 is multiplied; ``merge``: neighbouring groups
-    that are seen as one (see schedule/merging.py); ``behind``: what is done to the sum, in a word.
+    """Axes and the steps over them. ``math``: the precision of products of f32 (tf32, tf32x3 or ieee);
+    ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
+    operations on the sum.
 
-    ``part``: of a result that several computations make together, the stride phase that this one makes.
-    ``named``: the sizes that are arguments of its kernels, and what must hold of them.
-    ``does``: ``add`` sums up the parts of another one's sum; ``pack`` and ``unpack`` copy a tensor before
-    another one, and its result after it (see schedule/packing.py)."""
+    ``part``: the stride phase, if several computations make one result. ``named``: the sizes that are
+    arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for the sum of partial
+    sums; ``pack`` and ``unpack`` for copies of an operand and of a result (see schedule/packing.py)."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -69,14 +69,14 @@ class Compute:
 
     @staticmethod
     def parse(text: str) -> Compute:
-        """Read the text form (see text.py). Raises ComputeError, one line."""
+        """Read the text form (see text.py). Raises ComputeError, with a message of one line."""
         from transconv.compute.text import parse
 
         return parse(text)
 
     def at(self, **sizes: int) -> Compute:
-        """The computation for given sizes, where some are arguments. Raises ComputeError for sizes that
-        do not meet its requirements."""
+        """The computation with these numbers for the sizes that are arguments. Raises ComputeError for
+        sizes that do not meet its requirements."""
         from transconv.compute.sized import at_sizes
 
         return at_sizes(self, sizes)
@@ -85,7 +85,7 @@ class Compute:
 
     @cached_property
     def sum(self) -> Reduction | None:
-        """The reduction; None for a computation element by element."""
+        """The first reduction; None if nothing is reduced."""
         return next((s for s in self.steps if isinstance(s, Reduction)), None)
 
     @cached_property
@@ -100,7 +100,7 @@ class Compute:
 
     @cached_property
     def added(self) -> tuple[View, ...]:
-        """Where values are added to what is there."""
+        """The views of stores that add to elements (``+=``)."""
         return tuple(w.view for w in self.writes if w.op)
 
     @cached_property
@@ -110,25 +110,26 @@ class Compute:
 
     @cached_property
     def sweeps(self) -> Sweeps:
-        """How often it passes over the axes that it reduces, and what for."""
+        """The sweeps over the reduced axes (see sweeps.py)."""
         return sweeps(self.steps, self.reduced)
 
     @property
     def again(self) -> bool:
-        """Whether elements of a row are needed more than once: in several sweeps, as in a norm, or for
+        """Whether elements of a row are used more than once: in several sweeps, as in a norm, or by
         several reductions."""
         ends = [s for sweep in self.sweeps.each for s in sweep.steps if isinstance(s, (Reduction, Write))]
         return len(ends) > 1
 
     @cached_property
     def streams(self) -> bool:
-        """Whether it is no product, nor a copy or sum beside one: a map, or a reduction."""
+        """Whether this is a map or a reduction: not a product, and not a copy or sum that belongs to
+        one."""
         return self.factors is None and self.does == "compute"
 
     @cached_property
     def factors(self) -> tuple[Read | Value, Read | Value] | None:
-        """The two factors whose product is summed, if that is all that is reduced: reads, values that are
-        chosen from reads and not computed with, or a prologue."""
+        """The two factors of the product that is summed, if that is the only reduction: reads, values that
+        a ``where`` chooses from reads, or computed values (a prologue). Otherwise None."""
         if self.sum is None or self.sum.op != "sum" or self.again:
             return None
         if (named := factors_of(self.sum.value)) is None:
@@ -143,8 +144,9 @@ class Compute:
         return first, second
 
     def _contracted(self, a: Var, b: Var) -> bool:
-        """Whether values of one type, computed from reads element by element, make a product of matrices:
-        each differs along an axis of the result that the other does not, and one read along all of its."""
+        """Whether two computed values of one type are factors of a matrix product: each varies along an
+        axis of the result that the other lacks, both along a summed one, and each has a read that varies
+        along all axes of the value."""
         if a.type is not b.type or any(self.names.main(v) is None for v in (a, b)):
             return False
         in_a, in_b, in_c = self.roots(a), self.roots(b), self.seen_by(self.c)
@@ -152,13 +154,13 @@ class Compute:
 
     @cached_property
     def prologue(self) -> tuple[Value, ...]:
-        """The factors of a product that are computed from what is read."""
+        """The factors of a product that are computed from reads."""
         return tuple(f for f in self.factors or ()
                      if isinstance(f, Value) and f.var not in self.names.chosen)
 
     @cached_property
     def operands(self) -> tuple[Read, ...]:
-        """What is read first of each factor of a product, else what is read first."""
+        """The main read of each factor of a product; without a product, the first read."""
         factors = self.factors
         if factors is None:
             return self.reads[:1]
@@ -168,59 +170,60 @@ class Compute:
 
     @cached_property
     def a(self) -> View:
-        """The left factor of a product, else what is read first; the result, where nothing is read."""
+        """The view of the left factor of a product, else of the first read; ``c`` if nothing is read."""
         return self.operands[0].view if self.operands else self.c
 
     @cached_property
     def b(self) -> View | None:
-        """The right factor of a product."""
+        """The view of the right factor of a product, or None."""
         return self.operands[1].view if self.factors else None
 
     @cached_property
     def c(self) -> View:
-        """Where the result is stored, the first of several."""
+        """The view of the first store."""
         return self.writes[0].view
 
     @property
     def acc(self) -> DType:
-        """The type that is computed in."""
+        """The accumulator's type: that of the reduced value; f32 if nothing is reduced."""
         return self.sum.value.dtype if self.sum else f32
 
     @cached_property
     def after(self) -> tuple[Step, ...]:
-        """What comes behind the reduction: reads of an epilogue, values, stores. All steps, if there is
+        """The steps after the first reduction: reads of an epilogue, values, stores. All steps if there is
         no reduction."""
         at = self.steps.index(self.sum) + 1 if self.sum else 0
         return self.steps[at:]
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The kernel's parameters in call order: what is read, then what is written."""
+        """The kernel's parameters in the order of the call: tensors that are read, then those written."""
         views = [*(r.view for r in self.reads), *(w.view for w in self.writes)]
         return tuple(dict.fromkeys(v.tensor for v in views))
 
     @property
     def finishes(self) -> bool:
-        """Whether anything but a change of type happens to the sum before it is stored."""
+        """Whether the steps after the sum do more than cast it and store it once."""
         return self.sum is not None and not (
             len(self.after) == 1 and self.writes[0].value is Cast(self.sum.var, self.c.tensor.dtype))
 
     @property
     def stores_all(self) -> bool:
-        """Whether all elements of the result are stored: by this computation, or by it and the other
-        phases, or groups, of the same result."""
+        """Whether all elements of the result are stored: by this computation, or together with the other
+        stride phases; also for merged groups."""
         points = prod(x.size for x in self.axes if self.kinds[x.name] != "K")
         whole = self.c.mask() is TRUE and points >= prod(self.c.tensor.shape)
         return (whole or self.phase or self.merge > 1) and not self.added
 
     @cached_property
     def reads_results(self) -> bool:
-        """Whether a tensor is read at the points of the result behind the sum, as a residual is."""
+        """Whether a step after the sum reads a tensor at the coordinates of the result, like a
+        residual."""
         return any(isinstance(s, Read) and s.view.dims == self.c.dims for s in self.after)
 
     @cached_property
     def adds_zeros(self) -> bool:
-        """Whether the reduction is a sum to which what is read beyond an end adds nothing."""
+        """Whether the reduction is a sum to which elements beyond the end of an axis add 0."""
         if self.sum is None or self.sum.op != "sum" or self.prologue:
             return False
         value = self.sum.value
@@ -229,12 +232,12 @@ class Compute:
         return any(isinstance(f, Cast) and f.x in named for f in factors)
 
     def fill_of(self, view: View) -> float:
-        """What is read where a view's mask is false."""
+        """The value of a read where its view's mask is false."""
         return next((r.fill for r in self.reads if r.view is view), 0.0)
 
     @cached_property
     def moves(self) -> bool:
-        """Whether elements are only moved, or rounded on the way: one read, one store, no reduction."""
+        """Whether this has one read, one store and no reduction."""
         return self.sum is None and len(self.reads) == len(self.writes) == 1
 
     # -- axes ------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ class Compute:
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """The kind of every axis, by name: see ``kind``."""
+        """The kind of every axis, by name (see ``kind``)."""
         if self.factors is None:
             return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
         in_a, in_b = (self.roots(f.var) for f in self.factors)
@@ -275,28 +278,29 @@ class Compute:
 
     @cached_property
     def names(self) -> Names:
-        """What the names of the steps depend on."""
+        """The dependencies of the names of axes and steps."""
         return Names(self.axes, self.steps)
 
     @cached_property
     def stand_ins(self) -> dict[Expr, Expr]:
-        """What stands for values that places depend on, and for sizes that are arguments, where memory is
-        looked at ahead of any call."""
+        """Expressions that replace values in coordinates, and sizes that are arguments, in estimates of
+        strides and bytes, where they are not known."""
         sizes = self.named.like if self.named else {}
         found: dict[Expr, Expr] = {Var(n): Const(size) for n, size in sizes.items()}
         return {**found, **{v: e for v, e in self.names.stand_ins.items()}}
 
     def roots(self, e: Expr) -> frozenset[str]:
-        """The axes that an expression depends on, seen through the values that it mentions."""
+        """The axes that an expression depends on, directly or through values."""
         return self.names.roots(e)
 
     def seen_by(self, view: View) -> frozenset[str]:
-        """The axes that decide which element of a view is meant, or whether any is: where a phase sums
-        only part of the window, both operands of a product depend on the phase."""
+        """The axes on which the coordinates or masks of a view depend. Masks count because both operands
+        of a product depend on the stride phase if it sums a part of the window."""
         return frozenset(a for d in view.dims for e in (d.coord, d.mask) for a in self.roots(e))
 
     def why_not_plain(self, view: View | None) -> str | None:
-        """None if a view alone says which elements an operand or a result is made of, else why not."""
+        """None if an operand or result is exactly the elements of its view, so that it can be a box or be
+        copied; else why not."""
         if view is None:
             return None
         if view in self.added:
@@ -325,13 +329,13 @@ class Compute:
     # -- the same computation, seen otherwise ----------------------------------------------------
 
     def through(self, a: View | None = None, b: View | None = None, c: View | None = None) -> Compute:
-        """The same steps through other views of the operands or the result. What is read at the points
-        of the result behind the sum (a residual) is read at its new points."""
+        """The computation with other views of the operands or of the result. A read after the sum at the
+        coordinates of the result (a residual) gets the new coordinates."""
         operands = self.operands if self.factors else self.reads[:2]
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
-        retyped: dict[Expr, Expr] = {}  # values that another tensor has in another type
+        retyped: dict[Expr, Expr] = {}  # reads whose new tensor has another type
         for step in self.steps:
             if not isinstance(step, Read) and retyped:
                 step = replace(step, value=substitute(step.value, retyped))
@@ -348,7 +352,7 @@ class Compute:
         return replace(self, steps=tuple(steps))
 
     def over(self, seen: Callable[[View], View]) -> Compute:
-        """The same steps with every view seen through a function."""
+        """The computation with a function applied to each view."""
         return replace(self, steps=tuple(
             replace(s, view=seen(s.view)) if isinstance(s, (Read, Write)) else s for s in self.steps))
 
@@ -364,7 +368,7 @@ class Compute:
 
 
 def factors_of(value: Expr) -> tuple[Var, Var] | None:
-    """The two names whose product a value is, cast or as they are; None for any other value."""
+    """The two variables of a product ``a*b``, with or without casts; None for other values."""
     match value:
         case Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b))) if a is not b:
             return a, b
@@ -373,7 +377,7 @@ def factors_of(value: Expr) -> tuple[Var, Var] | None:
 
 @lru_cache(maxsize=1024)
 def why_not_lowered(compute: Compute) -> str | None:
-    """None if one kernel computes it, else the reason."""
+    """None if one kernel can compute this, else the reason."""
     for step in compute.steps:
         if isinstance(step, Reduction) and {*step.axes} != {*compute.reduced}:
             other = next(a for a in compute.reduced if a not in step.axes)

@@ -3,8 +3,8 @@ expression, which determines its meaning in NumPy, the range of its values and i
 
     x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
 
-The expressions are such that the simplifier proves them inside: no mask is left of a coordinate that
-never leaves its tensor, and no division where a position is at most one period away.
+The expressions are chosen so that the simplifier can prove their bounds, and a coordinate that is always
+inside needs no mask. If a position is at most one period outside, no division is left.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Whole = Expr | int
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """A function of ``arity`` whole numbers: a position, and the size of the dimension that it is in.
-    ``says``: where the position then is, for people."""
+    """A function of ``arity`` integers: a position and, unless ``arity`` is 1, the size of its dimension.
+    ``says``: a description for the documentation."""
 
     name: str
     arity: int
@@ -28,7 +28,7 @@ class Coordinate:
     says: str
 
     def __call__(self, *values: Expr) -> Expr:
-        """The expression; what is made of numbers alone is a number."""
+        """The expression for these values; a constant if all are constants."""
         return as_expr(self.expression(*(int(v.value) if isinstance(v, Const) else v for v in values)))
 
 
@@ -37,7 +37,7 @@ def _abs(i: Whole) -> Expr:
 
 
 def _reflect(i: Whole, n: Whole) -> Expr:
-    """Of both sides the same distance away: the period is n - 1 steps there and n - 1 back."""
+    """Reflection at the first and last position: the period is 2n - 2."""
     period = n * 2 - 2
     there = _abs(i) % (max(period, 1) if isinstance(period, int) else maximum(period, 1))
     return minimum(there, period - there)
@@ -49,7 +49,7 @@ def _symmetric(i: Whole, n: Whole) -> Expr:
 
 
 def as_written(e: Expr) -> Expr:
-    """A coordinate or condition without the casts that make positions of whole numbers that were read."""
+    """A coordinate or condition without casts to index, which the text does not have."""
     return rewrite(e, lambda at: at.x if isinstance(at, Cast) and at.type is index else at)
 
 

@@ -1,8 +1,8 @@
 """The rows of the operations that work element by element: arithmetic, functions, activations.
 
-Expressions of one form are compared with each other as text in tests/golden: an activation keeps its.
-Derivatives are those of torch, also where there is no derivative: 0 for relu at 0, halves where two
-operands of a maximum are equal.
+The form of an expression determines the text of kernels, which tests/golden compares. Derivatives are
+those of torch, also at points where a function has none: 0 for relu at 0, one half each for equal operands
+of a maximum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _where(cond: Expr, x: Expr, yes: float = 1.0, no: float = 0.0) -> Expr:
 
 
 def _slope(x: Expr) -> Expr:
-    """Of a sigmoid."""
+    """The derivative of sigmoid."""
     return _sigmoid(x) * (_const(1.0, x) - _sigmoid(x))
 
 
@@ -76,8 +76,8 @@ def _tanh(x: Expr) -> Expr:
 
 
 def _softplus(x: Expr) -> Expr:
-    """max(x, 0) + log(1 + t) of t = exp(-|x|), which never overflows. Of a small t, 1 + t drops most:
-    log(u) t / (u - 1) of u = 1 + t does not (Goldberg 1991, theorem 4)."""
+    """max(x, 0) + log(1 + t) with t = exp(-|x|), which never overflows. 1 + t loses the digits of a small
+    t; log(u) t / (u - 1) with u = 1 + t does not (Goldberg 1991, theorem 4)."""
     t = _call("exp", -_call("abs", x))
     u = _const(1.0, x) + t
     near = select(eq(u, _const(1.0, x)), t, _call("log", u) * t / (u - _const(1.0, x)))
@@ -121,14 +121,14 @@ ACTIVATION_ROWS = (
     Op("elu", 1, _elu, f"{FUNCTIONAL}.elu",
        derivative=lambda x: (select(x > _const(0.0, x), _const(1.0, x), _call("exp", x)),)),
 )
-"""Operations that may stand behind a sum."""
+"""The rows of activations; epilogues may use those with ``activation``."""
 
 
 # -- functions of one value ------------------------------------------------------------------------
 
 
 def _round(x: Expr) -> Expr:
-    """To the nearest, halves to even. ``floor(x + 0.5)`` is wrong where the sum is rounded."""
+    """Round to nearest, ties to even. ``floor(x + 0.5)`` would be wrong where x + 0.5 is rounded."""
     low = _call("floor", x)
     rest = x - low
     odd = ne(_call("floor", low * _const(0.5, x)) * _const(2.0, x), low)
@@ -141,7 +141,7 @@ def _sign(x: Expr) -> Expr:
 
 
 def _function(name: str, derivative: float | None = None) -> Op:
-    """A function that the IR has a call of; ``derivative``: where it is this number."""
+    """The row of a function in ``ir.CALLS``; ``derivative``: if it is a constant."""
     slopes = {
         "exp": lambda x: _call("exp", x),
         "exp2": lambda x: _call("exp2", x) * _const(log(2), x),
@@ -203,7 +203,7 @@ BINARY_ROWS = (
     Op("where", 3, select, "torch.where", exact=True, derivative=lambda cond, a, b: (
         None, *_shared(cond, a))),
 )
-"""Operations of two values."""
+"""Operations of two or three values."""
 
 for _row in (*ACTIVATION_ROWS, *FUNCTION_ROWS, *BINARY_ROWS):
     register(_row)

@@ -3,8 +3,8 @@
     let s = sum(x; k)       error share * sum(|x|; k)
     let y = tanh(s)         error |tanh(s + error) - tanh(s)|, the slope of tanh where s is
 
-A sum's own error is a share of its absolute terms; behind it an error grows or shrinks as the steps do,
-over as far as it reaches: there are no constants for steep functions.
+A sum's own error is a fraction of the sum of its absolute terms. Later steps are evaluated at the value
+plus and minus its error, so functions with steep slopes need no constants.
 """
 
 from __future__ import annotations
@@ -14,43 +14,45 @@ import numpy as np
 from transconv.compute.compute import Compute
 from transconv.ir import Array, Cast, DType, Expr, Var, f32, find, tf32
 
-SUMMED = 2.0**-18  # of the sum of absolute terms, in f32
-TF32 = tf32.spacing  # of it where both factors are rounded to tf32
-LEAST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}  # above 0, of a type
-OPERATIONS = 4.0  # roundings of a value between two names
-ROUNDINGS = 4.0  # of a result: its own, and those of what an operation is computed by
+SUMMED = 2.0**-18  # the error of a sum in f32, as a fraction of the sum of absolute terms
+TF32 = tf32.spacing  # the same if both factors are rounded to tf32
+LEAST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}  # the smallest positive numbers
+OPERATIONS = 4.0  # half units in the last place that the operations of one step may add
+ROUNDINGS = 4.0  # the same for a stored result
 
 
 def share_of(compute: Compute) -> float:
-    """Of the absolute terms of a computation's sums, how far rounding may move them."""
+    """The error of a computation's sums, as a fraction of the sum of absolute terms."""
     return TF32 if is_tf32(compute) else SUMMED
 
 
 def is_tf32(compute: Compute) -> bool:
-    """Whether operands of a product are rounded to tf32."""
+    """Whether this is a product with an f32 operand and ``math`` tf32."""
     return compute.math == "tf32" and compute.factors is not None and any(
         t is f32 for t in (*(x.dtype for x in compute.tensors), *(f.var.type for f in compute.factors)))
 
 
 def allowed(value: Array, error: Array, dtype: DType) -> Array:
-    """How far an element of a result may be from its value."""
+    """The allowed difference between stored elements of a type and ``value``, known to within
+    ``error``."""
     place = 2.0 ** -dtype.digits
     return np.asarray(ROUNDINGS * (place + 2.0**-20) * np.maximum(1.0, np.abs(value)) + error)
 
 
 def own(e: Expr, found: Array) -> Array:
-    """What rounding adds to an expression that is computed. A name or a number is none."""
+    """The rounding error of evaluating an expression; 0 for a variable or a constant."""
     if isinstance(e, Cast) and isinstance(e.x, Var) or not e.children() or e.dtype.kind != "float":
         return np.zeros((1,) * found.ndim)
     near = min((e.dtype, *(c.type for c in find(e, Cast) if c.type.kind == "float")),
                key=lambda t: t.digits)
-    least = LEAST.get(near.name, 0.0)  # below it there is nothing
+    least = LEAST.get(near.name, 0.0)
     size = np.where(np.isfinite(found), np.abs(found), 0.0)
     return np.asarray(OPERATIONS * (2.0**-near.digits * size + least))
 
 
 def apart(one: Array, other: Array) -> Array:
-    """How far two values are from each other: 0 for like infinities, infinitely for unlike ones."""
+    """The distance of values: 0 for equal infinities and two NaN, infinity if only one is NaN or
+    infinite."""
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     off = np.where(same, 0.0, np.abs(one - other))
     return np.asarray(np.where(np.isnan(off), np.inf, off))
@@ -58,7 +60,7 @@ def apart(one: Array, other: Array) -> Array:
 
 def reduced(op: str, terms: Array, found: Array, error: Array | None, axes: tuple[int, ...],
             share: float) -> Array:
-    """How far a reduction may be off, of terms with these errors."""
+    """The error of a reduction, whose terms have the errors ``error``; ``share`` as in ``share_of``."""
     off = np.zeros((1,) * terms.ndim) if error is None else error
     sizes = np.where(np.isfinite(terms), np.abs(terms), 0.0)
     if op == "sum":

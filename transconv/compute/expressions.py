@@ -41,11 +41,11 @@ LARGEST_POWER = 8
 
 @dataclass
 class Scope:
-    """The names in sight: axes with their sizes, values, and the type that is computed in. ``reads``:
-    values as a tensor holds them, which are cast to that type where they are computed with. ``whole``:
-    what whole numbers that were read are instead, in coordinates and in comparisons. ``positions``: what
-    stands for a value of axes alone there. ``given``: every name that the text gives, above or below.
-    ``named``: the sizes that are arguments; ``extents``: of axes, as expressions of these."""
+    """The names in scope: axes with their sizes, and values. ``type``: the type of arithmetic, f32 or f64.
+    ``reads``: values of a tensor's type, which are cast to ``type`` in arithmetic. ``whole``: in
+    coordinates and comparisons, the type that integers are cast to instead. ``positions``: expressions of
+    values that depend on axes alone, used in coordinates. ``given``: all names that the text defines.
+    ``named``: the sizes that are arguments; ``extents``: those of axes, as expressions of these."""
 
     axes: dict[str, int]
     type: DType
@@ -58,21 +58,22 @@ class Scope:
     named: Sizes | None = None
 
     def new(self, name: str) -> str:
-        """A name that nothing has yet. Raises ComputeError."""
+        """The name. Raises ComputeError if it is taken."""
         if name in self.axes or name in self.values or self.named and name in self.named.names:
             raise ComputeError(f"'{name}' is an axis, a size or a value already; expected a new name")
         return name
 
     def unnamed(self, name: str) -> str:
-        """A name for what the text does not name: this one, or with lines below."""
+        """A name for a value that the text does not name: this one, with underscores added until it is
+        new."""
         while name in self.axes or name in self.values or name in self.given:
             name += "_"
         return name
 
 
 def expression(text: str, scope: Scope) -> Expr:
-    """The expression of a text. Values of other float types are cast to the one that is computed in.
-    Raises ComputeError."""
+    """The expression of a text. Values of other float types are cast to ``scope.type``. Raises
+    ComputeError."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
@@ -133,14 +134,14 @@ def _name(name: str, scope: Scope) -> Expr:
         return scope.positions[name]
     if scope.whole and var.dtype.kind == "int":
         return Cast(var, scope.whole)
-    if var.dtype.kind == "int":  # whole numbers are added up exactly, in 32 bits or their own
+    if var.dtype.kind == "int":  # integers are computed exactly, in at least 32 bits
         return Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
     return var if as_it_is else Cast(var, scope.type)
 
 
 def _alike(a: Expr, b: Expr, scope: Scope) -> tuple[Expr, Expr]:
-    """Two operands of one type: a whole number beside a float is one."""
+    """Two operands cast to one type: an integer with a float becomes a float."""
     if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
         return _float(a, scope), _float(b, scope)
     if "int" in (a.dtype.kind, b.dtype.kind):

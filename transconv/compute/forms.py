@@ -1,4 +1,4 @@
-"""Computations of the usual forms: a product of two views summed, one view summed, one moved."""
+"""Builds computations of common forms: a sum of products of two views, a sum of one view, a copy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.ir import Cast, DType, View, free_vars
 
 ACC = "acc"
-"""The name of the one reduction of a product."""
+"""The name of the reduction in ``product``."""
 
 
 def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: DType,
             behind: tuple[tuple[Step, ...], str] | None = None, math: str = "tf32") -> Compute:
-    """``c = sum(a * b)`` over the axes that c does not mention. ``behind``: the steps from the sum,
-    named ``acc``, to the store, and a word for them."""
+    """``c = sum(a * b)`` over the axes that c does not mention. ``behind``: the steps from the sum, named
+    ``acc``, to the store, and a name for them; by default the sum is cast and stored."""
     left, right = Read("a", a), Read("b", b)
     term = Cast(left.var, acc) * Cast(right.var, acc)
     total = Reduction(ACC, "sum", term, _summed(axes, c))
@@ -22,8 +22,8 @@ def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: D
 
 
 def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) -> Compute:
-    """``c = sum(a)``, or another reduction as ``like``'s, over the axes that c does not mention; behind it
-    comes what ``like`` does to its own."""
+    """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like`` and the steps
+    after it."""
     assert like.sum is not None
     part = Read("a", a)
     made = Reduction(like.sum.name, like.sum.op, Cast(part.var, like.acc), _summed(axes, c))
@@ -32,7 +32,7 @@ def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) ->
 
 
 def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, math: str) -> Compute:
-    """``c = a``, rounded on the way to what c holds."""
+    """``c = a``, rounded to the type of c."""
     given = Read("a", a)
     steps: tuple[Step, ...] = (given, Write(c, given.var))
     if c.tensor.dtype is not a.tensor.dtype:

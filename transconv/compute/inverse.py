@@ -1,11 +1,12 @@
 """Inverts the coordinates of a view: which positions of an axis a coordinate maps to a given index.
 
-    x[i*2 + 1]              place p is seen at         i = (p - 1) // 2     where (p - 1) % 2 == 0
-    x[i // 3]                                          i = p*3 + turn       of 3 turns
-    x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, each where it is an i
+    x[i*2 + 1]              element p is read at       i = (p - 1) // 2     if (p - 1) % 2 == 0
+    x[i // 3]                                          i = p*3 + turn       for 3 turns
+    x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, if in the range of i
 
-Candidates come from the expression, node by node; which of them are needed, what excludes those that are
-none, and that all positions are found, is counted: sizes are numbers.
+Candidates follow from the expression, node by node. Because sizes are numbers, all positions are then
+enumerated: this drops candidates that are not needed, finds the condition of each, and proves that no
+position is missing.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from transconv.ir import (
 )
 from transconv.simplify import Facts, simplify
 
-MOST_COUNTED = 1 << 22  # places and positions that are looked at one by one
-WRITTEN = 16  # turns that are written out where others are counted already
+MOST_COUNTED = 1 << 22  # the most elements and positions that are enumerated
+WRITTEN = 16  # the most candidates of a second set of turns, which are listed one by one
 TURN = Var("turn_")
 
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """``position`` of the axis where ``condition`` holds, for each of ``turns``, which ``TURN`` counts."""
+    """``position`` of the axis, valid if ``condition`` holds, for each value of ``TURN`` in 0..turns."""
 
     position: Expr
     condition: Expr
@@ -63,7 +64,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A position, for each of ``turns``, where a condition of its own holds."""
+    """A possible position for each value of ``TURN`` in 0..turns, and its condition."""
 
     position: Expr
     turns: int = 1
@@ -71,8 +72,8 @@ class _Candidate:
 
 
 def inverse(coord: Expr, axis: Axis, place: Var, sizes: Mapping[Var, int]) -> Inverse | None:
-    """The positions of an axis at which a coordinate is ``place``; ``sizes``: of the place and of the
-    other names in the coordinate. None where no closed form is known."""
+    """The positions of an axis at which a coordinate equals ``place``; ``sizes``: of the place and of the
+    other variables in the coordinate. None if no closed form is found."""
     others = [v for v in sorted(free_vars(coord), key=str) if v is not axis.var]
     if any(v not in sizes for v in others):
         return None
@@ -87,12 +88,12 @@ def inverse(coord: Expr, axis: Axis, place: Var, sizes: Mapping[Var, int]) -> In
 
 
 def _is_plain(coord: Expr, axis: Var) -> bool:
-    """Whether a coordinate moves by one with its axis alone, so that nothing need be counted."""
+    """Whether a coordinate is its axis plus a constant, so that nothing needs to be enumerated."""
     return free_vars(coord) == {axis} and simplify(substitute(coord, {axis: axis + 1}) - coord) is Const(1)
 
 
 class _Grid:
-    """A coordinate over all positions and places."""
+    """A coordinate, enumerated over all positions and places."""
 
     def __init__(self, coord: Expr, axis: Axis, place: tuple[Var, int],
                  others: list[tuple[Var, int]]) -> None:
@@ -102,7 +103,8 @@ class _Grid:
             self.facts = self.facts.with_range(v, 0, n - 1)
 
     def candidates(self, e: Expr, to: Expr, turns: int) -> list[_Candidate] | None:
-        """Where ``e`` may be ``to``, which depends on so many turns."""
+        """Candidates for ``e == to``, where ``to`` depends on ``TURN`` in 0..turns; None for an expression
+        without a rule."""
         at = self.axis.var
         if at not in free_vars(e):
             return []
@@ -139,7 +141,7 @@ class _Grid:
         return None
 
     def spread(self, u: Expr, to: Expr, step: int, count: int, turns: int) -> list[_Candidate] | None:
-        """Where ``u`` may be one of several numbers."""
+        """Candidates for ``u`` equal to one of ``count`` numbers from ``to`` on, ``step`` apart."""
         if count == 1:
             return self.candidates(u, to, turns)
         if turns == 1:
@@ -149,24 +151,26 @@ class _Grid:
         return _joined(self.candidates(u, to + i * step, turns) for i in range(count))
 
     def still(self, e: Expr, u: Expr, v: Expr) -> list[_Candidate]:
-        """Where ``e`` is the one of ``u`` and ``v`` that does not move: runs of positions."""
+        """Candidates at which ``e`` equals that of ``u`` and ``v`` which does not depend on the axis: runs
+        of consecutive positions."""
         still = [x for x in (u, v) if self.axis.var not in free_vars(x)]
         if not still or self.others:
-            return []  # not all positions, which is seen when they are counted
+            return []  # if positions are missing, ``chosen`` finds out
         moving = v if still[0] is u else u
         held = (self.over(e) == self.over(still[0])) & (self.over(e) != self.over(moving))
         ends = np.flatnonzero(np.diff(np.concatenate(([0], held.astype(np.int8), [0]))))
         return [_Candidate(Const(int(a)) + TURN if b - a > 1 else Const(int(a)), int(b - a))
                 for a, b in zip(ends[::2], ends[1::2], strict=True)]
 
-    # -- what is counted -------------------------------------------------------------------------
+    # -- enumeration -----------------------------------------------------------------------------
 
     def over(self, e: Expr) -> Array:
-        """Of every position, and of whatever else the coordinate mentions, in axes before it."""
+        """The values of an expression for all values of the other variables and all positions, in this
+        order of axes."""
         return _computed(e, [*self.others, (self.axis.var, self.axis.size)])
 
     def chosen(self, found: list[_Candidate]) -> Inverse | None:
-        """The candidates that are positions somewhere, as one; None if they are not all positions."""
+        """The needed candidates, with their conditions, as one Inverse; None if positions are missing."""
         kept: list[_Candidate] = []
         seen: list[Array] = []
         for c in found:
@@ -199,7 +203,7 @@ class _Grid:
 
 
 def _computed(e: Expr, names: Sequence[tuple[Var, int]]) -> Array:
-    """The values of an expression for all values of some names."""
+    """The values of an expression for all values of some variables, an axis for each."""
     at = Evaluator(Memory({}), {}, len(names))
     for i, (v, n) in enumerate(names):
         at.env[v] = at.along(i, np.arange(n, dtype=np.int64))
@@ -207,7 +211,7 @@ def _computed(e: Expr, names: Sequence[tuple[Var, int]]) -> Array:
 
 
 def _joined(parts: Iterable[list[_Candidate] | None]) -> list[_Candidate] | None:
-    """All of them; None if one is missing."""
+    """The concatenated lists; None if one is None."""
     found: list[_Candidate] = []
     for part in parts:
         if part is None:
@@ -217,7 +221,7 @@ def _joined(parts: Iterable[list[_Candidate] | None]) -> list[_Candidate] | None
 
 
 def _together(kept: list[_Candidate]) -> Inverse:
-    """Several candidates as turns of one."""
+    """Several candidates as one, whose turns are numbered one after another."""
     if len(kept) == 1:
         return Inverse(kept[0].position, kept[0].condition, kept[0].turns)
     position, conditions = kept[-1].position, []

@@ -4,12 +4,12 @@
     let   s = sum(x; k)                     kernel 2: Y[0] = max(s_kept[n]; n)
     store Y[0] = max(s; n)
 
-One kernel reduces over one set of axes. What a later one needs of an earlier one's reductions is stored
-in a tensor between them; what it needs of reads and values it evaluates again. A kernel takes as many
-reductions and stores as it can: those over the same rows, as soon as all that they need is known. A value
-made from several reductions is kept in their place, and so is one made from a reduction and an element of
-its row: to read the element again would take as long as its neighbours do. What is
-added to a tensor of 16 bits is added in f32, and rounded by a kernel behind it.
+One kernel reduces over one set of axes. Reductions that a later kernel needs are stored in a tensor
+between them; reads and values are evaluated again. A kernel takes as many reductions and stores as it can:
+those over the same rows whose inputs are known. A value computed from several reductions is stored in
+their place, and so is one computed from a reduction and an element of its row: reading that element again
+would cost as much as its whole cache line. Additions to a 16-bit tensor are made in f32, and a last kernel
+rounds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Kept = Reduction | Value
 
 @lru_cache(maxsize=256)
 def kernels(compute: Compute) -> tuple[Compute, ...]:
-    """The kernels in the order in which they run; the computation itself where one is enough."""
+    """The computations of the kernels, in the order in which they run; the computation itself if one
+    kernel is enough."""
     if (narrow := next((v.tensor for v in compute.added if v.tensor.dtype.bits < 32), None)) is not None:
         return (*kernels(_wide(compute, narrow)), _rounded(compute, narrow))
     cut = _Cut(compute)
@@ -43,13 +44,13 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
 
 
 def _sums(compute: Compute, narrow: Tensor) -> Tensor:
-    """Where the elements of a tensor of 16 bits are added up."""
+    """The f32 tensor in which the elements of a 16-bit tensor are added up."""
     name = fresh(f"{narrow.name}_sums", (t.name for t in compute.tensors))
     return Tensor(name, narrow.dims, narrow.shape, Layout.dense(f32, narrow.shape))
 
 
 def _wide(compute: Compute, narrow: Tensor) -> Compute:
-    """The computation that adds in f32."""
+    """The computation that adds to the f32 tensor."""
     wide = _sums(compute, narrow)
     return replace(compute, steps=tuple(
         replace(s, view=View(wide, s.view.dims),
@@ -58,7 +59,7 @@ def _wide(compute: Compute, narrow: Tensor) -> Compute:
 
 
 def _rounded(compute: Compute, narrow: Tensor) -> Compute:
-    """What rounds the sums, once."""
+    """The computation that rounds the f32 sums."""
     wide = _sums(compute, narrow)
     axes = tuple(Axis(f"i{d}", n, "") for d, n in enumerate(narrow.shape))
     at = tuple(ViewDim(x.var) for x in axes)
@@ -68,15 +69,15 @@ def _rounded(compute: Compute, narrow: Tensor) -> Compute:
 
 
 class _Cut:
-    """What is known of every step, and which reductions and stores are done."""
+    """Assigns the reductions and stores of a computation to kernels."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute, self.steps = compute, compute.steps
         self.sizes = compute.sizes
         self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
-        self.axes: dict[Step, Axes] = {}  # what a step's value differs along
-        self.needs: dict[Step, set[Step]] = {}  # the last kept ones on the way to it
-        self.kept: set[Step] = set()  # reductions, and values in place of them
+        self.axes: dict[Step, Axes] = {}  # the axes along which a step's value varies
+        self.needs: dict[Step, set[Step]] = {}  # the steps in ``kept`` that it depends on directly
+        self.kept: set[Step] = set()  # reductions, and values stored in their place
         for step in self.steps:
             mentioned = used(step)
             before = [self.made[v] for v in mentioned if v in self.made]
@@ -86,7 +87,7 @@ class _Cut:
             self.needs[step] = {r for s in before for r in ({s} if s in self.kept else self.needs[s])}
             if isinstance(step, Reduction) or self.stands_for(step):
                 self.kept.add(step)
-        self.ends: set[Step] = set()  # stores, and what is kept for them
+        self.ends: set[Step] = set()  # stores, and the kept steps that they need
         left: list[Step] = list(compute.writes)
         while left:
             self.ends.add(step := left.pop())
@@ -94,7 +95,7 @@ class _Cut:
         self.done: set[Step] = set()
 
     def stands_for(self, step: Step) -> bool:
-        """Whether a value over the rows of some reductions is kept in their place."""
+        """Whether a value is stored in place of the reductions that it is computed from."""
         needs = self.needs[step]
         if not isinstance(step, Value) or not needs or any(self.axes[r] != self.axes[step] for r in needs):
             return False
@@ -102,7 +103,7 @@ class _Cut:
         return len(needs) > 1 or bool(read & summed)
 
     def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
-        """What the values of some names read, up to what is kept."""
+        """The tensors that some names depend on, not counting those behind kept steps."""
         found: set[Tensor] = set()
         left = [v for names in named for v in names]
         while left:
@@ -114,7 +115,7 @@ class _Cut:
         return found
 
     def left(self) -> list[Step]:
-        """The reductions and stores that are not done, those that could be next first."""
+        """The reductions and stores that no kernel has yet, first those whose inputs are known."""
         ends = [s for s in self.steps if s in self.ends and s not in self.done]
         return sorted(ends, key=lambda s: (not self.needs[s] <= self.done, isinstance(s, Write)))
 
@@ -131,13 +132,14 @@ class _Cut:
         return taken
 
     def fits(self, step: Step, rows: Axes, reduced: Axes) -> bool:
-        """Whether a kernel over these rows, and what is reduced of each, can do it."""
+        """Whether a kernel over these rows and reduced axes can compute a step."""
         if isinstance(step, Reduction):
             return frozenset(step.axes) == reduced and self.axes[step] == rows
         return self.axes[step] in (rows, rows | reduced)
 
     def computation(self, ends: list[Step], number: int, all_ends: list[list[Step]]) -> Compute:
-        """The computation of one kernel: it reads what earlier ones left, and stores it for later ones."""
+        """The computation of one kernel: it reads what earlier kernels stored and stores what later ones
+        need."""
         later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
         own = self.wanted(ends)
         steps: list[Step] = []
@@ -156,7 +158,7 @@ class _Cut:
         return with_roles(made)
 
     def wanted(self, ends: list[Step]) -> set[Step]:
-        """The steps that some ends are made from, up to the reductions that others have done."""
+        """The steps that some ends depend on, up to kept steps of earlier kernels."""
         found: set[Step] = set()
         left = list(ends)
         while left:
@@ -168,7 +170,7 @@ class _Cut:
         return found
 
     def between(self, step: Kept) -> View:
-        """The tensor that keeps a value, with a place for each of its rows."""
+        """The tensor that keeps a value between kernels, with one element for each row."""
         rows = [x for x in self.compute.axes if x.name in self.axes[step]]
         shape = tuple(x.size for x in rows) or (1,)
         name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))

@@ -1,11 +1,11 @@
 """The reference semantics of a computation: it is executed in NumPy, in f64, step by step.
 
 Every value is an array with one axis for each axis of the computation, of size 1 along those that it does
-not depend on. A sum of products is one matrix product. Nothing of a schedule or a kernel is used here, so
-that a kernel can be held against it.
+not depend on. A sum of products is one matrix product. This module uses nothing of schedules or kernels,
+so that kernels can be compared with it.
 
-How far a right kernel may be off is found on the way (``error``): what rounding adds to sums and values is
-carried through the steps behind them, each evaluated again with every name moved by its error.
+It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
+values are propagated by evaluating each later step with every name moved by its error.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ from transconv.ir import (
     rewrite,
 )
 
-LARGEST = 1 << 24  # points that are held at once
+LARGEST = 1 << 24  # the most points that are evaluated at once
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A stored tensor: its elements in f64, and for each how far it may be off before it is stored."""
+    """A stored tensor: its elements in f64, and the allowed error of each before it is rounded to the
+    tensor's type. Both have the tensor's logical shape."""
 
     value: Array
     error: Array
 
 
 def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) -> dict[str, Answer]:
-    """What is stored, by tensor; ``given`` holds what is read, in logical shapes. Elements that nothing
-    stores are NaN. ``share``: of the absolute terms of a sum, how far rounding may have moved it; with 0
-    nothing is rounded, and errors are 0."""
+    """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
+    no step stores are NaN. ``share``: the error of a sum as a fraction of the sum of its absolute terms;
+    with 0 all errors are 0."""
     wide = compute.writes
     made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, 0.0 if w.op else np.nan),
                                        np.zeros(w.view.tensor.shape)) for w in wide}
@@ -63,8 +64,8 @@ def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) ->
 
 
 def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
-    """What torch says of the first index that leaves its tensor, where no ``where`` excludes it; None if
-    all are inside. ``given`` holds the tensors whose elements are indices."""
+    """torch's error message for the first index that is out of bounds and that no ``where`` excludes; None
+    if there is none. ``given``: the tensors whose elements are indices."""
     run = Run(compute, given, {x.name: range(x.size) for x in compute.axes})
     for step in compute.steps:
         if not isinstance(step, Read):
@@ -84,11 +85,11 @@ def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
 
 
 def _parts(compute: Compute) -> list[dict[str, range]]:
-    """The axes in pieces of at most ``LARGEST`` points: one axis that is not reduced is cut."""
+    """The axes in pieces of at most ``LARGEST`` points: the largest axis that is not reduced is cut."""
     whole = {x.name: range(x.size) for x in compute.axes}
     free = [x for x in compute.axes if compute.kind(x.name) != "K" and x.size > 1]
     points = prod(x.size for x in compute.axes)
-    if compute.factors is not None:  # never held as a whole
+    if compute.factors is not None:  # a matrix product has no array over all axes
         points = max(points // max(1, x.size) for x in compute.axes)
     if points <= LARGEST or not free:
         return [whole]
@@ -98,7 +99,8 @@ def _parts(compute: Compute) -> list[dict[str, range]]:
 
 
 class Run:
-    """The steps at the points of a part of the axes. ``errors``: how far a name's value may be off."""
+    """Evaluates the steps at the points of a part of the axes. ``errors``: the error of each name's
+    value."""
 
     def __init__(self, compute: Compute, given: Mapping[str, Array], part: Mapping[str, Sequence[int]],
                  share: float = 0.0) -> None:
@@ -119,7 +121,7 @@ class Run:
                     self.evaluate(step)
 
     def evaluate(self, step: Read | Value | Reduction) -> None:
-        """Bind a step's name to its value, and to the error of it."""
+        """Bind a step's name to its value and its error."""
         var = _wide(step.var)
         if isinstance(step, Read):
             self.at.env[var] = self.read(step)
@@ -138,8 +140,8 @@ class Run:
         return self.at.compute(_exact(e))
 
     def error(self, e: Expr, found: Array) -> Array | None:
-        """How far an expression of a value may be off: what each name's error makes of it, and its own
-        rounding. None where nothing is rounded."""
+        """The error of an expression whose value is ``found``: from the error of each name, and from its
+        own rounding. None if errors are not computed, or for booleans."""
         if not self.share or e.dtype.kind not in ("float", "int"):
             return None
         exact = _exact(e)
@@ -155,7 +157,7 @@ class Run:
         return total
 
     def place(self, view: View) -> tuple[tuple[Array, ...], Array]:
-        """Indices of a view's elements, 0 where its mask is false, and the mask."""
+        """The coordinates of a view's elements, 0 where its mask is false, and the mask."""
         mask = self.at.compute(view.mask()).astype(bool)
         coords = [np.where(mask, self.at.compute(d.coord), 0) for d in view.dims]
         return tuple(coords), mask
@@ -165,12 +167,12 @@ class Run:
         return np.where(mask, self.elements(step.view.tensor, coords), step.fill)
 
     def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
-        """Elements of a tensor that is given."""
+        """Elements of a given tensor, as f64 or int64."""
         held = np.int64 if tensor.dtype.kind == "int" else np.float64
         return np.asarray(self.given[tensor.name], held)[coords]
 
     def reduce(self, step: Reduction) -> tuple[Array, Array | None]:
-        """A reduction's value, and how far it may be off."""
+        """The value of a reduction, and its error or None."""
         axes = tuple(i for i, n in enumerate(self.names) if n in step.axes)
         if self.compute.factors is not None:
             a, b = (self.at.env[_wide(r.var)] for r in self.compute.factors)
@@ -189,7 +191,7 @@ class Run:
         return found, errors.reduced(step.op, terms, found, off, axes, self.share)
 
     def product(self, a: Array, b: Array, axes: list[int]) -> Array:
-        """How far a sum of products may be off."""
+        """The error of a sum of products."""
         double = np.dtype(np.float64)
         total = self.share * contract(np.abs(a), np.abs(b), axes, double)
         first, second = (self.errors.get(_wide(f.var)) for f in self.compute.factors or ())
@@ -200,7 +202,7 @@ class Run:
         return np.asarray(total)
 
     def points(self, step: Write) -> tuple[int, ...]:
-        """How many points along each axis add something."""
+        """The number of points along each axis for which a store that adds is done."""
         own = {x.name for x in axes_of(self.compute, step)}
         return tuple(n if a in own else 1 for a, n in zip(self.names, self.sizes, strict=True))
 

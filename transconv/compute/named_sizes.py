@@ -2,9 +2,9 @@
 
     sizes  N=8 in 1..64, H in 1..4096, W in 1..4096, C=64 in 8..512, C % 8 == 0, N*H*W*C < 2147483648
 
-A name has an example (``N=8``; left out: 64, or what is nearest to it) and a range (left out: up to
-2147483647); conditions may follow. Extents of axes and of tensors are expressions of names. Kernels are
-right for all sizes that meet these requirements, and are given no others.
+A name has an example (``N=8``; default: 64, or the nearest legal size) and a range (default:
+1..2147483647); conditions may follow. Extents of axes and of tensors are expressions of names. Kernels are
+correct for all sizes that meet these requirements; a launch with others is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transconv.errors import ComputeError
 from transconv.ir import LARGEST_SIZE, Expr, Size, Sizes, Var, conjuncts, f32, free_vars, value_at
 
 SIZE = re.compile(r"([A-Za-z_]\w*)(?:\s*=\s*(\d+))?(?:\s+in\s+(\d+)\s*\.\.\s*(\d+))?")
-USUAL = 64  # the example of a size that has none
+USUAL = 64  # the default example
 
 
 def sizes_of(text: str) -> Sizes:
@@ -54,7 +54,7 @@ def _condition(text: str, scope: Scope) -> Expr:
 
 
 def _example(name: str, least: int, most: int, where: Sequence[Expr]) -> int:
-    """A size in a range that meets its own conditions, near the usual one."""
+    """An example in a range that meets the conditions of this size alone, near ``USUAL``."""
     near = min(max(USUAL, least), most)
     tried = [near, *range(near, min(most, near + 4096)), *range(near, max(least - 1, near - 4096), -1)]
     return next((n for n in tried if all(value_at(c, {name: n}) for c in where)), near)

@@ -25,8 +25,8 @@ class Names:
 
     @cached_property
     def chosen(self) -> dict[Var, tuple[Read, ...]]:
-        """What only moves elements, and the reads that it takes them from: a read, and a value that a
-        condition chooses from such (a concatenation)."""
+        """The values that are elements of tensors, and their reads: a read itself, and a value that a
+        ``where`` chooses from several (a concatenation)."""
         found: dict[Var, tuple[Read, ...]] = {}
         for s in self.steps:
             if isinstance(s, Read):
@@ -37,7 +37,8 @@ class Names:
 
     @cached_property
     def made_of(self) -> dict[Var, tuple[Read, ...]]:
-        """The reads that a value is computed from, element by element: not behind a reduction."""
+        """The reads that a value is computed from elementwise. Values that depend on a reduction are left
+        out."""
         found: dict[Var, tuple[Read, ...]] = {}
         behind: set[Var] = set()
         for s in self.steps:
@@ -51,11 +52,11 @@ class Names:
         return found
 
     def main(self, v: Var) -> Read | None:
-        """The read that differs along every axis that a value does, the first of several."""
+        """The first read that varies along exactly the axes along which a value varies, or None."""
         return next((r for r in self.made_of.get(v, ()) if self.rooted[r.var] == self.rooted[v]), None)
 
     def fills_of(self, steps: Iterable[Read | Value]) -> set[float]:
-        """What stands for elements outside of the tensors that steps take elements from."""
+        """The fill values of the reads that steps take elements from."""
         return {r.fill for s in steps for r in self.chosen.get(s.var, ())}
 
     @cached_property
@@ -69,7 +70,7 @@ class Names:
         return found
 
     def roots(self, e: Expr) -> frozenset[str]:
-        """The axes that an expression depends on, seen through the values that it mentions."""
+        """The axes that an expression depends on, directly or through values."""
         return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
 
     def told(self, view: View) -> frozenset[Var]:
@@ -93,8 +94,8 @@ class Names:
 
     @cached_property
     def stand_ins(self) -> dict[Var, Expr]:
-        """For every value that coordinates mention, the position that it would be if it counted the
-        points that it is read at: estimates take a gather for that of neighbours."""
+        """For every value in coordinates, the number of the point at which it is read, which estimates use
+        instead: they take a gather for contiguous reads."""
         found: dict[Var, Expr] = {}
         for v in self.indices:
             at: Expr = Const(0)
@@ -105,7 +106,7 @@ class Names:
 
 
 def fresh(name: str, taken: Iterable[str]) -> str:
-    """The name, with as many lines below as it takes to be none of those that are taken."""
+    """The name, with underscores added until it is not taken."""
     held = set(taken)
     while name in held:
         name += "_"
@@ -121,7 +122,7 @@ def used(step: Step) -> set[Var]:
 
 
 def leaves_of(value: Expr) -> tuple[Var, ...]:
-    """The names that conditions choose from, where a value is nothing but such a choice; else none."""
+    """The variables among which a value made of Selects alone chooses; else none."""
     if not isinstance(value, Select):
         return ()
     found: list[Var] = []

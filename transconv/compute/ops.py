@@ -1,8 +1,8 @@
 """Elementwise operations: one row each, from which every list of operations is derived.
 
-A row says what an operation means (an expression of the IR), which function of torch does the same, how
-it is differentiated, and who may use it where. The rows of this package are in elementwise.py; others
-are added with ``register`` from anywhere:
+A row has the meaning of an operation (an expression of the IR), the equivalent function of torch, its
+derivative, and where it may be used. The rows of this package are in elementwise.py; ``register`` adds
+others:
 
     register(Op("cube", 1, lambda x: x * x * x, torch="mypackage.cube", activation=True))
 """
@@ -26,18 +26,18 @@ RESERVED = ("bias", "res")  # words of an epilogue that are no functions of its 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
-    """An operation of ``arity`` values: ``expression`` makes the IR's value of the operands' values, of
-    any types; ``torch`` names the function of tensors that computes the same.
+    """An operation of ``arity`` values: ``expression`` builds the IR of the result from that of the
+    operands, of any types; ``torch`` names the function of tensors that computes the same.
 
-    ``options``: keyword arguments that torch's function takes besides the values. ``derivative``: of
-    the operands, the partial derivatives by each of them, None by one that has none (a condition).
-    ``gradient``: torch's function (g, y, *gradient_with) of the result's gradient and the result, where
-    these two suffice; other operations are differentiated by torch from their operands.
-    ``exact``: whole numbers stay whole, and no machine approximates it. ``activation``: may stand in an
-    epilogue; ``drawn``: there the fuzzer may choose it. ``steepest``: what no derivative exceeds, so
-    that a check knows how an error grows. ``spelled``: what else people call it: modules and functions
-    of torch by their dotted names, methods as ``.relu_``; a module stands for the row whose
-    ``options`` are its attributes. ``onednn``: its names there, each with alpha and beta.
+    ``options``: keyword arguments of torch's function. ``derivative``: the partial derivatives as
+    expressions of the operands, None for an operand without one (a condition). ``gradient``: torch's
+    function (g, y, *gradient_with) of the result's gradient and the result, if these suffice; torch
+    differentiates other operations from their operands. ``exact``: integer operands give integers, without
+    rounding on any chip. ``activation``: allowed in epilogues; ``drawn``: the fuzzer may choose it there.
+    ``steepest``: a bound of the absolute derivative, by which checks scale errors. ``spelled``: other
+    spellings: dotted names of torch's modules and functions, and methods such as ``.relu_``; a module
+    matches the row whose ``options`` are its attributes. ``onednn``: oneDNN's names, each with alpha and
+    beta.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Op:
         return functools.partial(found, **dict(self.options)) if self.options else found
 
     def from_result(self) -> Callable[..., Any] | None:
-        """(g, y) -> the gradient of the one operand, of torch tensors; None where the result does not
-        tell it. Imports torch."""
+        """A function (g, y) of torch tensors that gives the operand's gradient; None if ``gradient`` is.
+        Imports torch."""
         if self.gradient is None:
             return None
         found, given = named(self.gradient), self.gradient_with
@@ -82,12 +82,13 @@ class Op:
 OPS: Rows[Op] = Rows()
 """Every operation, by name."""
 table = OPS.table
-_used: dict[str, Op] = {}  # every row that there ever was: kernels are kept by their operations' names
+_used: dict[str, Op] = {}  # all rows ever registered: cached kernels have operations by name
 
 
 def register(op: Op) -> Op:
-    """Add a row; every table then has it. ValueError for a name that cannot be written in an
-    epilogue, that is taken, or that stood for another row in this process: kernels are kept by name."""
+    """Add a row to all tables and return it. ValueError for a name that is not an identifier, that is
+    taken, or that another row had before in this process, because cached kernels have operations by
+    name."""
     if not op.name.isidentifier() or op.name in RESERVED:
         raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
                          f"{' and '.join(RESERVED)}")
@@ -98,13 +99,13 @@ def register(op: Op) -> Op:
 
 
 def unregister(name: str) -> None:
-    """Take a row out of every table. KeyError for a name that is in none."""
+    """Remove a row from all tables. KeyError for an unknown name."""
     OPS.remove(name)
 
 
 def named(function: TorchFunction) -> Callable[..., Any]:
-    """The object of a dotted name, its first part imported as a module, and as many more as are modules;
-    a function is returned as it is. ImportError or AttributeError where there is none."""
+    """The object of a dotted name, whose leading parts are imported as modules; a function is returned
+    unchanged. Raises ImportError or AttributeError if there is none."""
     if not isinstance(function, str):
         return function
     root, *rest = function.split(".")
@@ -116,11 +117,11 @@ def named(function: TorchFunction) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-# What may stand in an epilogue: the value after it, of the value before it.
+# The expression of each activation.
 ACTIVATIONS: dict[str, Expression] = table(lambda op: op if op.activation else None)
-"""The operations that may stand in an epilogue, by name."""
+"""The operations that are allowed in epilogues, by name."""
 
 
 def is_exact(words: tuple[str, ...]) -> bool:
-    """Whether an epilogue of these words keeps whole numbers whole; a sum with a tensor does."""
+    """Whether an epilogue of these words gives integers for integers; adding a tensor does."""
     return all(w in RESERVED or w in OPS and OPS[w].exact for w in words)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from transconv.compute.compute import Compute
 
 KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
-WIDTH = 30  # of a condition, so that reasons stand below one another
+WIDTH = 30  # characters of a condition, so that reasons are aligned
 
 
 def axis_facts(compute: Compute) -> Facts:
-    """What holds at every point of the loops: each axis counts from 0 to its size."""
+    """The ranges of the axes: 0 to size - 1."""
     facts = Facts()
     for x in compute.axes:
         facts = facts.with_range(x.var, 0, max(0, x.size - 1))
@@ -35,7 +35,8 @@ def axis_facts(compute: Compute) -> Facts:
 
 
 def describe(compute: Compute) -> str:
-    """The page. Masks that the ranges of the axes prove are marked, with the reason."""
+    """The description of a computation as text. Masks that the ranges of the axes prove are marked, with
+    the reason."""
     facts = axis_facts(compute)
     lines = [f"compute {compute.name}"]
     for kind, meaning in KINDS:
@@ -61,7 +62,7 @@ def describe(compute: Compute) -> str:
 
 
 def _view(role: str, view: View, facts: Facts) -> list[str]:
-    """The coordinates of a view on one line, its conditions below it."""
+    """A line with the coordinates of a view, and a line for each of its conditions."""
     coords, conditions = [], []
     for name, dim in zip(view.tensor.dims, view.dims, strict=True):
         short = dim.coord if isinstance(dim.coord, Var) else simplify(dim.coord, facts)
@@ -72,7 +73,7 @@ def _view(role: str, view: View, facts: Facts) -> list[str]:
 
 
 def _condition(part: Expr, name: str, coord: Expr, facts: Facts) -> str:
-    """One condition of a mask: kept, or always true, and what decides that."""
+    """One condition of a mask: whether it is kept or always true, and the reason."""
     named = readable(as_written(substitute(part, {coord: Var(name)})))
     if prove(part, facts):
         verdict, why = "always true:", reason(part, facts)

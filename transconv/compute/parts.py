@@ -3,11 +3,11 @@
     let  s = sum(x; k)                      let  s_of = sum(x; k)
                                     ->      let  s = sum(s_of; k_part)
 
-A few long rows become many short ones, which are kernels one after another (kernels.py). A sum of squared
-deviations from the mean is put together from those of the parts, so that it takes no sweep of its own
-(Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979),
-and a part is swept once: its elements are taken from its first one, x0, a shift that costs no more digits
-than a part has elements, since (x0 - mean)**2 is one of the n squares that are added up:
+A few long rows become many short ones, and the computation becomes several kernels (kernels.py). A sum of
+squared deviations from the mean is computed from those of the parts, so that it needs no sweep of its own
+(Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+A part is swept once: its first element, x0, is subtracted from all of its elements. That loses at most a
+factor n of precision in a part of n elements, because (x0 - mean)**2 is one of the n squares in the sum:
 
     let  d = x - mean                       let  s_apart = sum(x - x0; k)
     let  v = sum(d*d; k)            ->      let  s_of = s_apart + n*x0
@@ -15,8 +15,8 @@ than a part has elements, since (x0 - mean)**2 is one of the n squares that are 
                                             let  v_of = v_squares - s_apart*s_apart/n
                                             let  v = sum(v_of + n*(s_of/n - mean)**2; k_part)
 
-Powers of e, taken from the largest element of the row, are taken from that of the part, or from LOWEST
-where a part has nothing but -inf:
+Exponentials relative to the largest element of the row are computed relative to that of the part, or to
+LOWEST if all elements of the part are -inf:
 
     let  e = exp(x - top)                   let  top_near = max(top_of, LOWEST)
     let  s = sum(e; k)              ->      let  s_of = sum(exp(x - top_near); k)
@@ -53,12 +53,13 @@ from transconv.ir import (
     substitute,
 )
 
-LOWEST = -3e38  # of an element: from here, exp of -inf is 0
+LOWEST = -3e38  # finite, so that exp(-inf - LOWEST) is 0 and not NaN
 
 
 def parted(compute: Compute, axis: str, within: int, late: tuple[str, ...] = ()) -> Compute:
-    """The computation with an axis in parts of ``within`` positions, which must divide it; ``late``:
-    reduced axes that are left to the second stage. Raises ValueError."""
+    """The computation with a reduced axis in parts of ``within`` positions, which must divide its size;
+    ``late``: reduced axes that only the second stage reduces. Raises ValueError for other axes or
+    sizes."""
     size = compute.size(axis)
     if axis not in compute.reduced or size % within:
         raise ValueError(f"{axis}={size} has no parts of {within}; expected a reduced axis, and a divisor")
@@ -71,7 +72,7 @@ def parted(compute: Compute, axis: str, within: int, late: tuple[str, ...] = ())
 
 
 def factors(e: Expr) -> Iterator[Expr]:
-    """Of a product."""
+    """The factors of a product; the expression itself if it is none."""
     if isinstance(e, Mul):
         yield from factors(e.a)
         yield from factors(e.b)
@@ -120,7 +121,7 @@ class _Parted:
                 replace(step, value=inner, axes=self.late)]
 
     def place_of(self, step: Reduction, extreme: Reduction) -> list[Step]:
-        """Where an extreme lies."""
+        """The two stages of an argmax or argmin."""
         inner, own = self.named(step.var, "of"), self.named(extreme.var, "of")
         within = substitute(substitute(step.value, {extreme.var: own}), self.place)
         size = step.value.no  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ class _Parted:
                 replace(step, value=later, axes=self.late)]
 
     def powers(self, step: Reduction, value: Expr, top: Var) -> list[Step]:
-        """A sum of powers of e."""
+        """The two stages of a sum of exponentials."""
         inner = self.named(step.var, "of")
         near = Value(self.named(top, "near").name, _at_least(self.named(top, "of"), LOWEST))
         within = substitute(substitute(value, {top: near.var}), self.place)
@@ -138,7 +139,7 @@ class _Parted:
                 replace(step, value=inner * Call("exp", (near.var - top,)), axes=self.late)]
 
     def squares(self, step: Reduction, x: Expr, total: Var, mean: Expr) -> list[Step]:
-        """A sum of squared deviations from a mean."""
+        """The two stages of a sum of squared deviations from a mean."""
         inner, apart = self.named(step.var, "of"), self.named(total, "apart")
         squares = self.named(step.var, "squares")
         d = substitute(x, self.place) - self.at_begin(x)
@@ -148,7 +149,7 @@ class _Parted:
                 replace(step, value=inner + self.count * (between * between), axes=self.late)]
 
     def shifted(self, step: Reduction) -> list[Step]:
-        """The two stages of a sum whose elements' squared deviations are added up as well."""
+        """The two stages of the sum behind a mean whose squared deviations are summed as well."""
         inner, apart = self.named(step.var, "of"), self.named(step.var, "apart")
         x0 = self.at_begin(step.value)
         firsts = [Read(v.name, substitute(self.reads[r].view, self.begin), self.reads[r].fill)
@@ -159,32 +160,32 @@ class _Parted:
                 replace(step, value=inner, axes=self.late)]
 
     def at_begin(self, x: Expr) -> Expr:
-        """An element's value at the first place of a part."""
+        """The value of an expression at the first element of a part."""
         return substitute(substitute(self.written_out(x), {**self.firsts(x)}), self.begin)
 
     def firsts(self, x: Expr) -> dict[Var, Var]:
-        """What is read for it there, by what is read elsewhere."""
+        """For each read in an expression, the variable of the read at the first element of the part."""
         return {v: self.named(v, "first") for v in find(self.written_out(x), Var) if v in self.reads}
 
     def written_out(self, x: Expr) -> Expr:
-        """An expression of reads and axes alone, but for reductions."""
+        """The expression with values expanded, down to reads, axes and reductions."""
         while names := {v: self.values[v] for v in find(x, Var) if v in self.values}:
             x = substitute(x, names)
         return x
 
     def named(self, whole: Var, part: str) -> Var:
-        """The name of what a part has of a value."""
+        """A variable for a part's share of a value, such as ``s_of``."""
         return Var(fresh(f"{whole.name}_{part}", self.compute.names.all), whole.type)
 
     def extreme(self, step: Reduction) -> Reduction | None:
-        """The extreme whose place a reduction finds."""
+        """The extreme whose index a reduction finds; None for other reductions."""
         if not isinstance(step.value, Select):
             return None
         return next((s for s in self.sums.values()
                      if step.value.cond is is_extreme(s.value, s.var)), None)
 
     def power(self, step: Reduction) -> tuple[Expr, Var] | None:
-        """What is added up, written out, and the maximum from which the power of e in it is taken."""
+        """For a sum of exponentials, its expanded term and the maximum that is subtracted; else None."""
         value = self.written_out(step.value)
         for factor in factors(value) if step.op == "sum" else ():
             match factor:
@@ -194,7 +195,7 @@ class _Parted:
         return None
 
     def deviations(self, step: Reduction) -> tuple[Expr, Var, Expr] | None:
-        """What has a mean, its sum, and the mean, where squared deviations from it are added up."""
+        """For a sum of squared deviations of x from a mean: x, the sum of x, and the mean; else None."""
         match step.value:
             case Mul(a, b) if step.op == "sum" and a is b:
                 match self.values.get(a, a) if isinstance(a, Var) else a:

@@ -19,8 +19,8 @@ from transconv.ir import Cast, Expr, Mul, Var
 
 
 def with_prologues(compute: Compute) -> Compute:
-    """The computation with named factors, if its one reduction is a sum of a product that has a prologue;
-    else as it is."""
+    """The computation with named factors, if it is a sum of products with a prologue; otherwise
+    unchanged."""
     total = compute.sum
     if total is None or total.op != "sum" or compute.factors or not isinstance(total.value, Mul):
         return compute
@@ -37,7 +37,7 @@ def with_prologues(compute: Compute) -> Compute:
 
 def _named(compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: list[str],
            wide: bool) -> Compute:
-    """``wide``: reads are multiplied in the type that is computed in, too."""
+    """``wide``: factors that are reads are cast to the type of arithmetic as well."""
     before: list[Step] = []
     factors: list[Expr] = []
     for e, name in zip(sides, names, strict=True):
@@ -55,6 +55,6 @@ def _named(compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: 
 
 
 def _name(e: Expr) -> Var | None:
-    """The name that a factor is, cast or not."""
+    """The variable of a factor that is one, with or without a cast; else None."""
     inner = e.x if isinstance(e, Cast) else e
     return inner if isinstance(inner, Var) else None

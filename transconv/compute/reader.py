@@ -40,20 +40,20 @@ from transconv.ir import (
 from transconv.simplify import simplify
 
 NAME = re.compile(r"[A-Za-z_]\w*")
-STORED = re.compile(r"(?<![=<>!])(\+?)=(?!=)")  # no comparison: a condition stands before it
+STORED = re.compile(r"(?<![=<>!])(\+?)=(?!=)")  # = or +=, but not the comparisons in a condition before it
 NUMBERS = {"inf": float("inf"), "-inf": float("-inf")}
 
 
 class Reader:
-    """What the lines so far have said."""
+    """Collects the lines of a text; ``made`` builds the computation."""
 
     def __init__(self) -> None:
         self.name, self.math = "", "tf32"
         self.named: Sizes | None = None
         self.axes: dict[str, int] = {}
-        self.extents: dict[str, Expr] = {}  # of axes, where sizes are arguments
+        self.extents: dict[str, Expr] = {}  # of axes whose sizes are arguments
         self.tensors: dict[str, Tensor] = {}
-        self.steps: list[tuple[str, str]] = []  # read when all tensors are known
+        self.steps: list[tuple[str, str]] = []  # parsed after all tensors are known
         self.reductions: dict[tuple[str, Expr, tuple[str, ...]], Reduction] = {}
 
     def line_compute(self, rest: str) -> None:
@@ -75,7 +75,7 @@ class Reader:
             _named(name, "a size")
 
     def extent(self, text: str) -> tuple[int, Expr]:
-        """A size, as the number that is an example of it, and as an expression of names."""
+        """A size as a number (the example if it has names) and as an expression of names."""
         if text.isdigit() or self.named is None:
             return int(text), Const(int(text))
         scope = Scope({}, f32, whole=index, named=self.named)
@@ -149,7 +149,7 @@ class Reader:
             Compute(self.name, axes, tuple(steps), self.math, named=self.named)))
 
     def _type(self) -> DType:
-        """What is computed in."""
+        """The type of arithmetic: f64 if a declared tensor is f64, else f32."""
         return f64 if any(t.dtype is f64 for t in self.tensors.values()) else f32
 
     def _read(self, rest: str, scope: Scope) -> Iterator[Step]:
@@ -189,7 +189,7 @@ class Reader:
                     "add" if plus else "")
 
     def _computed(self, name: str, text: str, scope: Scope) -> Iterator[Step]:
-        """The steps of an expression: its reductions, innermost first, then what is left of it."""
+        """The steps of an expression: its reductions, innermost first, then the rest as a Value."""
         while found := _innermost(text):
             begin, end, op, value, axes = found
             whole = name and text[:begin].strip() == text[end:].strip() == ""
@@ -215,7 +215,7 @@ class Reader:
 
 
     def _placed(self, name: str, op: str, value: str, axes: str, scope: Scope) -> Iterator[Step]:
-        """The steps that say where an extreme lies."""
+        """The steps of an argmax or argmin."""
         term, over = _term(value, scope), _reduced_axes(op, axes, scope)
         top = self.reductions.get((EXTREMA[op], term, over))
         if top is None:
@@ -232,8 +232,8 @@ class Reader:
 
 
 def _choice(value: Expr, scope: Scope) -> Expr | None:
-    """``where(condition, x, y)`` of elements of one type as they were read: nothing is computed, so that
-    they keep their type and bits. None for any other value."""
+    """``where(condition, x, y)`` of reads of one type, without the casts to the type of arithmetic, so
+    that elements keep their type and bits. None for other values."""
     if isinstance(value, Cast) and value.x in scope.reads:
         return value.x
     if not isinstance(value, Select):
@@ -259,14 +259,14 @@ def _reduced_axes(op: str, axes: str, scope: Scope) -> tuple[str, ...]:
 
 
 def _term(value: str, scope: Scope) -> Expr:
-    """What is reduced: a number."""
+    """The term of a reduction; booleans and positions are cast to the type of arithmetic."""
     term = expression(value, scope)
     return term if term.dtype.kind in ("float", "int") else Cast(term, scope.type)
 
 
 def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
-    """The last reduction that begins in a text: begin, end, operation, value, axes. (One inside
-    another begins after it.)"""
+    """The last reduction of a text, as (begin, end, operation, value, axes), or None. It is an innermost
+    one, because a reduction inside another begins after it."""
     for found in reversed([*re.finditer(rf"\b({'|'.join((*REDUCERS, *EXTREMA))})\(", text)]):
         depth, at, cut = 1, found.end(), -1
         while at < len(text) and depth:
@@ -281,13 +281,13 @@ def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
 
 
 def _stored(value: Expr, dtype: DType) -> Expr:
-    """The value in the tensor's type; what is only moved keeps its bits."""
+    """The value cast to the tensor's type; a read of this type is stored without casts, with its bits."""
     if isinstance(value, Cast) and isinstance(value.x, Var) and value.x.dtype is dtype:
         return value.x
     return Cast(value, dtype)
 
 
-# Names of a generated kernel's own.
+# Names that generated kernels use.
 RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
             "segment", "slot", "phase", "tl", "gl", "triton", "inf", *DTYPES}
 

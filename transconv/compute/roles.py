@@ -12,9 +12,9 @@ from transconv.compute.strides import axis_strides
 def with_roles(compute: Compute) -> Compute:
     """The computation with the role of every axis.
 
-    A reduced axis that shares a coordinate with one that is not reduced is a window. In a product rows
-    are positions, columns and sums are features. Without a product all axes are positions; but where
-    nothing is reduced, the axis that moves fastest through the result is a feature.
+    A reduced axis that shares a coordinate with one that is not reduced is a window. In a product, M axes
+    are positions, N axes and other K axes features, B axes batches. Without a product all axes are
+    positions; but if nothing is reduced, the axis with the smallest stride in the result is a feature.
     """
     return replace(compute, axes=tuple(replace(x, role=_role(x, compute)) for x in compute.axes))
 

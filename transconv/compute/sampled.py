@@ -1,9 +1,8 @@
 """Compares what kernels stored with the f64 value of the computation at sampled points.
 
-Points are drawn of the axes that nothing reduces; the reduced ones are taken whole. Only the elements
-that these points read are gathered, on the device of the tensors: no tensor is copied, and what is
-compared does not grow with them. How far an element may be off is what the steps make of rounding
-(errors.py).
+Points are drawn along the axes that are not reduced; reduced axes are evaluated whole. Only the elements
+that these points read are gathered, on the device of the tensors, so that no tensor is copied and the cost
+does not grow with them. The allowed error follows from the rounding of each step (errors.py).
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from transconv.ir import Array, Evaluator, Memory, Tensor, Var, f64
 if TYPE_CHECKING:
     import torch
 
-POINTS = 512  # at most
-TERMS = 1 << 18  # elements of rows that are looked at together
-LONGEST = 1 << 23  # elements of one row, beyond which a single one takes too long to check
-LARGE = 1e38  # what f32 may pass on the way, where f64 does not
+POINTS = 512  # the most points
+TERMS = 1 << 18  # the most elements of rows that are evaluated together
+LONGEST = 1 << 23  # elements; longer rows are not checked, because even one takes too long
+LARGE = 1e38  # intermediate values beyond this may overflow in f32, and such points are not compared
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check saw. ``checked``: sampled elements with a finite answer; ``telling``: those with
-    a sum that is not zero; ``varied``: whether both operands held more than one value; ``wrong``:
-    coordinates of wrong elements; ``reason``: empty if there are none."""
+    """The outcome of a check. ``checked``: the number of elements that were compared; ``telling``: those
+    whose answer is not zero; ``varied``: whether each operand has more than one value; ``wrong``: the
+    coordinates of wrong elements; ``reason``: a sentence about them, empty if there are none."""
 
     checked: int
     telling: int
@@ -43,14 +42,15 @@ class Found:
 
     @property
     def weak(self) -> bool:
-        """Whether a wrong kernel could have passed: zeros or constants, or almost no numbers."""
+        """Whether a wrong kernel could have passed: constant operands, mostly zeros, or fewer than 16
+        elements."""
         return not self.varied or self.telling * 8 < self.checked or self.checked < 16
 
 
 def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
-    """Compare stored tensors, by name like those that are read, at points drawn by a seed. Rows of more
-    than ``LONGEST`` elements are not looked at, nor is what several points add to one place: some of
-    them do not tell its sum."""
+    """Compare stored tensors with f64 values at points drawn by a seed. ``tensors``: those stored and
+    those read, by name. Rows of more than ``LONGEST`` elements are not checked, nor are stores that add:
+    the sampled points of an element need not be all that add to it."""
     reduced = {*compute.reduced}
     row = prod(x.size for x in compute.axes if x.name in reduced)
     if row > LONGEST or compute.added or not all(x.size for x in compute.axes):
@@ -64,14 +64,15 @@ def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -
 
 
 def _drawn(draw: np.random.Generator, size: int, count: int) -> Array:
-    """Positions along an axis, the first and the last among them."""
+    """Random positions along an axis, including the first and the last."""
     made = draw.integers(0, size, count)
     made[:1], made[1:2] = size - 1, 0
     return np.asarray(made)
 
 
 class _Samples(Run):
-    """The steps at the points: the first dimension of every array, reduced axes are the others."""
+    """Evaluates the steps at the points, which are the first dimension of every array; the reduced axes
+    are the others."""
 
     def __init__(self, compute: Compute, tensors: dict[str, Any], at: dict[str, Array],
                  points: int) -> None:
@@ -92,7 +93,7 @@ class _Samples(Run):
         self.varied: dict[str, bool] = {}
 
     def found(self) -> Found:
-        """What the stored elements of these points are like."""
+        """Compare the stored elements of these points."""
         checked = telling = 0
         wrong: list[tuple[int, ...]] = []
         reason = ""
@@ -121,7 +122,7 @@ class _Samples(Run):
 
     def compared(self, tensor: Tensor, where: tuple[Array, ...], want: Array,
                  off: Array) -> tuple[Array, Array, Array]:
-        """Which stored elements there is an answer to, which of them are wrong, and what they are."""
+        """For stored elements: whether each can be compared, whether it is wrong, and its value."""
         import torch
 
         got = self.elements(tensor, where).astype(np.float64)
@@ -145,7 +146,7 @@ class _Samples(Run):
                 (found != found.flat[0]).any())
 
     def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
-        """Elements of a tensor as it lies on its device."""
+        """Elements of a tensor, gathered on its device."""
         import torch
 
         t = self.tensors[tensor.name]

@@ -48,7 +48,8 @@ def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
 
 
 def _checked(coord: Expr) -> None:
-    """Raises ComputeError for a coordinate that is no whole number at some point."""
+    """Raise ComputeError for a coordinate that is not an integer, or that divides by other than a positive
+    number."""
     if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, Expr)):
         raise ComputeError(f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
                            "axes and of elements of tensors of i32 or i64")
@@ -60,7 +61,7 @@ def _checked(coord: Expr) -> None:
 
 
 def _parts(text: str) -> list[str]:
-    """The coordinates between commas that are not inside of parentheses."""
+    """The texts between commas that are not inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -76,7 +77,7 @@ def _facts(scope: Scope) -> Facts:
 
 
 def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: Sizes | None) -> Facts:
-    """Where positions along axes lie, for all sizes that are arguments."""
+    """The ranges of axes, for all values of sizes that are arguments."""
     facts = facts_of(named)
     for name, size in axes.items():
         if (extent := extents.get(name)) is None:
@@ -87,7 +88,8 @@ def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: S
 
 
 def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
-    """A dense tensor as large as its coordinates reach."""
+    """A dense tensor of the smallest shape that contains all coordinates. Raises ComputeError if it is not
+    bounded."""
     facts = _facts(scope)
     shape = []
     extents: list[Expr] = []
@@ -100,7 +102,7 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
             raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not told; "
                                f"expected a line such as: tensor {name} f32 [N, 64]")
         most = range_of(simplify(coord, facts), facts).hi
-        if most is None or most >= i32.limits[1]:  # whatever an element of a tensor may be
+        if most is None or most >= i32.limits[1]:  # the index is an element of a tensor
             raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not "
                                f"known; expected a line such as: tensor {name} f32 [32, 64]")
         shape.append(most + 1)
@@ -112,14 +114,15 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
 
 
 def conditions(view: View) -> list[Expr]:
-    """The parts of a view's mask that say more than that its coordinates are inside."""
+    """The conditions of a view's mask other than that its coordinates are inside the tensor."""
     inside = {c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
               for c in (d.coord >= 0, d.coord < n)}
     return [c for d in view.dims for c in conjuncts(d.mask) if c not in inside]
 
 
 def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) -> View:
-    """The view, masked wherever it may leave its tensor."""
+    """The view, with a mask along each dimension in which it may be outside its tensor. Raises
+    ComputeError for a wrong number of coordinates."""
     if len(coords) != len(tensor.shape):
         raise ComputeError(f"{tensor.name} has {len(tensor.shape)} dimensions, {len(coords)} "
                            "coordinates are given; expected one for each")
@@ -127,7 +130,8 @@ def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) ->
 
 
 def masked(tensor: Tensor, coords: list[Expr], condition: Expr, facts: Facts) -> View:
-    """The view where a condition holds, masked wherever the facts let it leave its tensor."""
+    """The view under a condition, with a mask along each dimension in which the facts do not prove that it
+    is inside its tensor."""
     dims = []
     for i, (coord, size) in enumerate(zip(coords, tensor.bounds, strict=True)):
         inside = (coord >= 0) & (coord < size)

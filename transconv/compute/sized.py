@@ -13,7 +13,7 @@ from transconv.simplify import simplify
 
 
 def at_sizes(compute: Compute, values: Values) -> Compute:
-    """The computation for given sizes; itself if none are arguments. Raises ComputeError for sizes
+    """The computation for given sizes; itself if no size is an argument. Raises ComputeError for sizes
     that do not meet its requirements."""
     if compute.named is None:
         return compute
@@ -66,7 +66,7 @@ def _refused(compute: Compute) -> Iterator[str]:
 
 
 def _moves(seen: ViewDim, axis: str) -> bool:
-    """Whether each step along an axis moves a coordinate by the same number, above 0."""
+    """Whether each step along an axis adds the same positive number to a coordinate."""
     ahead = simplify(substitute(seen.coord, {Var(axis): Var(axis) + 1}) - seen.coord)
     return isinstance(ahead, Const) and ahead.value > 0
 

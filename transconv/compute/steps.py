@@ -9,10 +9,10 @@ from transconv.ir import Expr, Var, View
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop of the computation: its name, its trip count, and its role. ``position``: a place
-    in an image, or an image; ``window``: an element of a sliding window; ``feature``: an element of the
-    vector at a position; ``batch``: one of several independent products; ``part``: of a split sum.
-    ``extent``: of an axis whose size is an argument, that as an expression; ``size`` is an example."""
+    """An axis: its name, its size, and its role. Roles: ``position``, of an image, or the number of an
+    image; ``window``, an element of a sliding window; ``feature``, an element of the vector at a position;
+    ``batch``, one of several independent products; ``part``, of a split sum; or empty. ``extent``: the
+    size as an expression, if it is an argument; ``size`` is then the example."""
 
     name: str
     size: int
@@ -35,26 +35,26 @@ class Read:
 
     @property
     def var(self) -> Var:
-        """What is read, as a variable of the tensor's type."""
+        """The element as a variable of the tensor's type."""
         return Var(self.name, self.view.tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``name = value``, of the names before it."""
+    """``name = value``; the value is an expression of axes and of names before it."""
 
     name: str
     value: Expr
 
     @property
     def var(self) -> Var:
-        """The value, as a variable of its type."""
+        """The value as a variable of its type."""
         return Var(self.name, self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """``name = op(value; axes)``: the axes that it names are gone behind it."""
+    """``name = op(value; axes)``; the result does not depend on these axes."""
 
     name: str
     op: str
@@ -63,14 +63,14 @@ class Reduction:
 
     @property
     def var(self) -> Var:
-        """The result, as a variable."""
+        """The result as a variable of the value's type."""
         return Var(self.name, self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """``tensor[coordinates] = value``, which has the tensor's type. ``op`` ``add``: ``+= value``, where
-    several points may share a place; the tensor begins with zeros."""
+    """``tensor[coordinates] = value``; the value has the tensor's type. With ``op`` ``add``: ``+= value``,
+    to a tensor that is zero at first; several points may add to one element."""
 
     view: View
     value: Expr

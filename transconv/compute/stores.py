@@ -1,8 +1,8 @@
 """Checks that no two points of a computation store to the same element.
 
-Programs run in any order: of two points that store to one place, either may be the last; what is added has
-no order. Most stores are
-seen to be apart from their coordinates alone; of the others the places are counted.
+Programs run in any order, so if two points stored to one element, either value could be the last.
+Additions have no order. For most stores the coordinates prove that elements are distinct; for others, all
+elements are enumerated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from transconv.simplify import Facts, simplify
 if TYPE_CHECKING:
     from transconv.compute.compute import Compute
 
-MOST_COUNTED = 1 << 24  # points of a store that are counted one by one
+MOST_COUNTED = 1 << 24  # the most points of a store that are enumerated
 
 
 def why_not_stored(compute: Compute) -> str | None:
-    """None if all stores go to places of their own, in tensors that nothing reads, else the reason. Those
-    that add share places, in one tensor of a type that is added in one step."""
+    """None if no two points store to one element, and no tensor is both read and stored; else the reason.
+    Stores that add may share elements; they must be to one tensor, of a type with atomic additions."""
     read = {r.view.tensor for r in compute.reads}
     for tensor, writes in _by_tensor(compute).items():
         if tensor in read:
@@ -77,7 +77,7 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
         if (still := [x for x in axes_of(compute, w) if x.size > 1 and x.name not in moved]):
             return (f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
                     f"{still[0].name}")
-    if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # those of 16 bits by way of f32
+    if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # f16 and bf16 are added in f32
         return f"{tensor.name} is {tensor.dtype}; expected a float, i32 or i64, which are added in place"
     return None
 
@@ -97,13 +97,13 @@ def _by_tensor(compute: Compute) -> dict[Tensor, list[Write]]:
 
 
 def axes_of(compute: Compute, write: Write) -> list[Axis]:
-    """The axes whose points a store is done for."""
+    """The axes over whose points a store is done: all axes inside a sweep, else those not reduced."""
     inside = any(write in sweep.steps for sweep in compute.sweeps.each)
     return [x for x in compute.axes if inside or x.name not in compute.reduced]
 
 
 def _is_apart(compute: Compute, write: Write) -> bool:
-    """Whether every axis of more than one position is told by a coordinate."""
+    """Whether the coordinates determine the position along every axis of more than one position."""
     told: set[str] = set()
     for dim in write.view.dims:
         told |= _told(compute, dim.coord)
@@ -111,8 +111,8 @@ def _is_apart(compute: Compute, write: Write) -> bool:
 
 
 def _told(compute: Compute, coord: Expr) -> set[str]:
-    """The axes whose positions a coordinate tells: all that it depends on, where the steps of each are
-    longer than those of the ones before it together (``part*128 + within``); else none."""
+    """The axes whose positions follow from a coordinate: all on which it depends, if the step of each is
+    longer than the reach of all axes with smaller steps (``part*128 + within``); else none."""
     steps: dict[str, int] = {}
     for name in compute.roots(coord):
         axis = Var(name)
@@ -128,7 +128,7 @@ def _told(compute: Compute, coord: Expr) -> set[str]:
 
 
 def _places(compute: Compute, write: Write) -> Array:
-    """Where the elements of a store lie."""
+    """The offsets of all elements of a store."""
     axes = axes_of(compute, write)
     at = Evaluator(Memory({}), {}, max(1, len(axes)))
     for i, x in enumerate(axes):

@@ -11,14 +11,14 @@ from transconv.compute.compute import Compute
 from transconv.ir import Const, Expr, View, ViewDim, free_vars, substitute
 from transconv.simplify import simplify
 
-FAR = 1 << 20  # times; a power of two, so that rows that are gathered are as aligned as all rows
+FAR = 1 << 20  # factor on strides of gathers; a power of two, so that it keeps their alignment
 
 
 @lru_cache(maxsize=512)
 def axis_strides(view: View, compute: Compute) -> dict[str, int]:
-    """How far apart in memory, in elements, neighbours along each axis are; ``""`` is the offset
-    of the point where every axis is 0. What indices of a tensor tell apart are no neighbours: they lie
-    ``FAR`` times as far from each other as they would if the indices counted."""
+    """The stride of a view along each axis, in elements; ``""``: the offset of the point where every axis
+    is 0. Along axes on which indices from a tensor depend (a gather), the stride is ``FAR`` times that of
+    consecutive indices."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
     offset = substitute(view.offset(), compute.stand_ins)
     first = _value(substitute(offset, zero))
@@ -36,7 +36,7 @@ def _value(e: Expr) -> int:
 
 @lru_cache(maxsize=2048)
 def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
-    """How far a coordinate moves per step of each axis that it mentions."""
+    """The change of a coordinate per step of each axis that it mentions."""
     zero: dict[Expr, Expr] = {x.var: Const(0) for x in compute.axes}
     coord = substitute(seen.coord, compute.stand_ins)
     first = _value(substitute(coord, zero))
@@ -46,14 +46,15 @@ def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
 
 
 def places(view: View, compute: Compute, written: Iterable[tuple[str, int]]) -> int:
-    """How many different elements of a view the positions that are written out look at, for one
-    lane: 8 positions of a row and a window of 7 are 56 products of 14 elements. ``written``: axes and
+    """The number of different elements of a view that one lane reads for positions that are written out: 8
+    positions of a row and a window of 7 have 56 products, of 14 elements. ``written``: axes and
     extents."""
     strides = axis_strides(view, compute)
     found = {(0, 0)}
     for axis, extent in written:
         if step := strides[axis]:
-            # Of a sum's last block, what is beyond the end has a mask of its own and is not shared.
+            # In the last block of a sum, positions beyond the end have masks of their own and share no
+            # load.
             rest = -compute.size(axis) % extent if compute.kind(axis) == "K" else 0
             own = [i if i >= extent - rest else 0 for i in range(extent)]
             found = {(at + step * i, max(mask, own[i])) for (at, mask), i in product(found, range(extent))}
@@ -62,7 +63,7 @@ def places(view: View, compute: Compute, written: Iterable[tuple[str, int]]) -> 
 
 @lru_cache(maxsize=2048)
 def touched(view: View, compute: Compute) -> int:
-    """Bytes of a tensor that the computation reads or writes at least once."""
+    """Bytes of a tensor that the computation reads or writes, each counted once."""
     strides = axis_strides(view, compute)
     points = prod(x.size for x in compute.axes if strides[x.name])
     return min(points, prod(view.tensor.shape)) * view.tensor.dtype.bytes

@@ -6,9 +6,9 @@
     let   total = sum(e; k)
     store Y[n, k] = e / total
 
-A reduction is known when its sweep has ended; what depends on it waits for the next one. A step that
-differs from element to element of a row is evaluated again in every sweep that needs it; one that does not
-is evaluated once, before the first sweep that needs it.
+A reduction is known at the end of its sweep; steps that depend on it belong to a later one. A step that
+varies within a row is evaluated again in every sweep that needs it; other steps are evaluated once, before
+the first sweep that needs them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transconv.ir import Var
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``before``: steps of whole rows; ``steps``: those of every element, in their order, with the
-    reductions and the stores that they are for."""
+    """``before``: steps of a whole row; ``steps``: steps of every element, in order, including the sweep's
+    reductions and stores."""
 
     before: tuple[Step, ...]
     steps: tuple[Step, ...]
@@ -32,14 +32,16 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Sweeps:
-    """All sweeps, and the steps of whole rows behind the last one. No sweep: nothing is reduced."""
+    """All sweeps, and the steps of a whole row after the last one. Without a reduction there are no
+    sweeps."""
 
     each: tuple[Sweep, ...]
     behind: tuple[Step, ...]
 
 
 def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
-    """The fewest sweeps over the reduced axes that evaluate some steps; reductions are over all."""
+    """The fewest sweeps over the reduced axes that evaluate the steps; each reduction is over all of these
+    axes."""
     known = _Levels(steps, reduced)
     count = 1 + max((known.level[i] for i in known.ends), default=-1)
     within = [known.needed(i for i in known.ends if known.level[i] == number) for number in range(count)]
@@ -51,8 +53,9 @@ def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
 
 
 class _Levels:
-    """Of each step, by its place: what it uses, after how many sweeps it can be evaluated (``level``), and
-    whether it differs within a row (``inside``). ``ends``: what a sweep is for."""
+    """For each step, by its index: the steps that it uses, the number of sweeps that must end before it
+    (``level``), and whether it varies within a row (``inside``). ``ends``: the reductions and stores of
+    sweeps."""
 
     def __init__(self, steps: tuple[Step, ...], reduced: Iterable[str]) -> None:
         axes = {Var(a) for a in reduced}
@@ -77,7 +80,7 @@ class _Levels:
         return isinstance(self.steps[i], Reduction)
 
     def needed(self, ends: Iterable[int]) -> set[int]:
-        """The steps of every element that some ends need, with them."""
+        """The steps within a row that some ends need, including these."""
         found: set[int] = set()
         left = list(ends)
         while left:
@@ -88,8 +91,8 @@ class _Levels:
         return found
 
     def places(self, within: list[set[int]]) -> dict[int, int]:
-        """Before which sweep each step of whole rows is evaluated: the first that needs it. Stores are
-        made as soon as they can be; a value that nothing needs has no place."""
+        """The sweep before which each step of a whole row is evaluated: the first that needs it, for a
+        store the earliest possible. A value that nothing needs is left out."""
         found: dict[int, int] = {}
         for number, sweep in reversed(list(enumerate(within))):
             found |= {j: number for i in sweep for j in self.used[i] if not self.inside[j]}

@@ -1,18 +1,18 @@
 """The text of a computation, read by ``parse`` and printed by ``write``.
 
     compute max_pool
-        sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see sized.py
-        tensor x f16 [n=8, c=64, h=56, w=56] nhwc          left out: f32, dense, as large as is read
+        sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see named_sizes.py
+        tensor x f16 [n=8, c=64, h=56, w=56] nhwc          default: f32, dense, as large as is read
         axes   n=8 c=64 oh=28 ow=28 | kh=3 kw=3            the bar has no meaning
         read   a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf
         let    m = max(a; kh kw)
         store  y[n, c, oh, ow] = m
 
-Coordinates that may leave their tensor are masked, and read as 0, or as what ``else`` says; ``where``
-adds a condition. Reads are computed with in f32 (f64 where a tensor is f64); a store rounds to its
-tensor's type, or adds to what is there (``+=``), which is 0 at first. Expressions are Python's, with the
-operations of ``ops`` and ``where(cond, x, y)``. Two semicolons end a line as well: ``one_line`` is for
-places that hold no line ends.
+Reads outside of a tensor give 0, or the value after ``else``; ``where`` after a view adds a condition.
+Arithmetic is in f32 (f64 if a declared tensor is f64); a store rounds to its tensor's type, or adds to the
+tensor (``+=``), which is 0 at first. Expressions are Python's, with the operations of ``ops`` and
+``where(cond, x, y)``. Two semicolons also end a line, so that ``one_line`` can write a text without line
+ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
 
 
 def parse(text: str) -> Compute:
-    """Read a computation. Raises ComputeError: one line, with the place and what was expected."""
+    """Parse a computation. Raises ComputeError, with a message of one line that has the line's number."""
     given = text.replace(END, "\n").splitlines()
     lines = [(n, line.partition("#")[0].strip()) for n, line in enumerate(given, 1)]
     lines = [(n, line) for n, line in lines if line]
@@ -67,13 +67,13 @@ def parse(text: str) -> Compute:
 
 @lru_cache(maxsize=1024)
 def one_line(text: str) -> str:
-    """The same text without line ends and comments."""
+    """The text of a computation as one line, without comments."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return f" {END} ".join(line for line in lines if line)
 
 
 def write(compute: Compute) -> str:
-    """The text of a computation; ``parse(write(c)) == c`` for one that was read."""
+    """The text of a computation; ``parse(write(c)) == c`` for one that was parsed."""
     said = "".join(f" {k}={v}" for k, v, usual in (
         ("math", compute.math, "tf32"), ("merge", compute.merge, 1)) if v != usual)
     lines = [f"compute {compute.name}{said}"]
@@ -118,26 +118,26 @@ def _view(view: View) -> str:
 
 
 def _value(e: Expr) -> str:
-    """Without the casts that reading adds, to the type that is computed in; those that round stay."""
+    """The text of an expression, without casts that the parser adds; casts that round stay."""
     def shorter(at: Expr) -> Expr:
         if not isinstance(at, Cast) or not isinstance(at.x, (Var, Const)) or _rounds(at):
             return at
-        counted = at.x.dtype.kind == "index" and at.type.kind == "int"  # a place, not a position
+        counted = at.x.dtype.kind == "index" and at.type.kind == "int"  # a position used as an integer
         return at if counted and isinstance(at.x, Var) else at.x
 
     return _said(rewrite(e if isinstance(e, Cast) and _rounds(e) else _inner(e), shorter))
 
 
 def _inner(e: Expr) -> Expr:
-    """Without the cast around it: that of a store to its tensor's type."""
+    """The expression without an outermost cast, such as that of a store to its tensor's type."""
     return e.x if isinstance(e, Cast) else e
 
 
 def _rounds(cast: Cast) -> bool:
-    """Whether a cast is to a type that holds less than what is computed in."""
+    """Whether a cast is to a float type with fewer digits than f32."""
     return cast.type.kind == "float" and cast.type.digits < f32.digits
 
 
 def _said(e: Expr) -> str:
-    """As a text has it: what the IR calls a selection is a ``where``."""
+    """The text of an expression, with ``where`` for the IR's ``select``."""
     return SELECTION.sub("where(", readable(e))

@@ -4,15 +4,16 @@ gradients of all results that it was copied to. One rule covers every view.
     read  x = X[wrap(i - 2, 8)]          read  g = G[p + turn*8 - 6]
     store Y[i] = x                  ->   store dX[p] = sum(g; turn)
 
-Where the coordinates can be solved (inverse.py) the places of the results are read, as above. Where an
-element of a tensor tells a place, as in a gather, or no form is known, the points go the other way:
+If the coordinates can be inverted (inverse.py), each element of the operand reads the results that it was
+copied to, as above. Otherwise, and for coordinates with elements of a tensor (a gather), each result adds
+to its element:
 
     read  i = I[n]                       read  i = I[n]
     read  x = X[i, k]               ->   read  g = G[n, k]
     store Y[n, k] = x                    store dX[i, k] += g
 
-A result may be chosen from several operands (a concatenation), a sum, a multiple by numbers and by what
-axes tell.
+A result may also choose among several operands (a concatenation), be a sum, and be a multiple by numbers
+and by expressions of axes.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from transconv.ir import (
 )
 from transconv.simplify import Facts, simplify
 
-MOST_MATCHED = 256  # positions of an axis that are all compared, where no closed form is known
+MOST_MATCHED = 256  # the largest axis all of whose positions are compared if there is no closed form
 
 
 def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: bool = False) -> Compute:
     """The computation of ``into``, the gradient of the tensor ``of``, from ``given``, the gradient of the
-    first result. ``adds``: element by element of the result, however its places are told. Raises
-    ComputeError for what is no linear function of the tensor."""
+    first result. ``adds``: use ``+=`` also if the coordinates can be inverted. Raises ComputeError if the
+    result is not a linear function of the tensor."""
     reads = [r for r in compute.reads if r.view.tensor.name == of]
     if len(reads) != 1:
         raise ComputeError(f"{of} is read {len(reads)} times in {compute.name}; expected once")
@@ -68,7 +69,7 @@ def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: boo
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """What a value has of an operand: a multiple of it where a condition holds."""
+    """The dependence of a value on the operand: ``factor`` times it, if ``condition`` holds."""
 
     factor: Expr
     condition: Expr
@@ -91,7 +92,7 @@ class _Back:
         if found is None:
             raise self.refused("it does not reach the result")
         self.found = found
-        # Where a reduction is done, its axes have points as well: all of them are told by the reads.
+        # The values in coordinates. A kernel that adds runs over the reduced axes as well.
         self.needed = set(compute.names.told(read.view)) | set(compute.names.told(self.write.view))
 
     def refused(self, why: str) -> ComputeError:
@@ -99,7 +100,8 @@ class _Back:
                             f"views alone: {why}")
 
     def term(self, e: Expr) -> _Term | None:
-        """What an expression has of the operand; None for nothing."""
+        """The dependence of an expression on the operand; None if there is none. Raises ComputeError if it
+        is not linear."""
         if not any(self.terms.get(v) for v in free_vars(e)):
             return None
         match e:
@@ -137,10 +139,10 @@ class _Back:
         if not all(v.name in self.compute.sizes for v in free_vars(e)):
             raise self.refused(f"{e} is no number that axes tell")
 
-    # -- element by element of the result --------------------------------------------------------
+    # -- each result adds to its element ---------------------------------------------------------
 
     def scattered(self) -> Compute:
-        """Every point adds to the place that it was read from."""
+        """The computation in which each result adds to the element that it was read from."""
         steps = self.indices()
         steps.append(Read("g", View(self.given, self.write.view.dims)))
         dims = self.read.view.dims
@@ -151,7 +153,7 @@ class _Back:
         return self.made(self.compute.axes, steps)
 
     def indices(self) -> list[Step]:
-        """The steps that tell places."""
+        """The steps whose values coordinates need."""
         needed = set(self.needed)
         steps: list[Step] = []
         for step in reversed(self.compute.steps):
@@ -161,7 +163,7 @@ class _Back:
         return steps[::-1]
 
     def scaled(self, g: Var, values: dict[Expr, Expr]) -> Expr:
-        """The gradient times the multiple that was stored."""
+        """The gradient times the factor."""
         factor = self.found.factor
         value: Expr = Cast(g, self.acc)
         one = Const(1.0, self.acc)
@@ -171,10 +173,11 @@ class _Back:
         return with_roles(replace(self.compute, name=f"{self.compute.name}_gradient", axes=axes,
                                   steps=tuple(steps)))
 
-    # -- place by place of the operand -----------------------------------------------------------
+    # -- each element of the operand reads results -----------------------------------------------
 
     def gathered(self) -> Compute | None:
-        """Every place reads the results that it went to; None where no closed form is known."""
+        """The computation in which each element reads the results that it was copied to; None if the
+        coordinates cannot be inverted."""
         if self.needed:
             return None
         solved = _Solved(self.compute, self.read.view)
@@ -193,7 +196,7 @@ class _Back:
         steps: list[Step] = [g]
         value = self.scaled(g.var, values)
         if not solved.turns and self.found.factor is Const(1.0, self.acc):
-            value = g.var  # moved, with its bits
+            value = g.var  # only moved, so it keeps its bits
         if solved.turns:
             total = Reduction("total", "sum", value, tuple(x.name for x in solved.turns))
             steps.append(total)
@@ -204,16 +207,18 @@ class _Back:
         return self.made((*solved.places, *solved.turns), steps)
 
     def is_plain(self, axis: str) -> bool:
-        """Whether the mask of the result's gradient says where the axis ends."""
+        """Whether a coordinate of the result is this axis, so that the bounds of the result's gradient are
+        those of the axis."""
         view = self.write.view
         return any(d.coord is Var(axis) and n == self.compute.sizes.get(axis)
                    for d, n in zip(view.dims, view.tensor.shape, strict=True))
 
 
 class _Solved:
-    """The axes of a computation, of the places of an operand: ``places`` has an axis for each of its
-    dimensions, ``turns`` those that several results of a place are counted by, ``values`` what stands for
-    each axis, ``positions`` which of them may leave their axis."""
+    """The axes of a computation as functions of the position in an operand: ``places`` has an axis for
+    each dimension of the operand, ``turns`` axes over the results of one element, ``values`` the
+    expression of each axis, ``positions`` those that may be outside of their axis. ``done``: whether all
+    are solved."""
 
     def __init__(self, compute: Compute, view: View) -> None:
         self.compute = compute
@@ -233,7 +238,7 @@ class _Solved:
                 self.turns.append(x)
 
     def place(self, dim: int, coord: Expr, size: int, count: int) -> Axis:
-        """The axis of a dimension: the one that counts it already, or a new one."""
+        """The axis of a dimension: the computation's axis that is its coordinate, or a new one."""
         if isinstance(coord, Var) and count == 1 and self.compute.size(coord.name) == size:
             return Axis(coord.name, size, "")
         name = fresh(f"p{dim}", self.taken)
@@ -246,7 +251,7 @@ class _Solved:
         return [x for x in self.compute.axes if x.var in free and x.name not in named]
 
     def solve(self, coord: Expr, place: Axis) -> bool:
-        """Take one coordinate into account."""
+        """Solve one coordinate for its unknown axes. Returns whether that is possible."""
         left = self.unknown(coord)
         coord = simplify(substitute(coord, self.values), self.facts())
         counted = [x for x in self.turns if x.var in free_vars(coord)]
@@ -279,7 +284,7 @@ class _Solved:
         return True
 
     def digits(self, found: dict[Axis, Expr]) -> None:
-        """Know several axes, and turns that were to be counted."""
+        """Add the solutions of several axes, which need no turns any more."""
         known: dict[Expr, Expr] = {x.var: e for x, e in found.items()}
         self.turns = [x for x in self.turns if x not in found]
         self.values = {v: substitute(e, known) for v, e in self.values.items()} | known
@@ -295,7 +300,8 @@ class _Solved:
 
 
 def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | None:
-    """Several axes that one coordinate counts together, each as a digit of the place; None for others."""
+    """Axes of which a coordinate is a mixed-radix number, each as its digit of ``place``; None if it is
+    not."""
     steps: dict[Axis, int] = {}
     for x in axes:
         ahead = simplify(substitute(coord, {x.var: x.var + 1}) - coord)
@@ -316,7 +322,7 @@ def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | Non
 
 
 def _without(factor: Expr, one: Const) -> Expr:
-    """A product without the 1 that it begins with."""
+    """A product without its first factor, 1."""
     match factor:
         case Mul(a, b) if a is one:
             return b

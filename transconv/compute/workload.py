@@ -1,8 +1,8 @@
 """Workload: the computations that one plan computes, with the names of their problem and direction.
 
-A front end (convolution is one) describes what it wants computed as workloads. The packages that choose
-schedules and make plans use only a workload's interface, and know no front end. A single computation is a
-workload, too.
+Front ends, such as that of convolutions, describe their problems as workloads. The packages that choose
+schedules and make plans use only this interface and know no front end. A single computation is a workload,
+too.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 
 
 COMPUTE = "compute_"
-"""How the groups of tuned rows of computations begin."""
+"""The prefix of the groups of tuned rows of computations."""
 
 
 class Workload(ABC):
-    """A question that plans answer; two are equal if one plan answers both. ``str`` of it is for people
-    and for the digests in kernel names."""
+    """What a plan computes; equal workloads have the same plan. ``str`` of it is used in messages and in
+    the digests in kernel names."""
 
-    prefix = ""  # what the names of its kernels begin with
+    prefix = ""  # of the names of its kernels
 
     @property
     def direction(self) -> str:
-        """Which of a front end's questions about one text, in a word."""
+        """One word that distinguishes the workloads of one text, such as a direction; may be empty."""
         return ""
 
     @property
     def behind(self) -> str:
-        """What is done to sums before they are stored, as a text that its front end reads."""
+        """The operations on sums before they are stored, as a text that its front end parses."""
         return ""
 
     @property
     def kind(self) -> str:
-        """What is done to sums before they are stored. Empty: nothing; ``point``: arithmetic on each
-        element; ``res``: another tensor is read too."""
+        """The class of operations on sums before they are stored. Empty: none; ``point``: arithmetic on
+        each element; ``res``: also reads a tensor of the result's shape."""
         return ""
 
-    # -- what is computed ------------------------------------------------------------------------
+    # -- computations ----------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -61,17 +61,17 @@ class Workload(ABC):
     @property
     @abstractmethod
     def math(self) -> str:
-        """How f32 is multiplied."""
+        """The precision of products of f32: tf32, tf32x3 or ieee."""
 
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a call hands over, in its order."""
+        """The tensors of a call, in order."""
 
     @property
     @abstractmethod
     def result(self) -> str:
-        """The name of the tensor that is stored, the first of several."""
+        """The name of the first tensor that is stored."""
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -80,73 +80,73 @@ class Workload(ABC):
 
     @abstractmethod
     def refuse(self) -> None:
-        """Raises Unsupported, ProblemError or ScheduleError where no plan can answer."""
+        """Raise Unsupported, ProblemError or ScheduleError if there can be no plan."""
 
     def named(self, name: str) -> Compute | None:
-        """The computation of a name."""
+        """The computation of this name, or None."""
         return next((a for a in self.computations if a.name == name), None)
 
-    # -- how it is called ------------------------------------------------------------------------
+    # -- names -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def shape_text(self) -> str:
-        """Its sizes in short, for the names of kernels."""
+        """Its sizes, in short, for the names of kernels."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What a plan is for, in messages about tensors."""
+        """A name for messages about tensors."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What stands above the text of each kernel; empty: which computation it is, and of what."""
+        """The comment lines above the text of each kernel; by default, its computation and workload."""
         return ()
 
-    # -- what tuned rows say about it ------------------------------------------------------------
+    # -- tuned rows ------------------------------------------------------------------------------
 
-    by_user = True  # whether TRANSCONV_SCHEDULE speaks of it
+    by_user = True  # whether TRANSCONV_SCHEDULE applies to it
 
     def about(self, compute: Compute) -> Workload:
-        """The workload that rows about one of its computations are of."""
+        """The workload under which one of its computations is tuned."""
         return self
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """The key of its rows, beside direction and kind."""
+        """The key of its rows, with direction and kind."""
 
     def group(self, machine: str) -> str:
-        """What rows must share to say anything about each other, as a name that files may have; empty
-        where no row speaks of such workloads."""
+        """The name of the group of rows whose workloads can be compared, usable as a file's name; empty if
+        such workloads have no rows."""
         return ""
 
     def like(self, text: str) -> Workload | None:
-        """The same question about another text; None for one that cannot be read."""
+        """The workload of another text, with this direction and kind; None if it cannot be parsed."""
         return None
 
     def distance(self, other: Workload) -> float | None:
-        """How unlike two workloads are; 0: the same text, None: they cannot be compared."""
+        """The distance of two workloads; 0: the same text, None: they cannot be compared."""
         return None
 
     def innermost(self) -> Workload | None:
-        """The same over tensors whose features lie innermost, as copies have them; None if these do."""
+        """The workload with features innermost in all tensors, as in copies; None if they already are."""
         return None
 
-    # -- whether a result is right ---------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     @abstractmethod
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
-        """Compare elements of a result with what should be there."""
+        """Compare elements of a result with their f64 values."""
 
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
-        """Which part of the result an element belongs to: see ``Compute.part``."""
+        """The part of the result to which an element belongs (see ``Compute.part``)."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Alone(Workload):
-    """A computation by itself. Its own meaning says what it stores."""
+    """A single computation."""
 
     compute: Compute
 
@@ -199,11 +199,11 @@ class Alone(Workload):
         return str(self.compute)
 
     def about(self, compute: Compute) -> Workload:
-        """Each of its kernels is tuned by itself."""
+        """Each of its kernels is tuned separately."""
         return self if compute == self.compute else Alone(compute)
 
     def group(self, machine: str) -> str:
-        """A group of its own: rows say nothing about other computations."""
+        """A group of its own, because rows of other computations do not apply."""
         digest = hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
         return f"{re.sub('[^A-Za-z0-9_]+', '-', machine)}_{COMPUTE}{digest}"
 

@@ -26,7 +26,7 @@ from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
 
-algorithms = computes  # its name before 0.1; for one release
+algorithms = computes  # deprecated alias
 
 __all__ = [
     "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS", "KINDS",

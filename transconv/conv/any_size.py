@@ -1,10 +1,10 @@
 """A convolution whose batch and image sizes are arguments of its kernels.
 
-    mb8?ic64ih56?iw56?oc128kh3sh2ph1         in: a problem; a question mark behind what may be any size
+    mb8?ic64ih56?iw56?oc128kh3sh2ph1         in: a problem; a question mark after each size that is any
     sizes  MB=8 in 1..65535, IH=56 in 2..16384, IW=56 in 2..16384          out: its computations
 
 Filter, strides, dilation, padding and channels are numbers. The sizes of dst follow from those of src, as
-torch has them. The relation is that of relation.py; the computations are written as texts.
+in torch. The relation is that of relation.py; the computations are written as texts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transconv.ir import Expr, readable
 
 ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?")
 MOST = {"mb": 65535, "i": 16384}
-POSITIONS = 2**31 - 2**16  # with the last tile they are counted in 32 bits
+POSITIONS = 2**31 - 2**16  # the most points of a result; with those of the last tile they fit 32 bits
 
 
 def marked(text: str) -> tuple[str, frozenset[str]]:
-    """A problem's text without its question marks, and what they stood behind. Raises ProblemError."""
+    """A problem's text without its question marks, and the names before them. Raises ProblemError."""
     names = frozenset(name for name, _ in ANY.findall(text))
-    for said, follows in (("id", "ih"), ("ih", "iw")):  # as benchdnn has it: what is left out is as large
+    for said, follows in (("id", "ih"), ("ih", "iw")):  # in benchdnn a size left out equals the one before
         if said in names and not re.search(rf"{follows}\d", text):
             names |= {follows}
     plain = ANY.sub(r"\1\2", text)
@@ -37,9 +37,9 @@ def marked(text: str) -> tuple[str, frozenset[str]]:
 
 def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = frozenset({"mb", "id", "ih", "iw"}),
              ) -> tuple[Compute, ...]:
-    """The computations of one direction for any size of ``names``; the problem's are examples. Several
-    where src is written in stride phases, in any order. Raises ProblemError for tensors that are not
-    dense."""
+    """The computations of one direction for any size of ``names``; the problem's sizes are the examples.
+    ``BWD_D`` with strides has one for each stride phase, which may run in any order. Raises ProblemError
+    for tensors that are not dense."""
     return tuple(_Written(problem, names).text(prop, phase) for phase in _phases(problem, prop))
 
 
@@ -51,7 +51,7 @@ def _phases(p: ConvProblem, prop: Prop) -> list[tuple[int, ...]]:
 
 
 class _Written:
-    """The names of sizes, and the texts of tensors and of what is done."""
+    """Writes the text of a computation: its sizes, tensors and steps."""
 
     def __init__(self, p: ConvProblem, names: frozenset[str]) -> None:
         self.p, self.names = p, names
@@ -63,7 +63,7 @@ class _Written:
         return name.upper() if name in self.names else str(number)
 
     def out(self, x: int) -> str:
-        """The size of dst along a dimension, that of src being any."""
+        """The size of dst along a dimension, as an expression of that of src."""
         p = self.p
         if self.i[x].isdigit():
             return str(p.o[x])
@@ -75,8 +75,8 @@ class _Written:
         return f"({self.i[x]}{free:+d})//{p.stride[x]}+1"
 
     def line(self, points: str) -> str:
-        """The sizes, each so large that every stride phase and dst have an element, with the axes whose
-        positions are counted in 32 bits."""
+        """The ``sizes`` line. The smallest sizes are those for which every stride phase and dst have an
+        element; the product of the axes in ``points`` is at most ``POSITIONS``."""
         p, words = self.p, []
         if "mb" in self.names:
             words.append(f"MB={p.mb} in 1..{MOST['mb']}")
@@ -89,7 +89,7 @@ class _Written:
         return ", ".join([*words, f"{'*'.join(factors)} <= {POSITIONS}"])
 
     def length(self, x: int, i: int) -> int:
-        """How many positions of dst there are for so many of src."""
+        """The size of dst along dimension ``x`` if that of src is ``i``."""
         return int(eval(self.o[x].replace(self.i[x], str(i)), {"__builtins__": {}}))
 
     def tensors(self) -> list[str]:
@@ -131,7 +131,7 @@ class _Written:
             f"store {c} = sum(a*b; {over})"]))
 
     def outer(self, x: int, axis: str, phase: tuple[int, ...]) -> str:
-        """The size of the axis that C or the sum runs over."""
+        """The size of a position axis, of dst or (of one phase) of src."""
         stride = self.p.stride[x]
         if axis.startswith("o"):
             return self.o[x]

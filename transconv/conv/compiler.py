@@ -28,13 +28,13 @@ def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule |
 def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
          epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
          mode: str = "now", keeps: bool = True) -> Compiled:
-    """``build``, remembered: the same question gets the same plan, compiled once per process.
+    """``build``, cached: equal arguments give the same plan, which is compiled once per process.
 
-    ``aligned`` says that every tensor will begin at a multiple of 16 bytes, as boxes need.
-    ``deterministic`` asks for the same bits every run; only ``reduce=atomic`` cannot give them:
-    such a tuned schedule is passed over, a given one is a ScheduleError. ``mode``: what happens where
-    the kernels are not compiled yet (see ``runtime.ready``). ``keeps``: plans on disk are read and
-    written; a check wants what the passes make in this process.
+    ``aligned``: every tensor will begin at a multiple of 16 bytes, as boxes need. ``deterministic``:
+    results have the same bits in every run. Only ``reduce=atomic`` does not: a tuned schedule with it is
+    skipped, a given one raises ScheduleError. ``mode``: what to do if the kernels are not compiled yet
+    (see ``runtime.ready``). ``keeps``: whether plans on disk are read and written; checks of the passes do
+    not.
     """
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
@@ -46,7 +46,7 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
 
 def question(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue | str = "", *,
              aligned: bool = True, deterministic: bool = False) -> Question:
-    """What ``plan`` answers: the same question has the same plan."""
+    """The arguments of ``plan`` as the key of its cache."""
     if not aligned:
         target = replace(target, features=target.features - {"box"})
     if isinstance(epilogue, str):

@@ -3,10 +3,9 @@
     desc := { key INT | "_" } [ "n" NAME ]
     key  := g mb ic id ih iw oc od oh ow kd kh kw sd sh sw pd ph pw dd dh dw
 
-Keys come in any order and the last value wins. What is left out follows from the rest: strides 1,
-dilation 0 (dense; this module converts to and from the 1 = dense of the code), one of output and
-padding from the other, a square or cubic image from its first axis, and with no axis but w a 1D
-problem.
+Keys come in any order, and the last value of a key counts. Defaults: stride 1; dilation 0, which is dense
+(the code counts dilation from 1, and this module converts); output and padding follow from one another;
+the first spatial axis gives the others (a square or cubic image); a problem with w alone is 1D.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _NAME = re.compile(r'n("[^"\s]*"|[^"\s]*)$')
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A shape in numbers; the tuples hold one entry per spatial axis, (d, h, w) order; dilation 1
-    is dense. ``grouped`` says that ``g`` was written, which makes weight tags name a group axis."""
+    """The sizes of a problem. Tuples have one entry per spatial axis, in the order d, h, w; dilation 1 is
+    dense. ``grouped``: ``g`` was written, so that weight tags may name a group axis."""
 
     mb: int
     g: int
@@ -48,7 +47,7 @@ class Descriptor:
 
 @dataclass(slots=True)
 class _Axis:
-    """One spatial axis while it is being completed, in the text's terms (dilation 0 is dense)."""
+    """One spatial axis while its defaults are filled in, with dilation as in the text (0 is dense)."""
 
     i: int
     o: int
@@ -63,12 +62,12 @@ class _Axis:
 
     @property
     def reach(self) -> int:
-        """How many input points a dilated kernel spans."""
+        """The number of input points that a dilated filter spans."""
         return (self.k - 1) * (self.d + 1) + 1
 
 
 def parse_descriptor(text: str) -> Descriptor:
-    """Read one descriptor (no spaces in it). Raises ProblemError with the place of the mistake."""
+    """Read one descriptor (without spaces). Raises ProblemError with the position of the mistake."""
     given, name = _scan(text)
     for key in ("ic", "oc"):
         if given.get(key, 0) <= 0:
@@ -130,7 +129,7 @@ def _axis(given: dict[str, int], x: str, text: str) -> _Axis:
 
 
 def _complete(axis: _Axis, x: str, text: str) -> _Axis:
-    """Fill in whichever of output and padding was left out."""
+    """Fill in the output or the padding if it was left out."""
     if axis.absent:
         return axis
     for role, size in (("i", axis.i), ("k", axis.k)):
@@ -159,12 +158,12 @@ def _quotient(a: int, b: int) -> int:
 
 
 def default_pad(i: int, o: int, k: int, stride: int, dilation: int) -> int:
-    """The low padding of an axis whose text gives none: half of all padding (towards zero)."""
+    """The low padding of an axis whose text has none: half of the total padding, rounded towards zero."""
     return _quotient((o - 1) * stride - i + (k - 1) * dilation + 1, 2)
 
 
 def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
-    """Leave out absent outer axes; repeat the first one over absent inner ones (square, cubic)."""
+    """Leave out absent outer axes; give absent inner ones the sizes of the first (square, cubic)."""
     while axes and axes[0].o == 0:
         axes = axes[1:]
     if not axes:
@@ -177,7 +176,7 @@ def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
 
 
 def print_descriptor(d: Descriptor) -> str:
-    """The shortest text that ``parse_descriptor`` reads back as ``d`` (``grouped`` aside)."""
+    """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``."""
     axes = list(zip(d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo, strict=True))
     names = SPATIAL[len(SPATIAL) - len(axes):]
     shown = names[:1] if all(a == axes[0] for a in axes) else names

@@ -1,6 +1,6 @@
 """The type words of a problem's text: ``dt=`` of src, wei and dst read into element types, and printed.
 
-One word stands for the three tensors (``f16``); three are written ``f16:f16:f32``, as src:wei:dst.
+One type applies to the three tensors (``f16``); three are written ``f16:f16:f32``, for src:wei:dst.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ DTypes = str | DType | Sequence[str | DType]
 
 
 def results() -> tuple[DType, ...]:
-    """The types that a tensor of a problem may have, those of operands first."""
+    """The types that a result may have, those of operands first."""
     return (*multiplied(), *(t for t in DTYPES.values() if t.result and not t.operand))
 
 
 def computed() -> tuple[DType, ...]:
-    """The types that kernels compute with; problems of others can be described, not run."""
+    """The types that kernels compute with; problems with others can be described, not run."""
     return multiplied("float")
 
 
@@ -31,7 +31,7 @@ def _read(word: str | DType) -> DType | None:
 
 
 def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
-    """Element types of src, wei and dst; oneDNN's names are understood too. Raises ProblemError."""
+    """Element types of src, wei and dst; oneDNN's names are read as well. Raises ProblemError."""
     if isinstance(dtype, DType):
         return dtype, dtype, dtype
     given = dtype.split(":") if isinstance(dtype, str) else list(dtype)
@@ -44,7 +44,7 @@ def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
 
 
 def write_dtypes(dtypes: Sequence[DType]) -> str:
-    """The word that reads back as these types; empty for f32, which is the default."""
+    """The text that reads back as these types; empty for f32, the default."""
     names = [t.name for t in dtypes]
     if set(names) == {f32.name}:
         return ""

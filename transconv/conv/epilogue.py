@@ -23,7 +23,8 @@ class Epilogue:
 
     @staticmethod
     def parse(text: str, bia: DType | None = None) -> Epilogue:
-        """Read ``bias+relu``; ``bia`` is the bias type (default: the type of the result)."""
+        """Read ``bias+relu``; ``bia`` is the bias type (default: the type of the result). Raises
+        ScheduleError for an unknown operation, or a second bias or res."""
         ops = tuple(w for w in text.replace(" ", "").split("+") if w)
         for op in ops:
             if op not in ACTIVATIONS and op not in ("bias", "res"):
@@ -42,7 +43,8 @@ class Epilogue:
 
     @property
     def kind(self) -> str:
-        """Empty; ``point``: arithmetic on each element; ``res``: another tensor is read too."""
+        """The class of epilogues for tuned rows: empty, ``res`` (reads a tensor of the result's shape), or
+        ``point`` (all others)."""
         return "res" if "res" in self.ops else "point" if self.ops else ""
 
     def tensors(self, result: Tensor) -> tuple[Tensor, ...]:
@@ -54,12 +56,12 @@ class Epilogue:
         return tuple(known[op] for op in self.ops if op in known)
 
     def views(self, c: View) -> tuple[View, ...]:
-        """The same, seen from a point of C."""
+        """Views of ``tensors`` at the point of C that ``c`` describes."""
         return tuple(View(t, (ViewDim(c.dims[1].coord),) if t.name == "bia" else c.dims)
                      for t in self.tensors(c.tensor))
 
     def steps(self, acc: Var, c: View) -> tuple[Step, ...]:
-        """From the sum ``acc`` to the store at the point that ``c`` describes."""
+        """The steps from the sum ``acc`` to the store at the point that ``c`` describes."""
         reads = {v.tensor.name: Read(f"{v.tensor.name}_value", v) for v in self.views(c)}
         result: Expr = acc
         for op in self.ops:

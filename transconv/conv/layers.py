@@ -1,7 +1,7 @@
 """Lists of layers to run: of networks, from benchdnn lists and ``layers.json`` files.
 
-A layer is a convolution a network contains, under its name. A transposed layer is kept as the
-problem that it mirrors: its forward is BWD_D of that problem, its data gradient FWD.
+A layer is a named convolution of a network. A transposed convolution is stored as the problem whose BWD_D
+is its forward direction; its data gradient is FWD of that problem.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from transconv.disk_cache import read_named
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 """The directions of a layer."""
 KINDS = ("dense", "first", "last", "grouped", "depthwise")
-"""The columns that identify a layer in tables."""
+"""The kinds of layers."""
 SCHEMA = "transconv-suite-1"
-"""The form of the JSON files of layers."""
-# Folded batch norm is a bias; what is left is the activation, and the residual before it.
+"""The schema of JSON files of layers."""
+# A folded batch norm is a bias; the activation, and the residual before it, remain.
 EPILOGUES = {"none": "", "relu": "relu", "bn_relu": "bias+relu", "bn_relu6": "bias+relu6",
              "bn_silu": "bias+silu", "bn_add_relu": "bias+res+relu", "add": "res", "gelu": "gelu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its shape (as an f32 nchw problem), and what follows it in its network."""
+    """One layer: its shape (as an f32 nchw problem), and the epilogue that follows it in its network."""
 
     name: str
     shape: ConvProblem
@@ -40,7 +40,7 @@ class Layer:
     tags: tuple[str, ...] = ()
 
     def problem(self, dtype: str = "bf16", layout: str = "nhwc", math: str = "ieee") -> ConvProblem:
-        """The problem in a dtype and layout; ``tf32`` is f32 multiplied as tf32."""
+        """The problem in a dtype and layout; the dtype ``tf32`` is f32 multiplied as tf32."""
         if dtype == "tf32":
             dtype, math = "f32", "tf32"
         p = replace(self.shape, math=math if dtype == "f32" else "tf32")
@@ -48,22 +48,23 @@ class Layer:
         return p if layout == "nchw" else p.with_layout(layout)
 
     def reduced(self, most: int) -> Layer:
-        """The same layer with at most this batch; 0 leaves it alone."""
+        """The layer with a batch of at most ``most``; unchanged for 0."""
         if not 0 < most < self.shape.mb:
             return self
         smaller = replace(parse_descriptor(self.shape.shape_text), mb=most)
         return replace(self, shape=ConvProblem.of_descriptor(smaller))
 
     def prop(self, direction: str) -> Prop:
-        """Which propagation of the problem is this direction of the layer."""
+        """The direction of the problem that is this direction of the layer."""
         if self.transposed and direction != "bwd_w":
             direction = {"fwd": "bwd_d", "bwd_d": "fwd"}[direction]
         return Prop(direction)
 
     @property
     def kind(self) -> str:
-        """``dense`` (at least 32 channels a group on both sides), ``depthwise``, ``grouped``,
-        ``first`` (few channels come in), ``last`` (few go out)."""
+        """``depthwise`` (one input channel a group), ``dense`` (at least 32 channels a group on both
+        sides), ``grouped`` (more than one group), ``first`` (fewer channels in than out or as many), or
+        ``last``."""
         p = self.shape
         if p.g > 1 and p.icg == 1:
             return "depthwise"
@@ -100,8 +101,8 @@ def from_problems(problems: Iterable[ConvProblem], stem: str) -> list[Layer]:
 
 
 def from_json(data: dict[str, Any]) -> list[Layer]:
-    """The layers of a suite file; what follows a layer and is no epilogue of ours is left out. Raises
-    ValueError for an unknown schema or a row that lacks something."""
+    """The layers of a suite file; epilogues that are not in ``EPILOGUES`` are left out. Raises ValueError
+    for an unknown schema or an incomplete row."""
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"layers of schema {schema!r}; expected {SCHEMA!r}")
@@ -140,8 +141,8 @@ def _layer(row: dict[str, Any]) -> Layer:
 
 
 def select(layers: Iterable[Layer], pattern: str = "", kinds: str = "") -> list[Layer]:
-    """The layers whose name matches a regular expression and whose kind is listed. Raises ValueError
-    for a pattern or a kind that is none, and where nothing is left."""
+    """The layers whose name matches a regular expression and whose kind is in a comma-separated list.
+    Raises ValueError for an invalid pattern or kind, and if no layer is selected."""
     wanted = [k for k in kinds.split(",") if k]
     if unknown := sorted(set(wanted) - set(KINDS)):
         raise ValueError(f"kinds {', '.join(unknown)} are unknown; expected some of {' '.join(KINDS)}")

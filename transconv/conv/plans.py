@@ -17,10 +17,10 @@ NAMES = ("src", "wei", "dst")
 
 @dataclass(slots=True)
 class Compiled(Plan):
-    """A plan: the launches that compute one direction of one problem."""
+    """The plan of one direction of a problem."""
 
     workload: ConvWorkload
-    order: tuple[int, ...] = ()  # of src, wei, dst, if the plan is one kernel of these and no more
+    order: tuple[int, ...] = ()  # of src, wei, dst as arguments, if the plan is one kernel of these alone
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)  # of the result
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class Compiled(Plan):
 
     @property
     def problem(self) -> ConvProblem:
-        """The problem that it computes."""
+        """The problem."""
         return self.workload.problem
 
     @property
@@ -45,14 +45,14 @@ class Compiled(Plan):
 
     @property
     def epilogue(self) -> Epilogue:
-        """What stands behind the sum."""
+        """The operations on the sum before it is stored."""
         return self.workload.epilogue
 
     @property
     def obeys(self) -> frozenset[str]:
-        """Which of torch's numeric switches matter to these launches: ``deterministic`` if the order of
-        an addition is open, ``precision`` if the matrix unit multiplies float32, or would if the
-        switch stood otherwise: only depthwise problems never have work for it."""
+        """The numeric settings of torch that affect this plan: ``deterministic`` if it uses atomic
+        additions; ``precision`` if the matrix unit multiplies float32, or would with another setting. Only
+        depthwise problems never use the matrix unit."""
         p = self.problem
         found = {"deterministic" for s in self.steps if s.schedule.reduce == "atomic"}
         if any(getattr(p, n).dtype is f32 for n in self.prop.operands) and (
@@ -62,17 +62,16 @@ class Compiled(Plan):
 
     def starter(self, device: int, aligned: bool,
                 names: tuple[str, ...] = NAMES) -> Callable[..., None] | None:
-        """As ``Plan.starter``; None too where launches leave something to be done."""
+        """As ``Plan.starter``; also None if padding must be cleared after the launches."""
         return None if self.padding else Plan.starter(self, device, aligned, names)
 
     def launch(self, src: Any, wei: Any, dst: Any, **extra: Any) -> None:  # type: ignore[override]
-        """Run on torch tensors that match the problem; the direction's result is written in place.
-        TensorError for tensors that do not.
+        """Run on torch tensors that match the problem; the direction's result is written in place. Raises
+        TensorError for tensors that do not match.
 
-        ``bia`` and ``res`` are what the epilogue reads. Launches go to the current stream; a split
-        sum and the copies of packed operands take workspaces from torch's allocator for the time of
-        the call. A plan with boxes needs tensors that begin at multiples of 16 bytes
-        (``plan(..., aligned=True)``).
+        ``extra``: ``bia`` and ``res``, if the epilogue reads them. Launches go to the current stream.
+        Split sums and packed operands take workspaces from torch's allocator during the call. A plan with
+        boxes needs tensors that begin at multiples of 16 bytes (``plan(..., aligned=True)``).
         """
         tensors = {"src": src, "wei": wei, "dst": dst, **extra}
         self.check(tensors)
@@ -85,7 +84,7 @@ class Compiled(Plan):
             self._clear_padding(tensors[self.prop.result])
 
     def _clear_padding(self, result: Any) -> None:
-        """Zeros where blocks go beyond the result's shape, as oneDNN has it."""
+        """Store zeros where blocks reach beyond the result's shape, as oneDNN requires."""
         layout = getattr(self.problem, self.prop.result).layout
         blocks = result.as_strided([b.size for b in layout.blocks], [b.stride for b in layout.blocks],
                                    result.storage_offset() + layout.offset)

@@ -1,8 +1,8 @@
 """ConvProblem: the shapes, types and layouts of a convolution, without a direction.
 
-One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_lo``. The high
-padding is not stored, it follows from the sizes, and is negative where a tail of the input is
-unused. A transposed convolution is BWD_D of another problem.
+One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_lo``. The high padding
+follows from the sizes and is not stored; it is negative if the last input points are unused. A transposed
+convolution is BWD_D of another problem.
 
 Text form: a benchdnn descriptor (see descriptor.py), then words where they differ from the default:
 
@@ -61,7 +61,7 @@ _ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What is known of a tensor before it exists: element type, and layout over its torch dims."""
+    """The element type of a tensor, and its layout over its torch dims."""
 
     dtype: DType
     layout: Layout
@@ -69,10 +69,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """One convolution. Channels count all groups; tuples hold one entry per spatial axis, outermost
-    (d, h, w) first; dilation 1 is dense. Logical shapes: src (mb, ic, *i), wei (oc, ic//g, *k),
-    dst (mb, oc, *o). ``math`` says how f32 operands are multiplied. The name is a remark: it takes
-    no part in equality. Raises ProblemError when the numbers describe no convolution."""
+    """One convolution. ``ic`` and ``oc`` count the channels of all groups; tuples have one entry per
+    spatial axis, in the order d, h, w; dilation 1 is dense. Logical shapes: src (mb, ic, *i), wei (oc,
+    ic//g, *k), dst (mb, oc, *o). ``math``: the precision of products of f32, one of ``MATHS``. The name
+    does not count in comparisons. Raises ProblemError for sizes, types or layouts that describe no
+    convolution."""
 
     mb: int
     g: int
@@ -147,9 +148,9 @@ class ConvProblem:
     def make(mb: int, ic: int, oc: int, i: Sizes, k: Sizes, stride: Sizes = 1, dilation: Sizes = 1,
              pad: Sizes = 0, o: Sizes | None = None, g: int = 1, dtype: DTypes = "f32",
              layout: Layouts = "nchw", math: str = "tf32", name: str = "") -> ConvProblem:
-        """Build a problem from what a person knows of it. ``i`` sets the number of axes (an int is
-        1D); any other int stands for all axes. ``pad`` is the low side; ``o`` left out means the
-        same padding on the high side. ``dtype`` and ``layout`` are one word, or (src, wei, dst)."""
+        """Build a problem from its sizes. ``i`` sets the number of axes (an int is 1D); any other int
+        applies to all axes. ``pad`` is the low padding; without ``o`` the high padding is the same.
+        ``dtype`` and ``layout`` are one word, or (src, wei, dst). Raises ProblemError."""
         i = (i,) if isinstance(i, int) else tuple(i)
         k, stride, dilation, pad = (_spread(v, len(i)) for v in (k, stride, dilation, pad))
         if o is None:
@@ -167,7 +168,8 @@ class ConvProblem:
     @staticmethod
     def of_descriptor(d: Descriptor, dtype: DTypes = "f32", layout: Layouts = "nchw",
                       math: str = "tf32") -> ConvProblem:
-        """Add element types and layouts (see ``make``) to a shape."""
+        """The problem of a descriptor, with element types and layouts as in ``make``. Raises
+        ProblemError."""
         dtypes = read_dtypes(dtype)
         wei_shape = (d.oc, d.ic // max(d.g, 1), *d.k)
         shapes = ((d.mb, d.ic, *d.i), wei_shape, (d.mb, d.oc, *d.o))
@@ -179,7 +181,7 @@ class ConvProblem:
 
     @staticmethod
     def parse(text: str) -> ConvProblem:
-        """Read the text form; ``parse(str(p)) == p``. Raises ProblemError, one line."""
+        """Read the text form; ``parse(str(p)) == p``. Raises ProblemError, with a message of one line."""
         words: dict[str, str] = {}
         shapes: list[str] = []
         for word in text.split():
@@ -200,9 +202,9 @@ class ConvProblem:
                                words.get("tag", "nchw"), words.get("math", "tf32"))
 
     def with_layout(self, layout: Layouts, grouped: bool = False) -> ConvProblem:
-        """The same problem with its tensors laid out anew: one tag for the three (``nhwc``), a text
-        of three (``nhwc:oihw:nhwc``), or a sequence (src, wei, dst) of tags and Layouts.
-        ``grouped``: a weight tag may name a group axis (``goihw``)."""
+        """The problem with other layouts: one tag for the three tensors (``nhwc``), a text of three
+        (``nhwc:oihw:nhwc``), or a sequence (src, wei, dst) of tags and Layouts. ``grouped``: a weight tag
+        may name a group axis (``goihw``). Raises ProblemError."""
         try:
             layouts = read_tags(layout, self.dtypes, tuple(self.shapes.values()),
                                 self.g if grouped or self.g > 1 else 0)
@@ -212,7 +214,7 @@ class ConvProblem:
         return replace(self, src=src, wei=wei, dst=dst)
 
     def with_dtype(self, dtype: DTypes) -> ConvProblem:
-        """The same problem and memory order with other element types (one, or src, wei, dst)."""
+        """The problem with other element types (one, or src, wei, dst) in the same layouts."""
         src, wei, dst = (TensorSpec(t, replace(spec.layout, dtype=t)) for spec, t
                          in zip(self.specs.values(), read_dtypes(dtype), strict=True))
         return replace(self, src=src, wei=wei, dst=dst)
@@ -240,7 +242,7 @@ class ConvProblem:
 
     @property
     def ndims(self) -> int:
-        """How many spatial axes: 1, 2 or 3."""
+        """The number of spatial axes: 1, 2 or 3."""
         return len(self.i)
 
     @property
@@ -250,7 +252,7 @@ class ConvProblem:
 
     @property
     def pad_hi(self) -> tuple[int, ...]:
-        """Padding after the last input point; negative where the last points are never read."""
+        """Padding after the last input point; negative if the last points are never read."""
         axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)
         return tuple((o - 1) * s + (k - 1) * d + 1 - i - p for i, o, k, s, d, p in axes)
 
@@ -282,20 +284,20 @@ class ConvProblem:
 
     @property
     def acc(self) -> DType:
-        """What products are summed in: f64 when a tensor is f64, i32 for integers, else f32."""
+        """The accumulator's type: f64 if a tensor is f64, i32 for integers, else f32."""
         if f64 in self.dtypes:
             return f64
         return i32 if self.src.dtype.kind == "int" else f32
 
     @property
     def macs(self) -> int:
-        """Multiply-adds that touch an input point; those on padding are not counted."""
+        """Multiply-adds without those on padding."""
         axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)
         return self.mb * self.oc * self.icg * arithmetic.prod(_valid_taps(*axis) for axis in axes)
 
     @property
     def macs_padded(self) -> int:
-        """Multiply-adds with those on padding included."""
+        """Multiply-adds including those on padding."""
         return self.mb * self.oc * self.icg * arithmetic.prod(self.o) * arithmetic.prod(self.k)
 
     def flops(self, valid: bool = True) -> int:
@@ -313,13 +315,13 @@ def _spread(value: Sizes, n: int) -> tuple[int, ...]:
 
 
 def _valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
-    """How many pairs (output point, tap) of one axis fall on an input point."""
+    """The number of pairs (output point, tap) along one axis that read an input point."""
     return (_taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad))
 
 
 def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
-    """How many pairs have ``at*stride + tap*dilation - pad < bound``. Tap after tap fewer points do:
-    first all o of them, in the end none, and between (start - tap*dilation) // stride."""
+    """The number of pairs with ``at*stride + tap*dilation - pad < bound``. For each tap these are the
+    first (start - tap*dilation) // stride output points, clipped to 0..o."""
     start = bound + pad + stride - 1
     whole = min(k, max(0, (start - o * stride) // dilation + 1))
     some = min(k, max(whole, (start - stride) // dilation + 1))
@@ -328,7 +330,7 @@ def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """The sum of (a*t + b) // m over t from 0 to n - 1, in as many steps as Euclid's algorithm."""
+    """The sum of (a*t + b) // m for t from 0 to n - 1, in as many steps as Euclid's algorithm takes."""
     total = 0
     while n > 0:
         total += n * (n - 1) // 2 * (a // m) + n * (b // m)

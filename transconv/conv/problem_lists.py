@@ -1,8 +1,8 @@
 """Lists of problems: parses benchdnn batch files, whose options apply to the problems after them.
 
-A token is an option or a descriptor. Options set the state; a descriptor yields one problem for
-each combination of the current alternatives, and nothing after it changes what it yielded. ``#``
-starts a comment, a trailing backslash glues the next token on, ``--batch=FILE`` reads another file.
+A token is an option or a descriptor. An option lists alternatives; a descriptor yields one problem for
+each combination of the current alternatives of all options. ``#`` starts a comment, a trailing backslash
+joins a token with the next one, ``--batch=FILE`` reads another file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _minibatch(word: str) -> int:
     return int(word or "0")
 
 
-# How one alternative of each option is read; the empty one is the default. The first option
-# varies slowest.
+# The parser of one alternative of each option; an empty text gives the default. Problems of a descriptor
+# vary the first option slowest.
 OPTIONS: dict[str, Callable[[str], Any]] = {
     "dir": _direction, "dt": lambda word: word or "f32", "stag": str, "wtag": str, "dtag": str,
     "mb": _minibatch,
@@ -51,7 +51,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(slots=True)
 class State:
-    """The current alternatives of every option; a descriptor runs through their product."""
+    """The current alternatives of every option."""
 
     options: dict[str, list[Any]]
 
@@ -60,7 +60,7 @@ class State:
         return State({option: [read("")] for option, read in OPTIONS.items()})
 
     def set(self, option: str, value: str) -> None:
-        """Take one option. Raises ProblemError if it is unknown or its value unreadable."""
+        """Set one option. Raises ProblemError for an unknown option or a bad value."""
         if option == "reset":
             self.options = State.initial().options
         elif option in OPTIONS:
@@ -70,7 +70,7 @@ class State:
                                f"{' '.join('--' + name for name in ('batch', 'reset', *OPTIONS))}")
 
     def problems(self, text: str) -> Iterator[tuple[ConvProblem, Prop | None]]:
-        """What one descriptor yields in this state."""
+        """The problems of one descriptor: the product of the alternatives."""
         shape = parse_descriptor(text)
         for values in itertools.product(*self.options.values()):
             now = dict(zip(self.options, values, strict=True))
@@ -81,8 +81,8 @@ class State:
 
 
 def iter_problems(source: Source) -> Iterator[tuple[ConvProblem, Prop | None]]:
-    """Yield (problem, direction) for a batch file or for its lines; the direction is None where no
-    ``--dir`` was given. Raises ProblemError naming file and line, OSError for a missing file."""
+    """Yield (problem, direction) of a batch file or of its lines; the direction is None without ``--dir``.
+    Raises ProblemError naming file and line, OSError for a missing file."""
     state = State.initial()
     return walk(source, state.set, lambda text, where: state.problems(text))
 
@@ -95,9 +95,9 @@ def read_problems(source: Source, *, prop: Prop | None = None) -> list[ConvProbl
 
 def walk(source: Source, option: Callable[[str, str], None],
          descriptor: Callable[[str, str], Iterable[T]], depth: int = 0) -> Iterator[T]:
-    """Run through a batch file, or through lines, and the files that they name: ``option(name,
-    value)`` for each option, what ``descriptor(text, where)`` yields for each problem. Raises
-    ProblemError naming file and line."""
+    """Read a batch file, or lines, and the files that they name: call ``option(name, value)`` for each
+    option, and yield from ``descriptor(text, where)`` for each descriptor. Raises ProblemError naming file
+    and line."""
     path, lines = (None, source) if not isinstance(source, (str, Path)) else _open(source)
     for number, token in _tokens(lines):
         yield from take(token, option, descriptor, path, f"{path or 'list'}:{number}", depth)
@@ -131,7 +131,7 @@ def _open(source: str | Path) -> tuple[Path, list[str]]:
 
 
 def _tokens(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Tokens with their line numbers; comments are gone, continued ones are glued."""
+    """Tokens with their line numbers, without comments; tokens that end in a backslash are joined."""
     glued = ""
     number = 0
     for number, line in enumerate(lines, start=1):

@@ -8,14 +8,14 @@ and a propagation kind chooses which two of (o, i, k) are loop axes; the third i
 
     FWD, BWD_W   axes o, k;  i = o*S + k*D - P                     inside when 0 <= i < I
     BWD_D        axes i, k;  t = i + P - k*D;  o = t // S          inside when t % S == 0, 0 <= o < O
-    BWD_W        as BWD_D where dst has few channels and S is 1: the taps are columns next to them
+    BWD_W        as BWD_D if dst has few channels and S is 1: rows of src's channels, columns of taps
 
     A, B, C  =  FWD: src, wei, dst    BWD_D: dst, wei, src    BWD_W: src, dst, wei        C += A * B
 
-For BWD_D with a stride, i = S*q + r splits the work into phases r, and k = k0(r) + S/gcd(S, D) * t
-are the only taps that meet a phase: the stride condition then holds by construction (the simplifier
-proves it) and no multiplication is wasted. Phases with equally many taps become one computation, with
-r as an axis; others are computations of their own. Nothing after this module knows which kind it compiles.
+For BWD_D with a stride, i = S*q + r splits the work into phases r, and only the taps
+k = k0(r) + S/gcd(S, D) * t occur in a phase. The stride condition then always holds (the simplifier proves
+it) and no multiplication is wasted. If all phases have equally many taps, they are one computation, with r
+as an axis; otherwise each is a computation of its own. No code after this module knows the direction.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from transconv.simplify import Facts, simplify
 
 @dataclass(frozen=True, slots=True)
 class _Spatial:
-    """The relation of one spatial dimension: its axes, and where they meet each tensor."""
+    """The relation of one spatial dimension: its axes, and the coordinates of src (i), dst (o) and wei
+    (k)."""
 
     outer: Axis  # the axis that C or the sum runs over (o, i or q)
     tap: Axis
     i: ViewDim
     o: ViewDim
     k: ViewDim
-    phase: Axis | None = None  # where all stride phases are one computation
+    phase: Axis | None = None  # if all stride phases are one computation
 
 
 def _solve_i(p: ConvProblem, x: int) -> _Spatial:
@@ -71,12 +72,12 @@ def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
 
 
 def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
-    """The phase r as an axis of its own, for dilation 1: tap k = (r + P) % S + S*t meets position
-    i = S*q + r at o = q + (r + P)//S - t. Where P is a multiple of S, o does not depend on r, and
-    the phases are columns of one product, like channels.
+    """The phase r as an axis, for dilation 1: tap k = (r + P) % S + S*t and position i = S*q + r belong to
+    o = q + (r + P)//S - t. If P is a multiple of S, o does not depend on r, and the phases are columns of
+    one product, like channels.
 
-    To a single output any stride is the same; with one of as many as there are taps, every position is
-    a phase, and meets the one tap k = r + P instead of looking for it among all."""
+    If dst has one position, all strides are equivalent. With a stride of as many positions as there are
+    taps, every position is a phase with the one tap k = r + P, and needs no loop over taps."""
     n, pad = p.spatial[x], p.pad_lo[x]
     stride = max(p.stride[x], p.k[x]) if _meets_one(p, x) else p.stride[x]
     q = Axis(f"q{n}", -(-p.i[x] // stride), "position")
@@ -92,30 +93,31 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
                     ViewDim(o, all_of([inside, exists])), ViewDim(k, exists), r)
 
 
-MANY_PHASES = 16  # more kernels than this take longer to make and start than they save
+MANY_PHASES = 16  # more kernels take longer to compile and launch than they save
 
 
 def _meets_one(p: ConvProblem, x: int) -> bool:
-    """Whether every position along a dimension meets exactly one tap, there being one output."""
+    """Whether dst has one position along a dimension and every position of src has exactly one tap."""
     return (p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
             and 0 <= p.pad_lo[x] <= p.k[x] - p.i[x])
 
 
 def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:
-    """Whether all stride phases go into one kernel: when it wastes nothing, because every phase has
-    as many taps, or when there would be too many kernels."""
+    """Whether all stride phases are one kernel: if every phase has equally many taps, so that no work is
+    wasted, or if there would be too many kernels."""
     if not strided or any(p.dilation[x] > 1 for x in strided):
         return False
     even = all(p.k[x] % p.stride[x] == 0 for x in strided)
     return even or prod(p.stride) > MANY_PHASES
 
 
-FEW_CHANNELS = 16  # of dst: fewer do not fill the matrix unit
+FEW_CHANNELS = 16  # fewer channels of dst do not fill the matrix unit
 
 
 def _shifts_dst(p: ConvProblem) -> bool:
-    """Whether the weight gradient sums over positions of src and looks for those of dst: then the taps
-    are columns next to few channels of dst, and src, which has more, is read once for all of them."""
+    """Whether the weight gradient sums over positions of src, from which those of dst follow. The columns
+    then are the taps and the few channels of dst, and src, which has more channels, is read once for
+    all."""
     return all(s == 1 for s in p.stride) and p.oc < FEW_CHANNELS and 2 * p.oc <= p.ic
 
 
@@ -138,10 +140,8 @@ def solved(p: ConvProblem, prop: Prop, x: int, phase: int) -> _Spatial:
 
 
 def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
-    """The computations whose outputs together are the result: one, or one per stride phase of BWD_D.
-
-    Phases that own no element of the output (more phases than positions) are left out.
-    """
+    """The computations whose results together are the direction's result: one, or one per stride phase of
+    BWD_D, without phases that have no position."""
     if prop is Prop.BWD_W and _shifts_dst(p):
         spatial = [_solve_o(p, x, 0) for x in range(p.ndims)]
         return (_assemble(p, prop, spatial, epilogue, "_over_src"),)
@@ -190,5 +190,5 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
 
 
 def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:
-    """The channel of a tensor, counted over all groups."""
+    """The channel of a tensor: its number over all groups."""
     return g.var * per_group + inner.var if g.size > 1 else inner.var

@@ -1,7 +1,7 @@
 """Chooses which elements of a convolution's result to check.
 
-A point of the result is a group, a column in it (a channel) and a row (positions, or channel and
-taps); see spotcheck.py for what belongs where.
+A point of the result is a group, a column in it (a channel) and a row (positions, or channel and taps);
+spotcheck.py has the rows and columns of each direction.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transconv.conv.problem import ConvProblem, Prop
 if TYPE_CHECKING:
     import torch
 
-SHORT = 1 << 24  # products that are gathered one by one
-LONG = 1 << 26  # elements gathered where rows meet columns
-WIDEST = 16  # rows, and columns, of a batch
+SHORT = 1 << 24  # the most products of independent points
+LONG = 1 << 26  # the most elements gathered for batches of rows and columns
+WIDEST = 16  # the most rows, and columns, of a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Sizes of the positions of a result: groups, columns in a group, rows; and of its sums."""
+    """The sizes of a result: groups, columns in a group, axes of rows; and of the summed axes."""
 
     groups: int
     columns: int
@@ -41,8 +41,8 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Batches of sampled positions: ``group`` (batch, 1), ``columns`` (batch, c), and for each row
-    axis (batch, r). Every row of a batch meets every column of it."""
+    """Batches of sampled points, as int64 tensors: ``group`` (batch, 1), ``columns`` (batch, c), and for
+    each row axis (batch, r). The points of a batch are all pairs of its rows and columns."""
 
     group: torch.Tensor
     columns: torch.Tensor
@@ -57,9 +57,9 @@ class Points:
 
 
 def choose(axes: Axes, points: int, wide: bool = True) -> Points:
-    """Positions, the same ones every time: all of a small result; else corners, then for a quarter
-    places where tiles and images begin and end, and random ones. ``wide`` permits rows that share
-    columns."""
+    """About ``points`` points, the same ones every time: all of a small result, else corners and random
+    points, a quarter of them near the ends of tiles and images. ``wide``: batches may have several rows
+    and columns."""
     import torch
 
     sizes = (axes.groups, axes.columns, *axes.rows)
@@ -90,8 +90,8 @@ def choose(axes: Axes, points: int, wide: bool = True) -> Points:
 
 
 def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """Every fourth batch holds the first and last two positions and both sides of multiples of 16,
-    the others uniformly random ones."""
+    """Random positions below ``size``. Every fourth batch has the first and last two positions and both
+    sides of multiples of 16; the others are uniform."""
     import torch
 
     def below(n: int) -> torch.Tensor:

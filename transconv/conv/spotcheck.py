@@ -1,14 +1,14 @@
 """Compares sampled elements of a convolution's result with f64 sums.
 
-The sums are gathered from the tensors as they lie, element by element: no reference kernel, no copy
-of a tensor. With the positions of an axis of the result in the rows or the columns,
+The operands of the sums are gathered from the tensors, element by element: there is no reference kernel
+and no copy of a tensor. With each axis of the result in the rows or the columns,
 
     FWD    dst[n, oc, o] = sum src[n, ic, o*S + k*D - P] * wei[oc, ic, k]          rows n, o
     BWD_D  src[n, ic, i] = sum dst[n, oc, (i + P - k*D)/S] * wei[oc, ic, k]        rows n, i
     BWD_W  wei[oc, ic, k] = sum src[n, ic, o*S + k*D - P] * dst[n, oc, o]          rows ic, k
 
-each is a product A[row] . B[column] within a group. Short sums are taken at independent points; of
-long ones every gathered row meets every gathered column, so that the same reading checks more.
+each element is a product A[row] . B[column] within a group. Points of short sums are independent; for long
+sums all pairs of gathered rows and columns are points, which checks more elements for the same reads.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
 
 POINTS = 1024
 PIECE = 1 << 22  # elements at a time: 32 MiB of f64
+LONGEST = 2**27  # terms; a check of longer sums takes gigabytes for one element
 
 
-LONGEST = 2**27  # terms of a sum beyond which a single element costs gigabytes to check
-
-
-# -- what should be there --------------------------------------------------------------------------
+# -- expected values -------------------------------------------------------------------------------
 
 
 def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Elements at coordinates that broadcast to one another. Offsets are added up before the one
-    gather, because torch would spread out the index of every dimension."""
+    """Elements at coordinates that broadcast to one another. The offsets are added up first, because torch
+    would broadcast the index of every dimension to the full shape."""
     steps = [c * s for c, s in zip(coordinates, tensor.stride(), strict=True)]
     offset = reduce(lambda a, b: a + b, sorted(steps, key=lambda t: t.numel()))
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -48,8 +46,8 @@ def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.
 
 def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: Points,
              first: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A (batch, r, sum axes), B (batch, c, sum axes) and where A exists; ``first`` cuts the
-    outermost axis of the sum, images or channels."""
+    """A (batch, r, *summed axes), B (batch, c, *summed axes), both f64, and the mask of A; ``first`` is
+    the range of the outermost summed axis (images or channels)."""
     import torch
 
     depth = 1 + p.ndims
@@ -94,7 +92,8 @@ def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: P
 
 def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
           at: Points) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sums of products and of absolute products (batch, r, c), and whether operands vary."""
+    """The sums of products and of absolute products, f64 (batch, r, c), and whether both operands have
+    different values."""
     import torch
 
     summed = Axes.of(p, prop).summed
@@ -118,20 +117,20 @@ def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
                 total, size = total + a @ b.mT, size + a.abs_() @ b.abs_().mT
         sums.append(total)
         sizes.append(size)
-    alike = torch.stack(varied).any(0).all() if varied else torch.ones((), dtype=torch.bool)
-    return torch.cat(sums), torch.cat(sizes), alike
+    both_vary = torch.stack(varied).any(0).all() if varied else torch.ones((), dtype=torch.bool)
+    return torch.cat(sums), torch.cat(sizes), both_vary
 
 
-# -- how far off it may be -------------------------------------------------------------------------
+# -- allowed error ---------------------------------------------------------------------------------
 
 
 def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """How far a sum in the accumulator may be from the f64 sum ``y`` of products whose absolute
-    values add up to ``size``.
+    """The allowed error of a sum in the accumulator's type, where ``y`` is the f64 sum of the products and
+    ``size`` that of their absolute values.
 
-    Never over (n+4) eps size. That allows anything in very long sums, so over 256 terms: roundings
-    are a random walk of n steps, in 16 times its width; and matrix units cut off towards zero, once
-    for several terms, which shrinks the sum as a whole. tf32 operands are rounded by 2^-11 each.
+    It is at most (n+4) eps size. For very long sums that would allow anything, so beyond 256 terms it is
+    16 times the deviation of a random walk of n roundings, plus n/8 eps of the sum: matrix units truncate
+    towards zero, once for several terms. tf32 operands add a relative error of 2^-11 each.
     """
     import torch
 
@@ -148,7 +147,8 @@ def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) ->
 def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
            where: Sequence[torch.Tensor], y: torch.Tensor,
            allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The epilogue in f64, and what its own arithmetic adds to the error."""
+    """The result and its allowed error after the epilogue in f64, including the error of its
+    arithmetic."""
     eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
     for op in epilogue.ops:
         if op in ("bias", "res"):
@@ -163,7 +163,7 @@ def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
 
 
 def _coordinates(p: ConvProblem, prop: Prop, at: Points) -> list[torch.Tensor]:
-    """Where the sampled elements lie in a result; the coordinates broadcast to one another."""
+    """The coordinates of the sampled elements in the result, which broadcast to one another."""
     column, group = at.columns[:, None, :], at.group[:, None, :]
     head, *rest = [x[:, :, None] for x in at.rows]
     if prop is Prop.BWD_W:
@@ -185,15 +185,15 @@ def sampled(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
 
 def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
             result: torch.Tensor, points: int = POINTS) -> Found:
-    """Compare sampled elements of a result. ``tensors`` by name (src, wei, dst, bia, res) in their
-    logical shapes, strided in any way; works on their device and waits for it once."""
+    """Compare sampled elements of a result with f64 sums. ``tensors`` by name (src, wei, dst, bia, res) in
+    their logical shapes, with any strides; works on their device and waits for it once."""
     import torch
 
     axes = Axes.of(p, prop)
     if not prod((axes.groups, axes.columns, *axes.rows)) or prod(axes.summed) > LONGEST:
         return Found(0, 0, True, (), "")
     with torch.no_grad():
-        # Matrix products may refuse to run where the same bits are asked for.
+        # torch's matrix products may raise an error if deterministic algorithms are required.
         wide = not torch.are_deterministic_algorithms_enabled()
         at = choose(axes, points, wide).to(result.device)
         total, size, varied = _sums(p, prop, tensors, at)
@@ -203,7 +203,8 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
                                _allowed(p, prod(axes.summed), total, size))
         kind = torch.finfo(result.dtype)
         allowed = allowed + 2 * kind.eps * want.abs() + kind.tiny * kind.eps
-        # Beyond the largest number, infinity is as right; sums may pass it on the way in f32.
+        # Values beyond the type's largest number are not compared: infinity may be correct, also because a
+        # sum in f32 can overflow on the way.
         most = min(kind.max, 1e38 if p.acc.bits == 32 else kind.max)
         sure = (want.abs() + allowed < most) & (size < most)
         bad = sure & ~((got - want).abs() <= allowed)
@@ -221,5 +222,5 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
 def spot_check(problem: ConvProblem, prop: Prop, epilogue: Epilogue,
                tensors: dict[str, torch.Tensor], result: torch.Tensor,
                points: int = POINTS) -> str | None:
-    """None if sampled elements of a result are right, else what is wrong in a sentence."""
+    """None if the sampled elements of a result are correct, else a sentence about the wrong ones."""
     return examine(problem, prop, epilogue, tensors, result, points).reason or None

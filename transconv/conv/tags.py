@@ -1,8 +1,8 @@
 """The layout words of a problem's text: tags of src, wei and dst read into layouts, and printed.
 
-One tag may stand for the three tensors: ``nhwc`` makes the weights ``ohwi``, in 1D it means
-``nwc``. Three are written ``src:wei:dst``. Weights are (oc, ic/g, *k); where a problem has
-groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``).
+One tag may apply to the three tensors: ``nhwc`` gives weights ``ohwi``, and in 1D means ``nwc``. Three are
+written ``src:wei:dst``. Weights are (oc, ic/g, *k); if a problem has groups, a weight tag may also name
+them (``goihw``, ``hwigo``, ``abxc``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from transconv.ir import DType, Layout, LayoutBlock
 
 Shape = tuple[int, ...]
 
-# Plain orders of any number of axes: the 2D spelling is understood everywhere.
+# Plain orders for any number of axes, which have the 2D spelling.
 _ANY_NDIMS = {"": "abx", "any": "abx", "nchw": "abx", "nhwc": "axb"}
 _ACTIVATION_TO_WEIGHT = str.maketrans("nNcC", "oOiI")
 
 
 def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shapes: Sequence[Shape],
               groups: int = 0) -> list[Layout]:
-    """Layouts of src, wei and dst. ``groups`` above 0 lets a weight tag name the group axis.
-    Raises LayoutError."""
+    """Layouts of src, wei and dst. With ``groups`` above 0 a weight tag may name the group axis. Raises
+    LayoutError."""
     if isinstance(texts, str):
         texts = texts.split(":")
         if len(texts) == 1:
@@ -43,7 +43,7 @@ def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shap
 
 
 def for_weights(tag: str) -> str:
-    """What a tag of activations means for weights: n is o and c is i. Alphabetical tags stay."""
+    """The tag of weights for a tag of activations: o for n and i for c. Alphabetical tags stay."""
     return tag.translate(_ACTIVATION_TO_WEIGHT) if "n" in tag.lower() else tag
 
 
@@ -66,7 +66,7 @@ def _names_groups(tag: str, ndims: int) -> bool:
 
 
 def _merge_groups(tag: str, grouped: Layout) -> Layout:
-    """(g, o, i, *k) as (g*o, i, *k): the output channel of all groups is g*ocg + o."""
+    """(g, o, i, *k) as (g*o, i, *k): the output channel over all groups is g*ocg + o."""
     dims = [b.dim for b in grouped.blocks if b.dim < 2 and b.size > 1]
     if dims != sorted(dims):
         raise LayoutError(f"tag '{tag}' puts output channels outside of groups; "
@@ -80,7 +80,7 @@ def _merge_groups(tag: str, grouped: Layout) -> Layout:
 
 
 def _fuse(blocks: list[LayoutBlock]) -> list[LayoutBlock]:
-    """Neighbouring blocks of dim 0 that together step evenly are one block."""
+    """Merge adjacent blocks of dim 0 that together have one stride."""
     fused: list[LayoutBlock] = []
     for b in blocks:
         last = fused[-1] if fused else None
@@ -92,8 +92,8 @@ def _fuse(blocks: list[LayoutBlock]) -> list[LayoutBlock]:
 
 
 def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
-    """The shortest text that ``read_tags`` reads back; empty when all three are dense in the order
-    of their dims."""
+    """The shortest text that ``read_tags`` reads back; empty if all three are dense in the order of their
+    dims."""
     tags = [_write(layout, shape, is_wei) for layout, shape, is_wei
             in zip(layouts, shapes, (False, True, False), strict=True)]
     src, wei, dst = tags

@@ -1,8 +1,8 @@
 """ConvWorkload: one direction of a convolution, the subject of plans and tuned rows.
 
-Rows speak of problems that lie in memory alike. Problems are compared when they have the same taps and
-strides, are both dense or both grouped, and agree in whether taps are spread out. Their distance adds up
-how many times each size doubles.
+Rows of one group have the same order in memory. Problems have a distance if they have the same taps and
+strides, are both dense, both grouped or both depthwise, and are both dilated or both not. The distance is
+the weighted sum of |log2| of the ratios of their sizes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from transconv.selection import register_reader
 if TYPE_CHECKING:
     import torch
 
-FEW = 16  # channels; fewer need kernels of another kind for each number
-OTHER_TYPE = 0.25  # the distance from f16 to bf16
-LEAST = 0.01  # the distance of what is not the same
+FEW = 16  # channels; problems with fewer are compared only if the number is equal
+OTHER_TYPE = 0.25  # the distance of other element types, such as f16 and bf16
+LEAST = 0.01  # the smallest distance of different problems
 
 
 @dataclass(frozen=True)
 class ConvWorkload(Workload):
-    """One direction of a problem, and what becomes of its sums."""
+    """One direction of a problem, with its epilogue."""
 
     problem: ConvProblem
     prop: Prop
@@ -78,7 +78,7 @@ class ConvWorkload(Workload):
         return self.prop.result
 
     def refuse(self) -> None:
-        """Raises Unsupported for tensors of whole numbers, ProblemError for a result that overlaps."""
+        """Raise Unsupported for integer tensors, ProblemError for a result whose elements overlap."""
         computable(self.problem)
         writable(self.problem, self.prop)
 
@@ -130,7 +130,7 @@ class ConvWorkload(Workload):
 
 
 def computable(problem: ConvProblem) -> None:
-    """Raises Unsupported for a tensor of an element type that no kernel computes with."""
+    """Raise Unsupported for a tensor of an element type that no kernel computes with."""
     for name, spec in problem.specs.items():
         if spec.dtype not in computed():
             raise Unsupported(f"dtype:{spec.dtype}", f"{name} is {spec.dtype}; kernels compute with "
@@ -138,8 +138,7 @@ def computable(problem: ConvProblem) -> None:
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:
-    """Raises ProblemError for a result two elements of which have one place in memory; what is read
-    may be laid out so."""
+    """Raise ProblemError for a result of which two elements share an offset. Operands may overlap."""
     layout = getattr(problem, prop.result).layout
     if layout.overlaps:
         dense = Layout.dense(layout.dtype, problem.shapes[prop.result]).strides() or ()
@@ -150,7 +149,8 @@ def writable(problem: ConvProblem, prop: Prop) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _group(problem: ConvProblem, direction: str, machine: str) -> str:
-    """Machine, direction, memory order, sizes of elements, how f32 is multiplied."""
+    """The name of a group: machine, number of dims, direction, and a digest that also has the memory
+    order, the kinds and bits of the types, and the precision of f32."""
     tags = write_tags([s.layout for s in problem.specs.values()], tuple(problem.shapes.values()))
     sizes = ":".join(f"{t.kind}{t.bits}" for t in problem.dtypes)
     math = problem.math if "float32" in sizes else ""
@@ -161,15 +161,15 @@ def _group(problem: ConvProblem, direction: str, machine: str) -> str:
 
 
 def _bridged(p: ConvProblem) -> tuple[object, ...]:
-    """What no distance can bridge."""
+    """Properties that must be equal for two problems to have a distance."""
     groups = "dense" if p.g == 1 else "depthwise" if p.icg == p.ocg == 1 else "grouped"
     spread = tuple(d > 1 for d in p.dilation)
     return p.k, p.stride, spread, groups, min(p.icg, FEW), min(p.ocg, FEW)
 
 
 def _distance(one: ConvProblem, other: ConvProblem) -> float:
-    """How unlike two problems of a kind are: images and their points weigh half as much as
-    channels, because a tile covers few channels and a small part of all points."""
+    """The distance of two comparable problems. Images and positions weigh half as much as channels and
+    groups, because a tile covers a small part of all positions."""
     def sizes(p: ConvProblem) -> tuple[float, ...]:
         return p.mb * prod(p.o), p.o[-1], p.icg, p.ocg, p.g
 
@@ -181,7 +181,7 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
 
 @register_reader
 def _read(text: str, direction: str, behind: str) -> Workload | None:
-    """The workload that a row of the database is about; None where a text is no convolution's."""
+    """The workload of a row of the database; None if the text is not that of a convolution."""
     try:
         return ConvWorkload(ConvProblem.parse(text), Prop(direction), Epilogue.parse(behind))
     except (TransconvError, ValueError, OverflowError):

@@ -1,12 +1,12 @@
 """Estimated time of kernels that keep sums and operands in registers (schedule words ``regs``, ``late``).
 
-Such a kernel multiplies element by element and waits for little: what takes its time is how many
-instructions its warps issue, how many cache lines they touch, and what comes through the second cache:
+Such a kernel multiplies element by element. Its time is bound by the instructions that its warps issue,
+the cache lines that they touch, and the bytes that come through the L2 cache:
 
     step of a warp = max(instructions / 4 schedulers, cache lines) clocks
     instructions   = products + conversions + loads + a row's index and mask
 
-The instructions are counted, not fitted to times; how fast a chip issues them is in its record.
+The instructions are counted, not fitted to times; the target's record has the rate of issue.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from transconv.ir import View
 from transconv.schedule import Block, Schedule, lanes
 from transconv.target import Target
 
-ACCESS = 16  # bytes: the most that one lane loads or stores at once
-"""Bytes that one lane loads or stores at once, at most."""
-SECTOR = 32  # bytes: the least that a load or store moves
-LINE = 128  # bytes of a cache line, and of the rows that the matrix unit likes best
+ACCESS = 16
+"""The most bytes that one lane loads or stores at once."""
+SECTOR = 32  # bytes: the smallest transfer of a load or store
+LINE = 128  # bytes of a cache line, and of rows that the matrix unit reads fastest
 ROW = 30.0  # instructions for the index and the mask of a row of positions, per step
-STEP = 30.0  # instructions of a step that are for all of them
+STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
-IN_FLIGHT = 96  # of a thread, for what is loaded: more loads wait for registers
+IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """What a thread does for one operand in one step."""
+    """Counts of a thread for one operand in one step."""
 
-    positions: int  # of what is written out that differ
-    elements: float  # at each
-    loads: float  # at each
-    lines: float  # of the cache that a warp's load touches
+    positions: int  # different positions among those written out
+    elements: float  # per position
+    loads: float  # per position
+    lines: float  # cache lines that a load of a warp touches
 
     @property
     def all(self) -> float:
@@ -44,7 +44,7 @@ class _Operand:
 
 
 def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: int, steps: int) -> float:
-    """What the busiest multiprocessor needs for its tiles."""
+    """Microseconds of the busiest multiprocessor for its share of ``tiles``, of ``steps`` steps each."""
     chip, warps = target.rates.issue, schedule.warps
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -76,8 +76,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: in
 
 
 def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, held: float) -> _Operand:
-    """The counts of a view's loads. Lanes run along the block that has neighbours in memory, as many
-    of them in a thread as one access takes; a view without neighbours is loaded one by one."""
+    """The counts of a view's loads. Lanes run along the block that is contiguous in memory; a thread has
+    as many of them as one access takes. A view without such a block is loaded element by element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     inner = _innermost(schedule, compute)
     widest = min(ACCESS // size, held, inner.extent if inner else 1)
@@ -97,20 +97,19 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
 
 
 def _scattered(schedule: Schedule, compute: Compute) -> float:
-    """Bytes beyond its results that a program stores, because neighbouring lanes have no neighbours in
-    memory: each of them moves a sector."""
+    """Bytes that a program stores beyond its results: if adjacent lanes are not contiguous in memory, each
+    element moves a sector."""
     inner = _innermost(schedule, compute)
     if schedule.split_k > 1 or inner is None or inner.extent == 1 or (
             axis_strides(compute.c, compute)[inner.axes[-1]] in (0, 1)):
-        return 0.0  # the parts of a sum lie as its lanes do
+        return 0.0  # partial sums are contiguous along the lanes
     stored = prod(lanes(schedule, compute, kind) for kind in "BMN")
     stored *= prod(n for a, n in schedule.written if compute.kind(a) != "K")
     return (SECTOR - compute.c.tensor.dtype.bytes) * stored
 
 
 def _innermost(schedule: Schedule, compute: Compute) -> Block | None:
-    """The block that lanes run along first: the one whose neighbours are next to one another in
-    most of the operands."""
+    """The block that lanes run along first: the one with the smallest stride in any operand."""
     views = [v for v in (compute.a, compute.b) if v is not None]
 
     def gap(b: Block) -> int:
@@ -120,8 +119,8 @@ def _innermost(schedule: Schedule, compute: Compute) -> Block | None:
 
 
 def _distinct(schedule: Schedule, compute: Compute, views: list[View]) -> float:
-    """Bytes of the operands that a program looks at, each counted once: the first cache keeps what its
-    steps share."""
+    """Bytes of the operands that a program reads, each counted once, because the L1 cache keeps what steps
+    share."""
     total = 0.0
     reach = {x.name: compute.size(x.name) if compute.kind(x.name) == "K" else 1 for x in compute.axes}
     for b in schedule.blocks:

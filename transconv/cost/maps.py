@@ -1,15 +1,15 @@
 """Estimated time of computations without a product: maps, reductions, rows that are swept several times.
 
-Such a kernel takes as long as memory moves its bytes, if enough of them are on their way at once:
+Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
 
     program alone  = start + sweeps * steps * (latency + bytes + instructions) + exchanges between threads
     multiprocessor = max(programs * bytes, programs * instructions, programs / together * alone)
     kernel         = launch + max(multiprocessor, bytes of all tensors / bandwidth)
 
-A row that stays in registers is loaded once, and all its loads are under way together. What is loaded
-again comes from the second cache where all rows that are under way fit it. The constants are round figures
-fitted to trials on an H200 (bench/results/h200_map_trials.csv, h200_part_trials.csv), for the order of
-schedules alone.
+A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
+again come from the L2 cache if all rows in flight fit it. The constants are round figures, fitted to
+trials on an H200 (bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules
+is right.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from transconv.target import Target
 OVERHEAD = 20  # registers of a thread for addresses and masks
 HEAVY = 6  # instructions of exp and the like
 STALL = 2.0  # clocks between two instructions of a warp
-ISSUED = 2.5  # of the counted instructions, which are generous, in a clock of a scheduler
-CACHE = 4.0  # how many times as fast the second cache is as memory
-ROOM = 0.6  # of the second cache that holds what is read again
-SMALL = 1 / 16  # of the second cache, and of the largest tensor: what all programs read stays there
-EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine what threads hold that share a row
-CROSS = 1 / 120  # of those of a block, in which one row of one warp is written and read again
-FULL = 0.88  # of the bandwidth that copies reach
-SHORT, LINE = 0.04, 128  # more for runs of half a cache line than for those of a whole one; its bytes
-EDGE_GBS = 80.0  # bytes a nanosecond that reach one multiprocessor
-LATENCY_NS = 600.0  # from a load to its value
-START_NS, NEXT_NS = 1100.0, 77.0  # a program's start, and the least between two starts
-FEW_US = 2.2  # of a launch that computes nothing
+ISSUED = 2.5  # counted instructions a clock of a scheduler; above 1, because the counts are too high
+CACHE = 4.0  # the bandwidth of the L2 cache relative to that of memory
+ROOM = 0.6  # the fraction of the L2 cache that holds elements until they are read again
+SMALL = 1 / 16  # tensors below this fraction of the L2 cache and of the largest tensor stay in the cache
+EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine results of threads of a row
+CROSS = 1 / 120  # of a block's exchange: for each row of each warp, written to shared memory and read
+FULL = 0.88  # the fraction of the bandwidth that copies reach
+SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a cache line
+EDGE_GBS = 80.0  # GB/s into one multiprocessor
+LATENCY_NS = 600.0  # of a load
+START_NS, NEXT_NS = 1100.0, 77.0  # of a program; the shortest time between two starts
+FEW_US = 2.2  # of a launch without work
 
 
 @dataclass(frozen=True, slots=True)
 class _Swept:
-    """What a program does in a step of one sweep: bytes that it reads and writes first, those that it has
-    read before, instructions of a thread, and how many reductions it ends with."""
+    """A step of one sweep of a program: bytes that it reads for the first time or writes, bytes that it
+    reads ``again``, instructions of a thread, whether it reads, and the number of its reductions."""
 
     bytes: float
     again: float
@@ -53,9 +53,9 @@ class _Swept:
     exchanges: int
 
 
-@lru_cache(maxsize=2048)  # ranked, and told to whoever asks
+@lru_cache(maxsize=2048)  # the ranking and the output of commands ask for the same schedules
 def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
-    """What the kernel takes, with the one that adds parts of sums up, if there is one."""
+    """Microseconds of the kernel, and of the one that adds partial sums, if there is one."""
     chip, threads = target.rates.issue, schedule.warps * target.warp_size
     facts = _facts(compute, target)
     tiled = _tiled(schedule.blocks, compute)
@@ -91,8 +91,9 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is the same for all schedules of a computation. ``sizes``: bytes of each view that are moved
-    at least; ``small``: views that stay in the second cache; ``live``: see ``_live``."""
+    """Properties of a computation that are the same for all schedules. ``sizes``: the bytes that each view
+    must move at least; ``small``: views that stay in the L2 cache; ``everything``: the sum of ``sizes``;
+    ``live``: see ``_live``."""
 
     sizes: dict[View, int]
     small: frozenset[View]
@@ -112,8 +113,8 @@ def _facts(compute: Compute, target: Target) -> _Facts:
 
 @dataclass(frozen=True, slots=True)
 class _Tiled:
-    """What blocks make of a computation: elements of a tile, those along what is reduced, steps of a row,
-    programs for whole rows."""
+    """Counts that follow from the blocks: elements of a tile, its extent along the reduced axes, steps of
+    a row, and programs if rows are not split."""
 
     elements: int
     reduced: int
@@ -131,7 +132,8 @@ def _tiled(blocks: tuple[Block, ...], compute: Compute) -> _Tiled:
 @lru_cache(maxsize=4096)
 def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
             target: Target) -> list[_Swept]:
-    """The sweeps of a program. A map is one. Most words make no difference to it."""
+    """The sweeps of a program; a map is one sweep. It takes blocks and warps instead of a schedule, so
+    that the cache hits for schedules that differ in other words."""
     facts = _facts(compute, target)
     schedule = Schedule(blocks, "fma", warps=warps)
     threads = warps * target.warp_size
@@ -146,8 +148,9 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """What a sweep does whatever the tiles: views that it reads first or stores, those that it has read
-    before, all of them, instructions of an element, and how many reductions it ends with."""
+    """Properties of a sweep that do not depend on tiles: views that it reads for the first time or stores,
+    views that it reads ``again``, all of them, instructions of an element, whether it reads, and the
+    number of its reductions."""
 
     first: tuple[View, ...]
     again: tuple[View, ...]
@@ -175,26 +178,26 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
 
 
 def _bytes(moved: Fetch) -> float:
-    """Of a view's tile, as many as take the time of its runs."""
+    """Bytes of a view's tile, increased for runs shorter than a cache line."""
     return moved.bytes * (1 + SHORT * max(0.0, LINE / moved.row - 1))
 
 
 def _cached(again: float, steps: int, together: int, target: Target) -> float:
-    """Bytes that are loaded again, in bytes of memory that take as long."""
+    """Bytes of memory that take as long as the bytes that are loaded again."""
     return again / CACHE if again * steps * together * target.sms < ROOM * target.l2_bytes else again
 
 
 @lru_cache(maxsize=256)
 def _instructions(steps: tuple[Step, ...]) -> float:
-    """Of one element."""
+    """Instructions of one element in a sweep."""
     values = [s.value for s in steps if not isinstance(s, Read)]
     inner = [e for v in values for e in find(v, Expr) if e.children()]
     return sum(HEAVY if isinstance(e, Call) else 1.0 for e in inner) + len(steps) - len(values)
 
 
 def _live(compute: Compute) -> float:
-    """Registers of an element: what is read of it, from sweep to sweep where there are several, and one
-    for what is computed."""
+    """Registers of an element: for its inputs (if there are several sweeps, those that more than one
+    reads), and for the computed value."""
     each = [{s.view for s in sweep.steps if isinstance(s, Read)} for sweep in compute.sweeps.each]
     views = {r.view for r in compute.reads}
     if len(each) > 1:

@@ -1,15 +1,14 @@
 """The cost model: the estimated microseconds of a schedule of a computation on a target.
 
-The model counts, per multiprocessor, what its programs do one after another:
+The model adds up the time of the programs of one multiprocessor:
 
     program = fill + steps * step + store             step = matrix unit | fetch | waiting
-    two teams = fill + max(steps * step + baton, half of steps * step + store)
+    ping-pong = fill + max(steps * step + baton, half of steps * step + store)
     kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
 
-``Work`` holds the counts (see work.py), which need no constant; the target's ``rates`` the few that
-counting cannot tell, fitted by ``python -m bench.fit`` to measured sweeps. Only the ranking matters:
-the order of schedules of one computation is what the estimate is made for, its microseconds are within
-some 20%.
+``Work`` has the counts (work.py), without any constants; the target's ``rates`` has the constants, which
+``python -m bench.fit`` fitted to measured sweeps. The estimate is made to rank the schedules of one
+computation; its microseconds are within some 20%.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from transconv.target import Constants, Target
 
 def estimate(schedule: Schedule, compute: Compute, target: Target,
              constants: Constants | None = None) -> float:
-    """Estimated microseconds on a target (in units of a step on the interpreter), as the words that have
-    a price of their own correct it."""
+    """Estimated microseconds on a target (on the interpreter, in steps), corrected by the words that have
+    a ``price``. ``constants``: instead of the target's."""
     us = _estimate(schedule, compute, target, constants)
     for word in priced():
         if word.price is not None and schedule.word(word.name) != word.default:
@@ -54,7 +53,7 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
 
 @lru_cache(maxsize=512)
 def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
-    """What the copies take that a computation asks for."""
+    """Microseconds of the copies of a schedule, times the computation's share of them."""
     packed = Schedule(pack=pack, split_k=1 + split)
     return share(compute) * sum(copying(c, target) for c in Scheduled(compute, packed, target).copies)
 
@@ -67,7 +66,7 @@ def copying(copy: Compute, target: Target, constants: Constants | None = None) -
 
 
 def _interpreted(schedule: Schedule, compute: Compute) -> float:
-    """A step costs the same whatever its size, up to a point."""
+    """Cost on the interpreter: that of a step is nearly constant for small tiles."""
     m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
     steps = -(-k_steps(schedule, compute) // schedule.split_k)
     fetched = (m * k + k * n) * group
@@ -76,7 +75,7 @@ def _interpreted(schedule: Schedule, compute: Compute) -> float:
 
 
 def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
-    """The counts and the rates put together."""
+    """Microseconds of the main kernel and of the one that adds partial sums, from counts and rates."""
     slots = schedule.programs or target.sms
     rounds: float = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
     if schedule.reduce == "stream":
@@ -101,14 +100,14 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
 
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
-    """The same for a kernel that keeps sums and operands in registers: its instructions are counted."""
+    """``microseconds`` of a kernel that keeps sums and operands in registers (issue.py)."""
     w = count(schedule, compute, target)
     seen = Scheduled(compute, schedule, target).main
     return _kernels(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
 
 
 def _kernels(w: Work, busy: float, schedule: Schedule, target: Target, c: Constants) -> float:
-    """The launches, with what the multiprocessors do beside what memory does."""
+    """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of memory."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (w.traffic + w.partial / 2) / bandwidth
     total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
@@ -120,7 +119,7 @@ def _kernels(w: Work, busy: float, schedule: Schedule, target: Target, c: Consta
 
 
 def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: float) -> float:
-    """One step of the sum on a multiprocessor that ``together`` programs share."""
+    """Nanoseconds of one step of the sum on a multiprocessor that ``together`` programs share."""
     macs = w.m * w.n * w.k * w.group
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     if schedule.unit == "mma":
@@ -139,16 +138,16 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     in_flight = max(1, w.steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
-    if schedule.unit == "fma":  # the cores that multiply also compute addresses, and then they wait
+    if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return max(work, (work + late) / together) + wait
     return max(multiply, fetch, late / together, _turning_ns(w, schedule, c)) + wait
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
-    """What a step moves through shared memory where operands are transposed there: what lands, what is
-    read and written again, and what the products read (rows for up to 128 or 256 columns at a time,
-    columns once for 64 rows)."""
+    """Nanoseconds of a step for the traffic of shared memory, if operands are transposed there: bytes that
+    land, bytes that the transposer reads and writes, and bytes that products read (rows once for 128 or
+    256 columns, columns once for 64 rows)."""
     if not w.transposed:
         return 0.0
     landed = (w.left + w.right) * w.k * w.bits / 8

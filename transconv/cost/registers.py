@@ -2,8 +2,8 @@
 
     a thread = base + sums + operands under way + their addresses, more where every load needs a mask
 
-Where a copy from memory past the registers exists, operands wait in shared memory instead, and nothing
-here is asked. The numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill.
+Chips with ``async_copy`` keep operands in shared memory instead; this estimate is not for them. The
+numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from transconv.cost.work import fetch
 from transconv.schedule import Schedule, Scheduled, k_steps, tile
 from transconv.target import Target
 
-WAVE = 8  # registers of a thread for each lane of a wave: 256 of 32, 512 of 64
-SAFE = 0.85  # of them, above which most kernels spill
+WAVE = 8  # registers of a thread, per lane of a wave: 256 for waves of 32 lanes, 512 for 64
+SAFE = 0.85  # the fraction of registers above which most kernels spill
 BASE = 64
-ADDRESS = 2  # for each load of a step
-MASKED = 4  # for each register of an operand, where parts of a sum end within a step
-SHORT = 14  # steps that the compiler may unroll, with all their loads:
-UNROLLED, UNROLLED_MASKED = 2, 16  # for each load
-LANE = 4  # element by element: for each product, where it lies and whether it is there
+ADDRESS = 2  # registers for each load of a step
+MASKED = 4  # more for each register of an operand, if loads need masks
+SHORT = 14  # the compiler may unroll sums of at most so many steps, which takes for each load:
+UNROLLED, UNROLLED_MASKED = 2, 16
+LANE = 4  # with unit fma, registers for the address and the mask of each product
 
 
 def spills(schedule: Schedule, compute: Compute, target: Target) -> bool:
@@ -51,7 +51,7 @@ def registers(schedule: Schedule, compute: Compute, target: Target) -> float:
 
 
 def _uneven(schedule: Schedule, compute: Compute, steps: int) -> bool:
-    """Whether some step goes beyond the sum, or beyond the part of it that a program has."""
+    """Whether some step reaches beyond the end of the sum, or of a program's part of it."""
     return bool(steps % schedule.split_k) or any(
         prod(compute.size(a) for a in b.axes) % b.extent for b in schedule.blocks
         if compute.kind(b.axes[0]) == "K")

@@ -26,22 +26,22 @@ from transconv.schedule import (
 )
 from transconv.target import Target
 
-ASYNC = 4  # bytes: the least that is copied past the registers, and so ahead of time
-ASYNCHRONOUS = {"wgmma", "tcgen05"}  # matrix units that read shared memory
-"""The features of chips whose matrix unit reads shared memory by itself."""
+ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
+ASYNCHRONOUS = {"wgmma", "tcgen05"}
+"""The features of chips whose matrix unit reads operands from shared memory."""
 WIDEST = 1 << 10  # more elements than one access takes
-WARP_GROUP, ROWS = 4, 64  # what one of their products takes at least: warps, rows of its left side
+WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What an operand's tile costs to move once: bytes (whole sectors), lane accesses."""
+    """Counts of moving a tile once."""
 
-    bytes: float
-    accesses: float
-    row: float  # bytes that follow one another in memory
-    ahead: bool = True  # whether it can be under way while earlier ones are multiplied
-    alone: bool = False  # whether every element has gaps on both sides
+    bytes: float  # in whole sectors
+    accesses: float  # of single lanes
+    row: float  # contiguous bytes in memory
+    ahead: bool = True  # whether it can be in flight while earlier tiles are multiplied
+    alone: bool = False  # whether no two elements are contiguous
     through: bool = False  # whether it goes through registers, to be transposed or rounded
 
 
@@ -49,29 +49,29 @@ class Fetch:
 class Work:
     """The counts of a schedule. Extents in elements, of one program."""
 
-    tiles: int  # programs' worth of results, parts of a sum counted one by one
+    tiles: int  # parts of a split sum counted separately
     steps: int  # of one part of the sum
     m: int
     n: int
     k: int
     group: int
-    left: int  # the extents of the left operand's rows and the right one's columns
-    right: int
+    left: int  # rows of the left operand
+    right: int  # columns of the right operand
     boxed: bool
     positions_summed: bool
     fetched: tuple[Fetch, ...]
     stored: Fetch
     resident: int  # programs that a multiprocessor holds at once
-    traffic: int  # bytes that cross the memory's pins at least
+    traffic: int  # bytes of global memory at least
     partial: int  # bytes of the partial sums, written and read again
     bits: int  # of an operand's element
-    transposed: int = 0  # bytes of a step that an explicit kernel writes to shared memory once more
-    kept: float = 0.0  # bytes that a program fetches before its first tile, for all of them
-    small: bool = False  # whether f32 is multiplied by the older unit, for want of warps or rows
+    transposed: int = 0  # bytes of a step that an explicit kernel transposes
+    kept: float = 0.0  # bytes of a resident operand, which a program loads once
+    small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
-    """Everything about a schedule that can be counted, of the main kernel."""
+    """The counts of a schedule's main kernel."""
     compute = Scheduled(compute, schedule, target).main
     m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
     views = [v for v in (compute.a, compute.b) if v is not None]
@@ -102,23 +102,22 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
-    """Whether the matrix unit reads shared memory along K only, and nobody but the fetching threads
-    can see to that. Asynchronous units do so with operands of more than 16 bits."""
+    """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
+    registers to be transposed. Asynchronous units need that of 32-bit operands."""
     return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
             and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:
-    """Whether there are too few warps or rows for an asynchronous product: Triton then takes the older
-    one, whose operands are in registers in any case. (It is not much slower on Hopper; beside tcgen05
-    nobody has measured it.)"""
+    """Whether there are too few warps or rows for an asynchronous product. Triton then uses ``mma.sync``,
+    whose operands are in registers. (It is not much slower on Hopper; on Blackwell it is not measured.)"""
     left = tile(schedule, compute, "N" if schedule.swap else "M")
     return schedule.warps < WARP_GROUP or left < ROWS
 
 
 def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int) -> int:
-    """Elements of the partial sums."""
-    if schedule.reduce == "stream":  # a program begins and ends within tiles
+    """Elements of all partial sums."""
+    if schedule.reduce == "stream":  # a program's first and last tile may be shared
         return tile_of_c * min(2 * schedule.programs, programs(schedule, compute) + schedule.programs)
     return results * schedule.split_k if schedule.split_k > 1 else 0
 
@@ -128,7 +127,7 @@ def _role(block: Block, compute: Compute) -> str:
 
 
 def _resident(schedule: Schedule, compute: Compute, target: Target, results: int) -> int:
-    """Programs that fit a multiprocessor together: its shared memory, its registers, its slots."""
+    """Programs that fit one multiprocessor: by its registers, its threads and its shared memory."""
     threads = schedule.warps * target.warp_size
     registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
@@ -140,8 +139,8 @@ def _resident(schedule: Schedule, compute: Compute, target: Target, results: int
 
 
 def _registers(schedule: Schedule, compute: Compute, target: Target) -> float:
-    """Registers of a thread. On the matrix unit, its share of the accumulator; element by element,
-    also where each element lies, whether it exists, and its factors."""
+    """Registers of a thread: its share of the accumulator; with unit fma also three for the address, mask
+    and factors of each product."""
     m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
     words = compute.acc.bytes / 4
     own, each = (48, words) if schedule.unit == "mma" else (32, words + 3)
@@ -152,13 +151,13 @@ def _registers(schedule: Schedule, compute: Compute, target: Target) -> float:
 # -- how a tile lies in memory --------------------------------------------------------------------
 
 def along_sum(view: View, compute: Compute) -> bool:
-    """Whether neighbours in memory are neighbours in the sum."""
+    """Whether a view has stride 1 along a summed axis."""
     strides = axis_strides(view, compute)
     return any(strides[x.name] == 1 for x in compute.axes_of("K") if x.size > 1)
 
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
-    """What it takes to move a view's tile once."""
+    """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
     strides = axis_strides(view, compute)
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     elements = prod(b.extent for b in blocks)
@@ -170,7 +169,7 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
         return Fetch(elements * size, 0, found.bytes)
     widest = min(ACCESS // size, max(1, elements // (schedule.warps * 32)))
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
-    there = elements / diagonal(view, compute)  # off the diagonal nothing is moved
+    there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1,
                  only_along and wants_rounding(view, compute))
@@ -178,7 +177,7 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
 
 @lru_cache(maxsize=1024)  # many schedules have the same blocks
 def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
-    """The row of a view's tile that takes the fewest bytes for each of its elements."""
+    """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     runs = _runs(view, compute) if compute.merge > 1 else compute.sizes
     return min((_row(strides, b, runs, size) for b in tiles
@@ -186,8 +185,8 @@ def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
 
 
 def _stored(schedule: Schedule, compute: Compute) -> Fetch:
-    """What it takes to store a tile. Where no two elements are neighbours, Triton deals the lanes of a
-    warp along the first side of the tile; swapped, these are columns, each in a sector of its own."""
+    """The counts of storing a tile. If no two elements are contiguous, Triton lays out the lanes of a warp
+    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own."""
     stored = fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return stored
@@ -198,8 +197,9 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
 
 
 def _straddling(row: _Row, compute: Compute) -> float:
-    """How many more sectors the rows of a result touch than they would if each began with one: runs
-    of 16 bytes in images of 65 x 65 elements of 2 bytes begin anywhere, 7 of 16 end in the next one."""
+    """The factor by which rows of a result touch more sectors than if each began at a sector: of runs of
+    16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere, 7 of 16 end in the next
+    sector."""
     size, strides = compute.c.tensor.dtype.bytes, axis_strides(compute.c, compute)
     steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     length = row.run * size
@@ -209,8 +209,8 @@ def _straddling(row: _Row, compute: Compute) -> float:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Row:
-    """Neighbours of a tile in memory: the bytes that are moved for each element and for all of
-    them, how many follow one another without a gap, and along which axes."""
+    """A row of a tile in memory: bytes moved for each element and for the whole row, the number of
+    contiguous elements, and the axes along which it runs."""
 
     each: float
     bytes: float
@@ -219,14 +219,14 @@ class _Row:
 
 
 def _runs(view: View, compute: Compute) -> dict[str, int]:
-    """How many neighbours along each axis are equally far apart: all, or the features of one of
-    several groups on a diagonal."""
+    """How many positions along each axis have a constant stride: all, or the features of one group of a
+    block diagonal view."""
     across = inner_feature(view, compute)
     return compute.sizes | {across.name: across.size // compute.merge} if across else compute.sizes
 
 
 def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:
-    """The row that the innermost axes of a block make. Neighbours with a gap share sectors too."""
+    """The row along the innermost axes of a block. Elements with gaps may share sectors as well."""
     step, length, axes = 0, 1, []
     for name in reversed(block.axes):
         if runs[name] == 1:
@@ -244,7 +244,7 @@ def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int)
 
 @lru_cache(maxsize=512)
 def _aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
-    """How many elements all rows of the tensor along these axes are aligned to, as a power of two."""
+    """The alignment of all rows of the tensor along these axes: elements, a power of two."""
     steps = [s for a, s in axis_strides(view, compute).items()
              if a not in row and (not a or compute.size(a) > 1)]
     common = gcd(WIDEST, *steps)

@@ -1,4 +1,4 @@
-"""Expressions that read memory: single elements, or boxes that TMA loads."""
+"""Expressions that read memory: element by element, or in boxes that TMA loads."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Load(Read):
 class BoxLoad(Read):
     """The part of a tensor that a copy engine fetches in one piece.
 
-    Per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` how far
-    inside it a lane is, ``extents`` how far the box reaches. What lies outside the tensor is 0; what
-    lies inside is fetched as the tensor says (``near``).
+    One entry per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` the
+    position of each lane relative to the corner, ``extents`` the size of the box. Elements outside the
+    tensor are 0; the others are rounded to ``tensor.near`` if that is set.
     """
 
     tensor: Tensor
@@ -49,14 +49,14 @@ class BoxLoad(Read):
         return self.tensor.dtype
 
     def as_load(self) -> Load:
-        """What the box means, element by element."""
+        """The equivalent masked load."""
         offset, inside = box_address(self.tensor, self.corner, self.within)
         return Load(self.tensor, offset, inside)
 
 
 def box_address(tensor: Tensor, corner: tuple[Expr, ...],
                 within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
-    """The offset of a box's elements, and the condition that they are inside the tensor."""
+    """The offset of each element of a box, and the condition that it is inside the tensor."""
     coords = [a + b for a, b in zip(corner, within, strict=True)]
     inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.shape, strict=True)]
     return tensor.layout.offset_of(coords), all_of(inside)

@@ -1,6 +1,6 @@
 """Well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
 
-Rules as ``verify.py`` wants them.
+Each rule has the signature ``verify.Rule``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def var_bound_before_use(site: Site) -> Iterator[str]:
 
 
 def var_bound_once(site: Site) -> Iterator[str]:
-    """Names are not hidden by others; siblings in different branches or loops may share one."""
+    """No name hides another; different branches or loops may bind the same name."""
     if isinstance(site.stmt, (st.Let, st.Alloc, st.For)):
         name = site.stmt.var.name
         for var, by in site.scope.items():
@@ -56,8 +56,8 @@ def tensor_is_parameter(site: Site) -> Iterator[str]:
 
 
 def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
-    """A workspace is a copy, or holds parts of sums. Memory holds what was rounded in copies alone: of
-    all else the passes round what they multiply."""
+    """A workspace is a copy, or holds parts of sums. Only copies have a type without memory of its own
+    (tf32): values of other tensors are rounded where they are multiplied."""
     if isinstance(site.stmt, st.Kernel):
         for p in site.stmt.params:
             if p.copy_of and p.parts_of:
@@ -67,7 +67,7 @@ def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
 
 
 def ring_is_reserved(site: Site) -> Iterator[str]:
-    """Rings of shared memory and of barriers are reserved before they are used, outside of roles."""
+    """Rings of shared memory and of barriers are reserved before their use, outside of roles."""
     used: list[Node] = [e.buffer for e in site.find(xp.Piece)]
     match site.stmt:
         case xp.Fetch(barrier=barrier):
@@ -83,7 +83,7 @@ def ring_is_reserved(site: Site) -> Iterator[str]:
 
 
 def names_are_identifiers(site: Site) -> Iterator[str]:
-    """Names are printed into Python as they are."""
+    """Names are Python identifiers, because the emitters print them unchanged."""
     names: list[str] = [e.name for e in site.find(ex.Lane)]
     match site.stmt:
         case st.Kernel(name, params):

@@ -1,7 +1,7 @@
 """What a ``Call`` may call: one row a function, with its meaning in NumPy and its two spellings.
 
-The interpreter computes a row's ``numpy``, the verifier asks for its arity and types, and the emitters
-write its ``triton`` or ``gluon``; a function that these languages lack brings its own text along.
+The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
+``triton`` or ``gluon``. For a function that these languages lack the row has its source text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Callee:
     """A pure function. ``numpy`` gets arrays of one type and returns that type or a wider one.
 
-    A spelling is a name of the language (``exp``: ``tl.exp(x)``), or with braces an expression that
-    binds like a division, whose operands bind like calls (``1.0 / (1.0 + gl.exp(-{}))``). ``helper``: the
-    text of a function of this name that modules begin with, where ``{jit}`` is the decorator and
-    ``{tl}`` the language. ``floats``: widths in bits of the floats that it takes; ``ints``: whether it
-    takes whole numbers."""
+    A spelling is a name of the language (``exp``: ``tl.exp(x)``), or, with braces, an expression of the
+    precedence of a division, whose operands have that of calls (``1.0 / (1.0 + gl.exp(-{}))``).
+    ``helper``: the source of a function of this name, put at the top of modules that call it; ``{jit}`` is
+    the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
+    ``ints``: whether it takes integers."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -45,8 +45,8 @@ class Callee:
         return f"takes {taken}, not {dtype}"
 
 
-# The rational approximation of the Cephes library's tanh.c (S. Moshier), right to a few last places in
-# f64, too; far from zero the exponential goes to zero and nothing overflows.
+# The rational approximation of the Cephes library's tanh.c (S. Moshier), with an error of a few ulp, also
+# in f64. For large |x| the exponential underflows to 0, so nothing overflows.
 TANH = '''
 @{jit}
 def tanh(x):
@@ -61,7 +61,7 @@ def tanh(x):
 
 
 def _same(name: str, function: Callable[..., Array], arity: int = 1) -> Callee:
-    """A function that Triton and Gluon have under this name."""
+    """A function that has this name in both Triton and Gluon."""
     return Callee(arity, function, name, name)
 
 
@@ -87,8 +87,8 @@ CALLS: dict[str, Callee] = {
 
 def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,
             language: str) -> list[str]:
-    """The lines that a module begins with so that these functions can be called, casts to these types
-    made, and these reductions done: each with an empty line before and behind it."""
+    """The source lines of the helpers that a module needs for these functions, for casts to these types
+    and for these reductions, with empty lines between them."""
     texts = [CALLS[n].helper for n in sorted(names) if n in CALLS]
     texts += [t.rounding.helper for t in sorted(types, key=str) if t.rounding is not None]
     texts += [REDUCERS[n].helper for n in sorted(reductions)]

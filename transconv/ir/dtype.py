@@ -1,6 +1,6 @@
 """Scalar types of the IR: one row each, from which all properties of a type are read.
 
-A new type is a row here and, where a chip's matrix unit multiplies it, a word in the chip's record.
+A new type is a row here, and an entry in ``mma_dtypes`` of each chip whose matrix unit multiplies it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from transconv.ir.rows import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A scalar type. ``numpy`` is the type that the interpreter computes in (bf16 has none of its
-    own there: it is held in float32, which has as large exponents, and rounded when it is stored).
+    """A scalar type. ``numpy`` is the type that the interpreter computes in. NumPy has no bf16: float32,
+    which has the same exponent range, holds it, and casts and stores round it.
 
-    ``torch``, ``triton`` and ``signature`` (in the types of a kernel's arguments) are its names there.
-    ``digits``: bits of the significand, with the leading one: integers up to 2**digits are exact.
-    ``operand``: convolutions multiply it; ``result``: they may store their results in it. ``aliases``:
-    other names under which problems are written.
+    ``torch``, ``triton`` and ``signature`` are its names in torch, in Triton and in the signature of a
+    compiled kernel. ``digits``: bits of the significand with the leading one; integers up to 2**digits are
+    exact. ``operand``: convolutions may have operands of it; ``result``: results of it.
+    ``aliases``: other names in the text of problems.
 
-    ``within``: the type whose memory these numbers lie in, some of its own; empty for a type that has
-    memory of its own. ``rounding``: how numbers become this type, if not as the languages cast them.
-    ``largest``: what greater numbers become, if not infinity."""
+    ``within``: the type that holds these numbers in memory (f32 holds tf32), or None. ``rounding``: how
+    numbers are rounded to this type, if the languages have no cast to it. ``largest``: the value that
+    greater numbers saturate to, if not infinity."""
 
     name: str
     kind: str  # "index", "int", "float" or "bool"
@@ -45,12 +45,12 @@ class DType:
         return self.name
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        # By name, so that a copy read back in another process is still compared with ``is``.
+        # By name, so that an unpickled type is the same object and ``is`` compares it.
         return type_named, (self.name,)
 
     @property
     def memory(self) -> DType:
-        """The type that memory and registers have: of tf32, f32."""
+        """The type in memory and registers: f32 for tf32, otherwise the type itself."""
         return self.within or self
 
     @property
@@ -60,7 +60,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The least and the largest integer; one with as many digits as bits has no sign."""
+        """The least and the largest integer. A type with as many digits as bits is unsigned."""
         return (0 if self.digits == self.bits else -2**self.digits), 2**self.digits - 1
 
     @property
@@ -70,21 +70,21 @@ class DType:
 
     @property
     def tiny(self) -> float:
-        """Half the distance between the smallest floats: what rounding adds near zero."""
+        """Half the distance between the smallest floats: the largest rounding error near zero."""
         halves = 2 - 2**(self.bits - self.digits - 1) - self.digits
         return float(2.0**halves) if self.kind == "float" else 0.0
 
     @property
     def is_integer(self) -> bool:
-        """Whether these are whole numbers: addresses, or what a tensor holds."""
+        """Whether these are integers: positions, or elements of a tensor."""
         return self.kind in ("index", "int")
 
 
-# Positions and counts: loop counters, lanes, addresses. No tensor has elements of this kind: integers in
-# memory wrap around at their width and are cast to be an address, while these are never too large, for
-# the `narrow` pass makes those wide that could be.
+# Positions and counts: loop counters, lanes, addresses. No tensor has elements of this kind. Integers in
+# memory wrap around at their width and need a cast before they are an address; positions never overflow,
+# because the `narrow` pass gives 64 bits to those that could.
 index = DType("index", "index", 32, "int64", "int32", digits=31)
-"""Positions, of 32 bits where nothing else is said."""
+"""Positions, of 32 bits unless the `narrow` pass widens them."""
 index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
 """Positions of 64 bits."""
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
@@ -96,8 +96,8 @@ i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True,
 i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
 """64-bit integers."""
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
-"""Truths."""
-# Of eight bits: 4 or 5 for the exponent. Numbers beyond the largest become it, as on the chips.
+"""True or false."""
+# Numbers beyond the largest finite one saturate, as on the chips.
 f8e4m3 = DType("f8e4m3", "float", 8, "float16", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, largest=448.0)
 """8-bit floats, 4 bits of exponent; finite."""
 f8e5m2 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, largest=57344.0)
@@ -110,10 +110,10 @@ f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, ope
 """32-bit floats."""
 f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
 """64-bit floats."""
-# What a matrix unit makes of f32: as large exponents, and the digits of f16.
+# The matrix unit's format of f32: the exponents of f32, the significand of f16.
 tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
              rounding=NEAREST_TF32)
-"""f32 with the digits of f16, as matrix units multiply it."""
+"""f32 with the significand of f16, as matrix units multiply it."""
 
 DTYPES = Rows(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
 """Every type, by name."""
@@ -126,19 +126,19 @@ def type_named(name: str) -> DType:
 
 
 def multiplied(kind: str = "") -> tuple[DType, ...]:
-    """The types that kernels multiply (of one kind), floats by width before integers."""
+    """The types that may be operands (of one ``kind``, if given): floats, then integers."""
     found = [t for t in DTYPES.values() if t.operand and kind in ("", t.kind)]
     return tuple(sorted(found, key=lambda t: t.kind))
 
 
 def multiplied_as(dtype: DType, precision: str) -> DType:
-    """What a matrix unit takes numbers of a type for that it multiplies with a precision."""
+    """The type that a matrix unit reads operands of ``dtype`` as: tf32 for f32 with precision "tf32"."""
     return tf32 if dtype.memory is f32 and precision == tf32.name else dtype
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an arithmetic result: float over int over index over bool, then the wider one. What is
-    computed has all digits that memory has. (The verifier refuses an index beside an int.)"""
+    """The type of an arithmetic result: float before int before index before bool, then the wider type;
+    f32 for f16 with bf16, and for tf32. (The verifier refuses an index with an int.)"""
     a, b = a.memory, b.memory
     rank = {"bool": 0, "index": 1, "int": 2, "float": 3}
     if rank[a.kind] != rank[b.kind]:

@@ -1,17 +1,17 @@
 """Shared memory, barriers and roles of warps, as nodes of warp-specialized kernels.
 
-A program owns rings of shared memory (``Buffer``) and of barriers (``Barrier``), and its warps play
-roles: one fetches boxes into slots of the rings, another multiplies them. What they wait for is
-written down; the interpreter runs the roles side by side and reports what would hang or race.
+A program owns rings of shared memory (``Buffer``) and of barriers (``Barrier``), and its warps have
+roles: one fetches boxes into slots of the rings, another multiplies them. All waits are explicit; the
+interpreter runs the roles concurrently and reports deadlocks and races.
 
-The functions that go with these nodes (see ``func.py``) name a slot of a barrier or a buffer:
+Functions that go with these nodes (see ``func.py``):
 
     wait(ready, slot, phase)      go on once the phase of that parity has completed
     expect(ready, slot, bytes)    announce that so many bytes will land, and arrive
     arrive(empty, slot, when)     arrive, where ``when`` holds
     dot_async(acc, a, b)          start acc += a * b from shared memory
     dot_wait(pending)             go on when at most so many products are still running
-    fence()                       what was put into shared memory is visible to the copy engine
+    fence()                       make what was put into shared memory visible to the copy engine
     send_wait(pending)            go on when at most so many sends still read shared memory
 """
 
@@ -28,8 +28,8 @@ from transconv.ir.tensor import Tensor
 
 @node
 class Buffer(Node):
-    """A ring of ``slots`` in shared memory. A slot holds ``members`` boxes of ``extents`` elements,
-    each as the copy engine leaves it, side by side or ``below`` one another."""
+    """A ring of ``slots`` in shared memory. A slot holds ``members`` boxes of ``extents`` elements, each
+    in the order in which the copy engine writes it, side by side or ``below`` one another."""
 
     name: str
     type: DType
@@ -40,14 +40,14 @@ class Buffer(Node):
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of one slot."""
+        """Bytes of one box; a slot has ``members`` of them."""
         return prod(self.extents) * self.type.bytes
 
 
 @node
 class Barrier(Node):
-    """A ring of ``slots`` barriers. A phase of one completes when ``arrivals`` have arrived and
-    every announced byte has landed; then the next phase begins."""
+    """A ring of ``slots`` barriers. A phase completes after ``arrivals`` arrivals, when all announced
+    bytes have landed; then the next phase begins."""
 
     name: str
     slots: int
@@ -56,8 +56,8 @@ class Barrier(Node):
 
 @node
 class Piece(Expr):
-    """The contents of a slot as a tile. ``member`` and ``within`` say, over lanes, which box of the
-    slot and which element of it along each dimension."""
+    """The contents of a slot as a tile. For each lane, ``member`` is the box of the slot and ``within``
+    the position in that box, one entry per dimension."""
 
     buffer: Buffer
     slot: Expr
@@ -71,14 +71,15 @@ class Piece(Expr):
 
 @node
 class Shared(Stmt):
-    """Reserve a ring of memory or of barriers for every program."""
+    """Reserve a ring of shared memory or of barriers in each program."""
 
     what: Buffer | Barrier
 
 
 @node
 class Fetch(Stmt):
-    """Start copying the box at ``corner`` of a tensor to a piece; it lands at the barrier's phase."""
+    """Start copying the box at ``corner`` of a tensor to a piece. The copied bytes count towards the
+    current phase of the barrier in ``slot``."""
 
     tensor: Tensor
     corner: tuple[Expr, ...]
@@ -89,7 +90,7 @@ class Fetch(Stmt):
 
 @node
 class Put(Stmt):
-    """Write a tile from registers to a piece of shared memory."""
+    """Write a tile of values from registers to a piece of shared memory."""
 
     piece: Piece
     value: Expr
@@ -97,7 +98,7 @@ class Put(Stmt):
 
 @node
 class Send(Stmt):
-    """Start copying a piece to the box at ``corner`` of a tensor; what lies outside is dropped."""
+    """Start copying a piece to the box at ``corner`` of a tensor, without elements outside the tensor."""
 
     tensor: Tensor
     corner: tuple[Expr, ...]
@@ -106,7 +107,7 @@ class Send(Stmt):
 
 @node
 class Role(Stmt):
-    """What some warps of a program do; ``registers`` per thread, 0 for what is left."""
+    """The code of some warps of a program. ``registers``: per thread; 0 for what other roles leave."""
 
     name: str
     warps: int
@@ -116,6 +117,6 @@ class Role(Stmt):
 
 @node
 class Roles(Stmt):
-    """Roles that run at the same time; the first is played by the program's own warps."""
+    """Roles that run concurrently; the first one runs on the program's default warps."""
 
     roles: tuple[Role, ...]

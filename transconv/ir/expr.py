@@ -1,7 +1,7 @@
 """Expressions: pure values, with operators. ``a + b``, ``a // b`` (rounds down), ``a < b`` build nodes.
-``==`` is identity (nodes live in sets and dicts); an equality *expression* is ``eq(a, b)``.
-An expression that mentions lanes is a tile, of the shape of their extents in the order of their axes;
-smaller operands are broadcast along the lanes that they do not mention.
+``==`` is identity, because nodes are members of sets and dicts; ``eq(a, b)`` builds an equality.
+An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
+``axis``; operands are broadcast along lanes that they do not mention.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Expr(Node):
     """Base of all expressions. The other operand of an operator may be a number, on either side."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # numpy.int64(3) + e is left to ``__radd__``
+    __array_ufunc__ = None  # makes NumPy leave numpy.int64(3) + e to ``__radd__``
 
     @property
     def dtype(self) -> DType:
@@ -111,7 +111,7 @@ class Expr(Node):
         return Shr(self, self._like(other))
 
     def _like(self, other: Like) -> Expr:
-        """The other operand. A whole number beside what a tensor holds is of its type, else an index."""
+        """The other operand. A Python integer gets the type of an ``int`` operand, else it is an index."""
         made = as_expr(other)
         if made is other or not isinstance(made, Const) or made.type is not index:
             return made
@@ -130,7 +130,7 @@ class Expr(Node):
 
 @node
 class Const(Expr):
-    """An immediate value of a stated type. NumPy's scalars become Python's."""
+    """A constant of a given type. NumPy scalars become Python numbers."""
 
     value: int | float | bool
     type: DType = index
@@ -146,7 +146,7 @@ class Const(Expr):
 
 @node
 class Var(Expr):
-    """A variable; its name and type are its identity."""
+    """A variable, identified by its name and type."""
 
     name: str
     type: DType = index
@@ -160,9 +160,9 @@ class Var(Expr):
 class Lane(Expr):
     """The vector 0, 1, ... extent - 1 along one block of a tile.
 
-    ``axis`` orders the dimensions of a tile: batch-like lanes first, then M, K, N, so that
-    ``a[m, k]``, ``b[k, n]`` and ``acc[m, n]`` come out as a matrix unit wants them. ``kind``: of the axes
-    that it runs along, B, M, N or K; empty if it does not matter.
+    ``axis`` orders the dimensions of a tile: batch lanes first, then M, K, N, so that ``a[m, k]``,
+    ``b[k, n]`` and ``acc[m, n]`` have the shapes that a matrix unit takes. ``kind`` of the axes that the
+    lane runs along: B, M, N or K; empty if it has none.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Neg(Unary):
 
 @node
 class Not(Unary):
-    """``~x``, of truths."""
+    """``~x`` of a boolean."""
     x: Expr
 
     @property
@@ -210,7 +210,7 @@ class Binary(Expr):
 
 
 class Arithmetic(Binary):
-    """An operation whose result has the wider one of the operands' types."""
+    """An operation whose result has the promoted type of its operands."""
     __slots__ = ()
 
     @property
@@ -224,7 +224,7 @@ class Arithmetic(Binary):
 
 
 class Compare(Binary):
-    """A comparison; the result is a truth."""
+    """A comparison; the result is a boolean."""
     __slots__ = ()
 
     @property
@@ -233,7 +233,7 @@ class Compare(Binary):
 
 
 class Logic(Binary):
-    """An operation on truths, or on the bits of integers."""
+    """An operation on booleans, or on the bits of integers."""
     __slots__ = ()
 
     @property
@@ -369,9 +369,9 @@ class Xor(Logic):
 
 
 TRUE = Const(True, boolean)
-"""The truth that always holds."""
+"""True, a boolean."""
 FALSE = Const(False, boolean)
-"""The truth that never holds."""
+"""False, a boolean."""
 ZERO = Const(0)
 """0, an index."""
 ONE = Const(1)
@@ -379,8 +379,8 @@ ONE = Const(1)
 
 
 def as_expr(value: Like) -> Expr:
-    """The expression for a number of Python's or NumPy's: a truth is ``boolean``, a whole number ``index``
-    and any other ``f32``. An expression is returned as it is."""
+    """A Python or NumPy number as a constant: a bool is ``boolean``, an integer ``index``, a float
+    ``f32``. An expression is returned unchanged. TypeError for anything else."""
     if isinstance(value, Expr):
         return value
     if isinstance(number := number_of(value), bool):

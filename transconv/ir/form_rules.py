@@ -1,6 +1,6 @@
 """Well-formedness of nodes: types, lanes, the arguments of functions, the form of loops and of boxes.
 
-Rules as ``verify.py`` wants them.
+Each rule has the signature ``verify.Rule``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transconv.ir.tile_expr import Reduce
 
 
 def expression_holds_no_statement(site: Site) -> Iterator[str]:
-    """An expression is pure: it computes a value and does nothing."""
+    """An expression is pure: it computes a value and has no effect."""
     for e in site.nodes():
         for child in e.children():
             if isinstance(child, st.Stmt):
@@ -57,7 +57,7 @@ def load_only_in_let(site: Site) -> Iterator[str]:
 
 
 def mask_is_boolean(site: Site) -> Iterator[str]:
-    """Also the conditions of branches, selects and assumptions."""
+    """Masks, and the conditions of branches, selects and assumptions, are boolean."""
     conds = [mask for _, _, mask in site.accesses()]
     conds += [e.cond for e in site.find(Select)]
     match site.stmt:
@@ -71,14 +71,14 @@ def mask_is_boolean(site: Site) -> Iterator[str]:
 
 
 def offset_is_index(site: Site) -> Iterator[str]:
-    """What a tensor holds is an address when it is cast to one."""
+    """Offsets are of kind index; an element of a tensor must be cast before it is an address."""
     for who, offset, _ in site.accesses():
         if offset.dtype.kind != "index":
             yield f"{who} has the offset `{offset}` of type {offset.dtype}, which is no address (index)"
 
 
 def index_is_apart(site: Site) -> Iterator[str]:
-    """Positions and whole numbers of a tensor meet in no operation, unless one of them is cast."""
+    """No operation mixes positions with integers of a tensor; one of them must be cast."""
     pairs: list[tuple[ex.Expr, ex.Expr, ex.Expr]] = [(e, e.a, e.b) for e in site.find(ex.Binary)]
     pairs += [(e, e.yes, e.no) for e in site.find(Select)]
     for e, a, b in pairs:
@@ -87,7 +87,7 @@ def index_is_apart(site: Site) -> Iterator[str]:
 
 
 def known_function(site: Site) -> Iterator[str]:
-    """Functions exist and get as many arguments as they take, of the right kind."""
+    """Called functions exist, and their arguments have the right number and kind."""
     for call in site.find(Call):
         callee = CALLS.get(call.name)
         if callee is None:
@@ -114,7 +114,7 @@ def known_function(site: Site) -> Iterator[str]:
 
 
 def lanes_agree(site: Site) -> Iterator[str]:
-    """What is stored or assigned can be broadcast to where it goes."""
+    """A stored or assigned value can be broadcast to the shape of its destination."""
     def beyond(what: str, e: ex.Expr, target: str, of: set[ex.Lane]) -> Iterator[str]:
         if extra := site.lanes_of(e) - of:
             yield f"{what} has the lanes {_names(extra)}, which {target} lacks"
@@ -162,7 +162,7 @@ ORIGINS = ("", "a", "b", "epilogue")
 
 
 def origin_is_read(site: Site) -> Iterator[str]:
-    """A let that says which operand its value is of has read it there."""
+    """A let with the origin ``a`` or ``b`` reads memory."""
     if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
         if origin not in ORIGINS:
             yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
@@ -171,7 +171,7 @@ def origin_is_read(site: Site) -> Iterator[str]:
 
 
 def side_is_known(site: Site) -> Iterator[str]:
-    """A lane, and the tile loop that becomes one, run along one kind of axes."""
+    """The kind of a lane, and the side of a tile loop, is B, M, N or K; only tile loops have a side."""
     lanes = [*site.find(ex.Lane)]
     if isinstance(site.stmt, st.Alloc):
         lanes += site.stmt.lanes
@@ -211,7 +211,7 @@ def loop_is_simple(site: Site) -> Iterator[str]:
 
 
 def one_grid(site: Site) -> Iterator[str]:
-    """A kernel is one launch: at most one grid loop, with everything it needs inside it."""
+    """A kernel is one launch: it has at most one grid loop, which no other statement surrounds."""
     if isinstance(site.stmt, st.For) and site.stmt.kind == "grid" and site.around:
         yield f"a grid loop inside `{title(site.around[-1])}`"
     if isinstance(site.stmt, st.Seq) and not site.around:
@@ -221,7 +221,7 @@ def one_grid(site: Site) -> Iterator[str]:
 
 
 def piece_fits_its_box(site: Site) -> Iterator[str]:
-    """A piece and a corner have one expression per dimension of the box."""
+    """Positions in a piece and corners have one expression per dimension of the box."""
     for e in site.find(xp.Piece):
         if len(e.within) != len(e.buffer.extents):
             yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"

@@ -1,5 +1,5 @@
-"""Functions that a statement can call for their effect, each with a meaning that is stated here,
-checked by the verifier, executed by the interpreter and spelled by the emitters."""
+"""Functions that a statement can call for their effect. The verifier checks their arguments, the
+interpreter executes them and the emitters spell them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from transconv.ir.node import Node, node
 
 @node
 class Func(Node):
-    """A function to call; ``attrs`` are fixed choices such as the precision of a dot."""
+    """A function to call; ``attrs`` are settings such as the precision of a dot."""
 
     name: str
     attrs: tuple[tuple[str, str], ...] = ()
 
     def attr(self, key: str, default: str = "") -> str:
-        """The choice ``key``, or the default."""
+        """The setting ``key``, or the default."""
         return dict(self.attrs).get(key, default)
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is a product, which adds to its first argument."""
+        """Whether this is a matrix product, which adds to its first argument."""
         return self.name in ("dot", "dot_async")
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Func(Node):
 
 @dataclass(frozen=True, slots=True)
 class FuncSpec:
-    """What a function takes, and what calling it means."""
+    """A function's parameters, and what it does."""
 
     params: tuple[str, ...]
     meaning: str
@@ -67,8 +67,8 @@ FUNCS = {
 
 
 def dot(precision: str) -> Func:
-    """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands. As
-    tf32 it sees 10 bits behind the point: what is not rounded before is cut off."""
+    """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands. With tf32
+    the unit truncates significands to 10 fraction bits; operands that need rounding are rounded before."""
     return Func("dot", (("precision", precision),))
 
 

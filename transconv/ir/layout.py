@@ -1,8 +1,8 @@
 """Layout: the positions of an array's elements in memory.
 
-A layout is an ordered list of blocks (dimension, size, stride), outermost first. Every dimension is
-covered, the unblocked ones by a single block, so offset arithmetic has one rule: split a coordinate
-by the sizes of its blocks and multiply by their strides.
+A layout is an ordered list of blocks (dimension, size, stride), outermost first. Every dimension has
+at least one block, so offsets have one rule: split a coordinate by the sizes of its blocks, multiply the
+digits by their strides, and add up.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Layout(Node):
     """Blocks from outermost to innermost, the offset of the first element, and the element type.
 
     The sizes of a dimension's blocks multiply to its (padded) extent. Strides and offset count
-    elements. ``str()`` is the seed's text form with a letter per dimension (``4a2b7c7d32a32b``);
-    ``parse`` reads it back, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4``, strides.
+    elements. ``str()`` prints sizes with a letter per dimension (``4a2b7c7d32a32b``); ``parse`` reads
+    that, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4`` and strides.
     """
 
     dtype: DType
@@ -43,14 +43,15 @@ class Layout(Node):
     @staticmethod
     def from_strides(dtype: DType, shape: Sequence[int], strides: Sequence[int],
                      offset: int = 0) -> Layout:
-        """The layout of a strided array, as torch describes it; blocks in order of stride."""
+        """The layout of an array with a stride per dimension, in elements as in torch; blocks are ordered
+        by stride, largest first."""
         order = sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d], d))
         blocks = tuple(LayoutBlock(d, int(shape[d]), int(strides[d])) for d in order)
         return Layout(dtype, len(shape), blocks, offset)
 
     @staticmethod
     def dense(dtype: DType, shape: Sequence[int], order: Sequence[int] | None = None) -> Layout:
-        """A gapless layout with dimensions in ``order``, outermost first (default: as given)."""
+        """A layout without gaps, with dimensions in ``order``, outermost first (default: 0, 1, ...)."""
         order = tuple(range(len(shape))) if order is None else tuple(order)
         strides = [0] * len(shape)
         step = 1
@@ -90,7 +91,7 @@ class Layout(Node):
 
     @property
     def is_packed(self) -> bool:
-        """Whether every stride is the product of the sizes that follow: gapless in block order."""
+        """Whether every stride is the product of the sizes after it: no gaps, in block order."""
         step = 1
         for b in reversed(self.blocks):
             if b.stride != step:
@@ -100,7 +101,7 @@ class Layout(Node):
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill one interval of memory, each place once, in whatever order."""
+        """Whether the elements fill one interval of memory, in any order, without overlap."""
         if any(b.size == 0 for b in self.blocks):
             return True
         step = 1
@@ -111,7 +112,7 @@ class Layout(Node):
         return True
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape stored for a logical one: each size rounded up to whole inner blocks."""
+        """The stored shape of a logical shape: each size rounded up to a multiple of its inner blocks."""
         sizes = []
         for d, size in enumerate(shape):
             inner = math.prod(b.size for b in self.of_dim(d)[1:])
@@ -127,13 +128,15 @@ class Layout(Node):
         return tuple(sizes)
 
     def padding(self, shape: Sequence[int]) -> list[tuple[slice, ...]]:
-        """What the blocks hold beyond a shape: boxes, as slices of the blocks in their order."""
+        """The stored elements beyond a logical shape, as boxes: each a slice per block, in block order."""
         found = []
         for dim, size in enumerate(shape):
             at = [i for i, b in enumerate(self.blocks) if b.dim == dim]
             inner, rest = self.extents[dim], size
             box = [slice(None)] * len(self.blocks)
-            for i in at:  # coordinates from here on that are equal to the size so far, and then beyond
+            # A coordinate is padding if its digits equal those of the size up to a block, and are greater
+            # there: one box per block.
+            for i in at:
                 inner //= max(1, self.blocks[i].size)
                 digit, rest = divmod(rest, max(1, inner))
                 beyond = digit if i == at[-1] else digit + 1
@@ -151,17 +154,17 @@ class Layout(Node):
 
     @property
     def overlaps(self) -> bool:
-        """Whether two elements share a place: whether steps that are not all zero lead back to it."""
+        """Whether two elements share an offset: whether steps along the blocks, not all 0, add up to 0."""
         if self.is_dense:
             return False
         blocks = sorted((abs(b.stride), b.size) for b in self.blocks if b.size > 1)
-        reach = [0]  # how far steps along the blocks before lead together
+        reach = [0]  # the largest offset that steps along the blocks before can add up to
         for stride, size in blocks:
             reach.append(reach[-1] + (size - 1) * stride)
 
         @functools.cache
         def leads_back(count: int, away: int) -> bool:
-            """Whether steps along the first ``count`` blocks lead ``away`` places back."""
+            """Whether some steps along the first ``count`` blocks add up to ``-away`` elements."""
             if not count:
                 return away == 0
             (stride, size), near = blocks[count - 1], reach[count - 1]
@@ -185,7 +188,7 @@ class Layout(Node):
         return tuple(blocks[0].stride for blocks in per_dim)
 
     def offset_of(self, coords: Sequence[Like]) -> Expr:
-        """The element offset of a coordinate (one entry per dimension)."""
+        """The offset of a coordinate (one entry per dimension), in elements."""
         total: Expr = as_expr(self.offset)
         for d, coord in enumerate(coords):
             inner = 1

@@ -23,7 +23,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _ACTIVATION = "ncdhw"
 _WEIGHT = "goidhw"
 
-_SEED = re.compile(r"(?:\d+[a-z])+")
+_SIZED = re.compile(r"(?:\d+[a-z])+")
 _EXPLICIT = re.compile(r"\d+[a-z]@-?\d+(?:[ ,]+\d+[a-z]@-?\d+)*")
 _STRIDES = re.compile(r"strides\((-?\d+(?:,-?\d+)*)\)")
 _TAG = re.compile(r"([A-Za-z]+)((?:\d+[a-z])*)")
@@ -43,7 +43,7 @@ def layout_text(blocks: Sequence[Triple], packed: bool, offset: int, letters: st
 
 
 def layout_tag(blocks: Sequence[Triple], ndims: int, letters: str) -> str | None:
-    """The tag of packed blocks, or None where an outer block follows an inner one."""
+    """The tag of packed blocks, or None unless the outermost blocks of all dims come first."""
     outer, inner = blocks[:ndims], blocks[ndims:]
     if sorted(dim for dim, _, _ in outer) != list(range(ndims)):
         return None
@@ -53,7 +53,7 @@ def layout_tag(blocks: Sequence[Triple], ndims: int, letters: str) -> str | None
 
 
 def parse_blocks(text: str, shape: Sequence[int] | None, letters: str | None) -> Parsed:
-    """Read any of the forms. Raises LayoutError, one line."""
+    """Read any of the forms. Raises LayoutError, with a message of one line."""
     body, offset = text.strip(), 0
     if found := _OFFSET.fullmatch(body):
         body, offset = found.group(1), int(found.group(2))
@@ -61,7 +61,7 @@ def parse_blocks(text: str, shape: Sequence[int] | None, letters: str | None) ->
         ndims, blocks = _from_strides(text, [int(s) for s in found.group(1).split(",")], shape)
     elif body == "scalar":
         ndims, blocks = 0, []
-    elif _SEED.fullmatch(body) or _EXPLICIT.fullmatch(body):
+    elif _SIZED.fullmatch(body) or _EXPLICIT.fullmatch(body):
         ndims, blocks = _from_sizes(text, body, letters)
     else:
         ndims, blocks = _from_tag(text, _undivided(text, body), shape, letters)
@@ -95,7 +95,7 @@ def _from_sizes(text: str, body: str, letters: str | None) -> tuple[int, list[Tr
 
 
 def _undivided(text: str, body: str) -> str:
-    """``N(C/4)HW4`` as ``nChw4c``; anything else as it is."""
+    """``N(C/4)HW4`` as ``nChw4c``; any other form unchanged."""
     found = _DIVIDED.fullmatch(body)
     if found is None:
         return body
@@ -141,7 +141,7 @@ def _split(dims: list[int], inner: list[tuple[int, int]], shape: Sequence[int]) 
 
 
 def _letters_of_tag(text: str, body: str, letters: str | None, ndims: int) -> str:
-    """The letters that a tag uses: a, b, c always work; otherwise the caller's, or a guess."""
+    """The dimension letters of a tag: a, b, c ... if it uses those, else ``letters``, else a guess."""
     used = {c for c in body.lower() if c.isalpha()}
     alphabet = LETTERS[:ndims]
     if "x" in used or used == set(alphabet):

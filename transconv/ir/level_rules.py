@@ -1,11 +1,11 @@
 """Well-formedness rules of each level, from the loop nest to warp-specialized kernels.
 
-    nest       one loop for each axis, or one in each sweep over what is reduced; scalars
+    nest       one loop for each axis, or one in each sweep over a reduced axis; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps
     lanes      tiles are lanes of values, products are calls
-    explicit   the same, or shared memory, barriers and roles written down
+    explicit   the same, or with explicit shared memory, barriers and roles
 
-Rules as ``verify.py`` wants them.
+Each rule has the signature ``verify.Rule``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def values_are_scalars(site: Site) -> Iterator[str]:
 
 
 def sums_only_grow(site: Site) -> Iterator[str]:
-    """What is accumulated changes by a reduction alone: ``acc = acc + term``, or another row."""
+    """An accumulator changes only by a reduction in ``REDUCERS``, such as ``acc = acc + term``."""
     if isinstance(site.stmt, st.Update):
         var, value = site.stmt.var, site.stmt.value
         if type(value) not in [r.node for r in REDUCERS.values()] or value.children()[0] is not var:
@@ -48,7 +48,7 @@ def sums_only_grow(site: Site) -> Iterator[str]:
 
 
 def nothing_is_called(site: Site) -> Iterator[str]:
-    """A nest loads, computes, and stores or adds: no other function, no branch."""
+    """A nest loads, computes, and stores or adds atomically: no other function, no branch."""
     if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt) and (
             site.stmt.func.name != "atomic_add"):
         yield f"{site.stmt.func.name} is called"
@@ -57,7 +57,7 @@ def nothing_is_called(site: Site) -> Iterator[str]:
 
 
 def loops_are_axes(site: Site) -> Iterator[str]:
-    """A loop runs over a whole axis: a parallel one is one loop, a reduced one is one in each sweep."""
+    """A loop runs over a whole axis: a parallel axis has one loop, a reduced axis one in each sweep."""
     if isinstance(site.stmt, st.Kernel):
         loops = [s for s in statements(site.stmt) if isinstance(s, st.For)]
         parallel = {s.var for s in loops if s.kind == "parallel"}
@@ -77,7 +77,7 @@ def loops_are_axes(site: Site) -> Iterator[str]:
 
 
 def parallel_loops_are_outside(site: Site) -> Iterator[str]:
-    """Parallel loops are around all else, one in the other."""
+    """Parallel loops are nested, and outside of everything else."""
     if isinstance(site.stmt, st.For) and site.stmt.kind == "parallel":
         if any(not isinstance(s, st.For) or s.kind != "parallel" for s in site.around):
             yield f"`{title(site.around[-1])}` is around a parallel loop"
@@ -87,7 +87,7 @@ def parallel_loops_are_outside(site: Site) -> Iterator[str]:
 
 
 def sums_begin_before_loops(site: Site) -> Iterator[str]:
-    """An accumulator is made in front of the loops that it is for, and one statement changes it."""
+    """An accumulator is allocated before the loops that reduce into it, and one statement changes it."""
     if isinstance(site.stmt, st.Kernel):
         counts = Counter(s.var.name for s in statements(site.stmt) if isinstance(s, st.Update))
         yield from (f"{name} is changed by {n} statements" for name, n in counts.items() if n > 1)
@@ -97,7 +97,7 @@ def sums_begin_before_loops(site: Site) -> Iterator[str]:
 
 
 def elements_are_read_one_by_one(site: Site) -> Iterator[str]:
-    """No box is moved before the schedule says so."""
+    """The naive nest has no boxes; the blockwise pass makes them."""
     yield from (f"`{e}` is a box" for e in site.find(ac.BoxLoad))
     if isinstance(site.stmt, st.BoxStore):
         yield "a box is stored"
@@ -107,7 +107,7 @@ def elements_are_read_one_by_one(site: Site) -> Iterator[str]:
 
 
 def kernel_is_a_grid(site: Site) -> Iterator[str]:
-    """The body of a kernel is its grid: one loop over the programs of the launch."""
+    """The body of a kernel is a grid loop, over the programs of the launch."""
     if isinstance(site.stmt, st.Kernel) and not (
             isinstance(body := site.stmt.body, st.For) and body.kind == "grid"):
         yield f"the body begins with `{title(site.stmt.body)}`; expected a grid loop"
@@ -120,8 +120,8 @@ def axes_are_tiled(site: Site) -> Iterator[str]:
 
 
 def tiles_become_lanes(site: Site) -> Iterator[str]:
-    """A tile loop has a side and 2, 4, 8, ... positions; those of one counter agree, for they become one
-    lane."""
+    """A tile loop has a side and 2, 4, 8, ... positions. Loops of one counter agree, because they become
+    one lane."""
     if isinstance(site.stmt, st.For) and site.stmt.kind == "tile":
         loop = site.stmt
         if not loop.side:
@@ -147,7 +147,7 @@ def tiles_are_lanes(site: Site) -> Iterator[str]:
 
 
 def a_name_is_one_lane(site: Site) -> Iterator[str]:
-    """Lanes of one name are the same lane: the text gives them one vector."""
+    """Lanes of one name are the same lane: the emitted text has one vector for them."""
     if isinstance(site.stmt, st.Kernel):
         found = {e for s in statements(site.stmt) for e in alone(s).find(ex.Lane)}
         found |= {lane for s in statements(site.stmt) if isinstance(s, st.Alloc) for lane in s.lanes}
@@ -156,8 +156,7 @@ def a_name_is_one_lane(site: Site) -> Iterator[str]:
 
 
 def shapes_are_ordered(site: Site) -> Iterator[str]:
-    """The lanes of an accumulator, or of a value that is spread, are in the order of their dimensions,
-    none twice."""
+    """The lanes of an accumulator, or of a Spread, are ordered by their axis, without repeats."""
     shapes = [e.lanes for e in site.find(Spread)]
     if isinstance(site.stmt, st.Alloc):
         shapes.append(site.stmt.lanes)
@@ -168,7 +167,7 @@ def shapes_are_ordered(site: Site) -> Iterator[str]:
 
 
 def products_are_of_names(site: Site) -> Iterator[str]:
-    """What a product multiplies has a name, spread over its lanes."""
+    """The operands of a product are variables, or Spreads of variables."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
         for arg in site.stmt.args[1:]:
             value = arg.x if isinstance(arg, Spread) else arg
@@ -180,7 +179,7 @@ def products_are_of_names(site: Site) -> Iterator[str]:
 
 
 def nothing_is_explicit(site: Site) -> Iterator[str]:
-    """Shared memory, barriers and roles are of explicit kernels."""
+    """Only explicit kernels have shared memory, barriers and roles."""
     if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
         yield f"a {type(site.stmt).__name__} before the level explicit"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt":
@@ -189,7 +188,8 @@ def nothing_is_explicit(site: Site) -> Iterator[str]:
 
 
 def roles_share_a_program(site: Site) -> Iterator[str]:
-    """Roles stand once, last in the grid, behind what they share; each has a name and warps."""
+    """Roles occur once, at the end of the grid's body, after the shared memory; each has a name of its
+    own and at least one warp."""
     if isinstance(site.stmt, (xp.Shared, xp.Roles)) and [type(s) for s in site.around] != [st.For]:
         yield "it stands deeper than in the grid"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "grid":
@@ -206,7 +206,7 @@ def roles_share_a_program(site: Site) -> Iterator[str]:
 
 
 def only_roles_wait(site: Site) -> Iterator[str]:
-    """What copies boxes, waits, arrives or multiplies pieces is a part of a role."""
+    """Statements that copy boxes, wait, arrive or multiply pieces are inside a role."""
     if _is_explicit(site.stmt) and not any(isinstance(s, xp.Role) for s in site.around):
         yield f"`{title(site.stmt)}` is in no role"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt" and not any(
@@ -215,7 +215,7 @@ def only_roles_wait(site: Site) -> Iterator[str]:
 
 
 def roles_say_all(site: Site) -> Iterator[str]:
-    """A role fetches, multiplies and stores boxes step by step: nothing is left to the compiler."""
+    """A role has no implicit copies or products: it uses ``Fetch``, ``Send`` and ``dot_async``."""
     if any(isinstance(s, xp.Role) for s in site.around):
         if isinstance(site.stmt, st.BoxStore) or site.has(ac.BoxLoad):
             yield "a box is moved that no barrier counts"
@@ -224,7 +224,7 @@ def roles_say_all(site: Site) -> Iterator[str]:
 
 
 def pieces_are_multiplied(site: Site) -> Iterator[str]:
-    """A product that runs on its own reads shared memory."""
+    """An asynchronous product reads shared memory."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot_async":
         for arg in site.stmt.args[1:]:
             if not isinstance(arg, xp.Piece):

@@ -22,12 +22,12 @@ _lock = threading.Lock()
 
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
-    """The fields of a node class, in order: asked for at every step of every walk."""
+    """The names of a node class's fields, in order; cached, because every walk needs them."""
     return tuple(f.name for f in fields(cls))
 
 
 def _key(value: object) -> object:
-    """A hashable stand-in for a field: 1, True and 1.0 are equal in Python but not in the IR."""
+    """A hashable key of a field's value: 1, True and 1.0 are equal in Python but not in the IR."""
     if isinstance(value, tuple):
         return tuple(_key(v) for v in value)
     if isinstance(value, (bool, float)):
@@ -36,7 +36,7 @@ def _key(value: object) -> object:
 
 
 class _Interning(type):
-    """Metaclass whose call returns the interned twin of the object it would have built."""
+    """Metaclass whose call returns the existing node with the same fields, if there is one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
@@ -48,8 +48,8 @@ class _Interning(type):
 class Node(metaclass=_Interning):
     """Base of expressions, statements, functions, tensors and layouts."""
 
-    # What is asked of a node again and again is kept with it (_free_vars, _own_lanes: visit.py,
-    # _dtype: expr.py, _within: sites.py, _kept: verify.py).
+    # Cached results of analyses (_free_vars, _own_lanes: visit.py, _dtype: expr.py, _within: sites.py,
+    # _kept: verify.py).
     __slots__ = ("__weakref__", "_children", "_dtype", "_free_vars", "_kept", "_own_lanes", "_within")
     _children: tuple[Node, ...]
     _dtype: Any
@@ -59,11 +59,11 @@ class Node(metaclass=_Interning):
     _within: dict[type, list[Any]]
 
     def is_equal(self, other: object) -> bool:
-        """Structural equality, which interning makes identity."""
+        """Structural equality; identity, because nodes are interned."""
         return self is other
 
     def get_hash(self) -> int:
-        """A 64-bit hash of the structure, the same in every process (usable in file names)."""
+        """A 64-bit hash of the structure, the same in every process, so that file names can use it."""
         found = _hashes.get(self)
         if found is None:
             digest = hashlib.blake2b(digest_size=8)
@@ -89,7 +89,7 @@ class Node(metaclass=_Interning):
             return self._children
 
     def dump(self) -> None:
-        """Print the node: a method that can be called from a debugger."""
+        """Print the node, for use in a debugger."""
         print(self)
 
     def __copy__(self) -> Node:
@@ -126,8 +126,8 @@ def node(cls: N) -> N:
 
 
 class ObjectMap(dict[Node, Any]):
-    """A mapping keyed by structure (the seed's ``object_map_t``); interning makes it a dict."""
+    """A dict keyed by structure; a plain dict, because equal nodes are one object."""
 
 
 class ObjectSet(set[Node]):
-    """A set of structures (the seed's ``object_set_t``); interning makes it a set."""
+    """A set of structures; a plain set, because equal nodes are one object."""

@@ -1,4 +1,4 @@
-"""Functions that build selections, casts and calls by name."""
+"""Expressions without a Python operator: selections, casts and calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Select(Expr):
 
 @node
 class Cast(Expr):
-    """``x`` in another type, rounded to nearest."""
+    """``x`` in another type: a float is rounded to nearest, and truncated to an integer."""
 
     x: Expr
     type: DType

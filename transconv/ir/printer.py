@@ -1,8 +1,8 @@
 """The text form of the IR, used in dumps, traces and error messages.
 
-Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. What a name stands
-for is said once: variables where they are bound, the rest in the lines below a kernel's first, see
-header.py. (The text of an expression alone leaves that out.)
+Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. Each name is
+defined once: variables where they are bound, all else in the kernel's header (header.py). The text of an
+expression alone has no header.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.dtype import DTYPES, boolean, f32, index
-from transconv.ir.header import Header, tensor_line, told_apart
+from transconv.ir.header import Header, axis_and_kind, tensor_line
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
@@ -26,14 +26,13 @@ INFIX = {
     ex.And: "&", ex.Or: "|", ex.Xor: "^",
 }
 PREFIX = {ex.Neg: "-", ex.Not: "~"}
-LITERAL = {bool: boolean, int: index, float: f32}  # the types that literals have without saying so
+LITERAL = {bool: boolean, int: index, float: f32}  # the types of literals that are printed without one
 FORMS = ("select", "min", "max", "load", "box_load", "spread")
 
 
 class ExprPrinter:
-    """Prints expressions. Every binary operation is in parentheses but the outermost: what is
-    printed shows the tree, so that ``a + b + c`` never hides which sum is taken first. ``header``: of
-    the kernel around, if there is one."""
+    """Prints expressions. Nested binary operations are in parentheses, so that the text shows the tree:
+    ``a + b + c`` would hide which sum is computed first. ``header``: that of the kernel, if any."""
 
     def __init__(self, header: Header | None = None) -> None:
         self.header = header
@@ -59,11 +58,11 @@ class ExprPrinter:
         return e.name
 
     def text_Lane(self, e: ex.Lane) -> str:
-        return f"{e.name}[0:{e.extent}{self.said(e)}]"
+        return f"{e.name}[0:{e.extent}{self.suffix(e)}]"
 
-    def said(self, lane: ex.Lane) -> str:
-        """What tells a lane from others of its name and extent."""
-        return "" if self.header is None else self.header.said(lane)
+    def suffix(self, lane: ex.Lane) -> str:
+        """A lane's axis and kind, where the header does not have this lane."""
+        return "" if self.header is None else self.header.suffix(lane)
 
     def text_Min(self, e: ex.Min) -> str:
         return f"min({self.text(e.a)}, {self.text(e.b)})"
@@ -93,7 +92,7 @@ class ExprPrinter:
         return f"box_load({e.tensor.name}, {self.box(e)})"
 
     def box(self, e: ac.BoxLoad | st.BoxStore) -> str:
-        """Where a box begins, and how far it reaches along each dimension."""
+        """The corner and the extents of a box; ``within`` where it differs from the header's."""
         known = self.header is None or self.header.boxes.get(e.tensor.name) == e.within
         within = "" if known else f", within=[{self.several(e.within)}]"
         return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
@@ -131,7 +130,7 @@ class Printer(ExprPrinter):
     """Prints statements as an indented block, one line per statement."""
 
     def detail(self, text: str) -> str:
-        """What people can do without."""
+        """Text that the parser needs and ``readable`` leaves out."""
         return text
 
     def block(self, s: Node, indent: int = 1) -> list[str]:
@@ -141,7 +140,7 @@ class Printer(ExprPrinter):
         return list(getattr(self, f"lines_{type(s).__name__}")(s))
 
     def lines_Seq(self, s: st.Seq) -> list[str]:
-        """A sequence is its lines; one within another, or of one statement, says that it is there."""
+        """The lines of the parts. ``seq:`` marks a sequence within another, and one of one statement."""
         if len(s.stmts) == 1:
             return ["seq:", *("    " + line for line in self.part(s.stmts[0]))]
         return [line for part in s.stmts for line in self.part(part)]
@@ -152,9 +151,9 @@ class Printer(ExprPrinter):
         return self.lines(s)
 
     def lines_Let(self, s: st.Let) -> list[str]:
-        value = _bare(self.text(s.value))  # first: what has no text has no type either
+        value = _bare(self.text(s.value))  # first, as its TypeError is clearer than one from ``dtype``
         typed = "" if s.var.type is s.value.dtype else self.detail(f": {s.var.type}")
-        if s.var.type.is_integer and s.var.type is not index:  # what is said of whole numbers alone
+        if s.var.type.is_integer and s.var.type is not index:  # ``readable`` prints these types, too
             typed = f": {s.var.type}"
         origin = self.detail(f" from {s.origin}") if s.origin else ""
         return [f"let {s.var.name}{typed}{origin} = {value}"]
@@ -174,7 +173,7 @@ class Printer(ExprPrinter):
         return out if s.other is None else [*out, "else:", *self.block(s.other)]
 
     def lines_Alloc(self, s: st.Alloc) -> list[str]:
-        shape = ", ".join(f"{x.name}:{x.extent}{self.said(x)}" for x in s.lanes)
+        shape = ", ".join(f"{x.name}:{x.extent}{self.suffix(x)}" for x in s.lanes)
         tile = f"[{shape}]" if shape else ""
         return [f"{s.scope} {s.var.name}: {s.var.type}{tile} = {_bare(self.text(s.init))}"]
 
@@ -206,7 +205,7 @@ class Printer(ExprPrinter):
         return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
 
     def target(self, piece: xp.Piece) -> str:
-        """The piece that is fetched: without a header, too, which box of its slot."""
+        """The piece that a box is fetched to, with its box of the slot also where there is no header."""
         member = piece.buffer.members > 1 and self.header is None
         return self.text(piece) + (f".{self.text(piece.member)}" if member else "")
 
@@ -239,9 +238,9 @@ class Printer(ExprPrinter):
                 *self.block(s.body)]
 
     def header_lines(self, header: Header) -> list[str]:
-        """What lanes, boxes and pieces are that the body names in short."""
+        """The lines that define the lanes, boxes and pieces of the body."""
         lanes = sorted(header.lanes.values(), key=lambda x: (x.axis, x.name, x.extent))
-        names = [f"{x.name}[0:{x.extent}{told_apart(x)}]" for x in lanes]
+        names = [f"{x.name}[0:{x.extent}{axis_and_kind(x)}]" for x in lanes]
         lines = [f"lanes {' '.join(names)}"] if names else []
         lines += [f"box {name} = [{self.several(within)}]" for name, within in header.boxes.items()]
         return lines + [f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
@@ -249,7 +248,7 @@ class Printer(ExprPrinter):
 
 
 def _commented(text: str) -> list[str]:
-    """Each line behind a comment sign; a bar says that it goes on with the one before."""
+    """Lines of one comment: ``#`` before the first, ``#|`` before those that continue it."""
     first, *others = text.split("\n")
     return [f"# {first}", *(f"#| {line}" for line in others)]
 

@@ -1,7 +1,7 @@
 """Expressions as text for people: parentheses only where precedence needs them.
 
-``printer.py`` shows every node, for dumps that are compared and traced; here ``((qh * 2) + 0) + 1``
-reads ``qh*2 + 1``. The text is Python's spelling, except that ``and`` stands for ``&``.
+``printer.py`` shows every node, and its text parses back; here ``((qh * 2) + 0) + 1`` is ``qh*2 + 1``.
+The spelling is Python's, with ``and`` and ``or`` instead of ``&`` and ``|``.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from transconv.ir.node import Node
 from transconv.ir.printer import PREFIX, ExprPrinter, Printer
 from transconv.ir.tile_expr import Reduce, Spread
 
-# Weakest first. Python's own order, but comparisons bind tighter than `and`.
+# Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
 LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
          ex.Shr: 6, ex.Add: 7, ex.Sub: 7, ex.Mul: 8, ex.Div: 8, ex.FloorDiv: 8, ex.Mod: 8}
 SIGN = {ex.Or: " or ", ex.And: " and ", ex.Lt: " < ", ex.Le: " <= ", ex.Eq: " == ", ex.Ne: " != ",
         ex.Xor: " ^ ", ex.Shl: " << ", ex.Shr: " >> ", ex.Add: " + ", ex.Sub: " - ", ex.Mul: "*",
         ex.Div: " / ", ex.FloorDiv: " // ", ex.Mod: " % "}
 UNARY, ATOM = 9, 10
-WIDTH = 70  # of a statement, before indentation
+WIDTH = 70  # characters of a statement, without indentation
 
 
 class Reading(ExprPrinter):
-    """Prints one expression; neutral additions and multiplications are left out."""
+    """Prints one expression, without additions of 0 and multiplications by 1."""
 
     def text(self, e: Node, top: bool = False) -> str:
         assert isinstance(e, ex.Expr)
         return self.spell(e)[0]
 
     def spell(self, e: ex.Expr) -> tuple[str, int]:
-        """The text, and how strongly it binds."""
+        """The text and its precedence."""
         e = _without_neutral(e)
         if isinstance(e, Spread):
             return self.spell(e.x)
@@ -52,12 +52,12 @@ class Reading(ExprPrinter):
         a, b = e.a, e.b
         if isinstance(e, ex.Add):
             positive = _negated(b)
-            if positive is not None:  # a + -3 reads a - 3
+            if positive is not None:  # print a + -3 as a - 3
                 return f"{self.inside(a, level)} - {self.inside(positive, level + 1)}", level
             if (positive := _negated(a)) is not None and _negated(b) is None:
                 return f"{self.inside(b, level)} - {self.inside(positive, level + 1)}", level
         tight = level + (1 if not isinstance(e, (ex.And, ex.Or, ex.Add)) else 0)
-        # x % 2*64 would be read as x % (2*64), though Python does not.
+        # Python takes x % 2*64 as (x % 2)*64, but readers may not.
         apart = isinstance(e, ex.Mul) and isinstance(a, (ex.Div, ex.FloorDiv, ex.Mod))
         left = self.inside(a, level + (1 if apart or isinstance(e, ex.Compare) else 0))
         return f"{left}{SIGN[type(e)]}{self.inside(b, tight)}", level
@@ -68,8 +68,8 @@ class Reading(ExprPrinter):
 
 
 def _without_neutral(e: ex.Expr) -> ex.Expr:
-    """``x + 0``, ``x + 0*3`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``: traces of constants that
-    were filled in."""
+    """``x + 0``, ``x + 0*3`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``. Such terms come from views
+    whose coefficients are 0 or 1."""
     while True:
         match e:
             case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.is_integer:
@@ -106,7 +106,7 @@ def _negated(e: ex.Expr) -> ex.Expr | None:
 
 
 class ReadingStatements(Reading, Printer):
-    """Statements and kernels with their expressions spelled that way."""
+    """Prints statements and kernels, with their expressions printed by ``Reading``."""
 
     def lines(self, s: Node) -> list[str]:
         return [part for line in super().lines(s) for part in _folded(line)]
@@ -129,7 +129,7 @@ class ReadingStatements(Reading, Printer):
                 *(f"    # {p}" for p in s.params), *self.block(s.body)]
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
-        """A product says how it is rounded only where that is a question, of f32."""
+        """Print the precision of a product only for f32 operands: it has no effect on others."""
         if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype.memory is not f32
                                         for a in s.args[1:]):
             return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
@@ -137,8 +137,8 @@ class ReadingStatements(Reading, Printer):
 
 
 def _folded(line: str) -> list[str]:
-    """A line that is too long, broken where a new thought begins: before the mask of an access and
-    between its conditions, before how far a box reaches, before where a fetch lands."""
+    """A line that is too long, broken before the mask of an access and between its conditions, before the
+    extents of a box, or before the destination of a fetch."""
     opening = line.find("(") + 1
     if len(line) <= WIDTH:
         return [line]
@@ -153,7 +153,7 @@ def _folded(line: str) -> list[str]:
 
 
 def _conditions(mask: str, indent: int) -> list[str]:
-    """``mask=a and b and ..)`` in lines that are full, each with whole conditions."""
+    """``mask=a and b and ..)`` wrapped between conditions."""
     first, *others = mask.split(" and ")
     lines = [" " * indent + first]
     for part in others:
@@ -166,7 +166,7 @@ def _conditions(mask: str, indent: int) -> list[str]:
 
 
 def readable(at: Node) -> str:
-    """An expression, a statement or a kernel as a person would write it."""
+    """The text of an expression, a statement or a kernel for people; it does not parse back."""
     if isinstance(at, ex.Expr):
         return Reading().text(at)
     return "\n".join(ReadingStatements().lines(at))

@@ -1,5 +1,5 @@
 """The reductions of ``Reduce``: one row each, with its neutral element, its meaning in NumPy, the node
-that combines two values, and its spelling. NaN is kept by every one of them, as NumPy has it."""
+that combines two values, and its spelling. All of them propagate NaN, as in NumPy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def {name}_of(a, b):
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """A reduction. ``neutral``: what it begins with, the least and greatest as infinities; ``helper``: the
-    text of a function of two values, where the languages have no reduction of this name that keeps NaN."""
+    """A reduction. ``neutral``: its initial value; ``helper``: the source of a function that combines
+    two values, where the languages have no reduction of this name that propagates NaN."""
 
     neutral: float
     numpy: Callable[..., Any]
@@ -31,7 +31,7 @@ class Reducer:
     helper: str = ""
 
     def identity(self, dtype: DType) -> Const:
-        """The neutral element as a constant of a type."""
+        """The neutral element as a constant of a type; integers have their limits for infinities."""
         if dtype.kind == "float":
             return Const(self.neutral, dtype)
         least, most = dtype.limits
@@ -56,5 +56,5 @@ REDUCERS = {
 
 
 def reducer_of(node: type[Expr]) -> str:
-    """The reduction that combines values by this node."""
+    """The name of the reduction that combines values by this node class; StopIteration if none does."""
     return next(name for name, row in REDUCERS.items() if row.node is node)

@@ -1,10 +1,10 @@
 """The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent roles.
 
-Each role is a coroutine (a thread that runs only when it is given the turn). It gives the turn back
-before every wait, arrival, copy and product; who goes next is drawn by a seed, so that different
-seeds try different interleavings. Reported as errors: roles that all wait (deadlock), memory that is
-used before its copy has landed, copied over before it was read or while it is being read, or sent
-before it was fenced, and sums that are read while products are still being added to them.
+Each role is a coroutine (a thread of which only one runs at a time). It yields before every wait,
+arrival, copy and product, and a seeded random choice says which role goes on, so that different seeds
+try different interleavings. Reported as errors: roles that all wait (deadlock), memory that is used
+before its copy has landed, overwritten before it was read or while it is being read, or sent before it
+was fenced, and accumulators that are read while products are still being added to them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from transconv.ir.interp.memory import Array
 
 @dataclass(slots=True)
 class Cell:
-    """One box in shared memory. ``state``: empty, landing, full, put (not yet fenced) or ready to
-    be sent; ``readers``: products and sends that still read it; ``read``: whether any has."""
+    """One box in shared memory. ``state``: empty, landing (a copy to it is in flight), full, put (written
+    and not yet fenced) or ready (fenced). ``readers``: how many products and sends in flight read it;
+    ``read``: whether its contents were ever read."""
 
     name: str
     data: Array
@@ -33,7 +34,7 @@ class Cell:
     read: bool = False
 
     def claim(self) -> None:
-        """Before something else is written here."""
+        """Check that the box may be overwritten; called before each write. Raises Fault."""
         if self.readers:
             raise Fault(f"{self.name} is written while it is still being read")
         if self.state == "landing":
@@ -45,7 +46,8 @@ class Cell:
 
 @dataclass(slots=True)
 class Gate:
-    """One barrier: phases completed so far, and what has come together for the next."""
+    """One barrier: the number of completed phases, and the state of the current phase. ``announced`` and
+    ``landed`` count bytes."""
 
     arrivals: int
     completed: int = 0
@@ -58,7 +60,7 @@ class Gate:
         return self.completed % 2 != phase
 
     def settle(self, name: str) -> None:
-        """Complete the phase when everybody has arrived and every announced byte is on its way."""
+        """Complete the phase if all have arrived and all announced bytes have been copied."""
         if self.landed > self.announced:
             raise Fault(f"{name} expects {self.announced} bytes, {self.landed} arrive")
         if self.arrived > self.arrivals:
@@ -73,7 +75,7 @@ class Gate:
 
 
 class SharedMemory:
-    """The rings of one program."""
+    """The rings of buffers and barriers of one program."""
 
     def __init__(self) -> None:
         self.cells: dict[Buffer, list[list[Cell]]] = {}
@@ -98,7 +100,7 @@ class SharedMemory:
 
 
 def value_of(cells: list[Cell], member: Array, within: tuple[Array, ...]) -> Array:
-    """The elements of a slot at positions given over lanes."""
+    """The elements of a slot at the positions of each lane. Raises Fault if a box is not filled."""
     for cell in cells:
         if cell.state in ("empty", "landing"):
             raise Fault(f"{cell.name} is used before its copy has landed"
@@ -109,7 +111,7 @@ def value_of(cells: list[Cell], member: Array, within: tuple[Array, ...]) -> Arr
 
 
 def scatter(cell: Cell, within: tuple[Array, ...], values: Array) -> Array:
-    """The contents of a box whose elements at ``within`` are ``values``."""
+    """The contents of a box with ``values`` at the positions ``within``, and NaN elsewhere."""
     made = np.full_like(cell.data, np.nan)
     shape = np.broadcast_shapes(*(w.shape for w in within), values.shape)
     made[tuple(np.broadcast_to(w, shape) for w in within)] = np.broadcast_to(values, shape)
@@ -117,7 +119,7 @@ def scatter(cell: Cell, within: tuple[Array, ...], values: Array) -> Array:
 
 
 class _Stop(BaseException):
-    """Ends a role whose program has failed elsewhere."""
+    """Ends the thread of a role after another role has failed."""
 
 
 class _Player:
@@ -140,15 +142,15 @@ class _Player:
                     act()
         except _Stop:
             pass
-        except BaseException as error:  # handed to whoever asked for the roles to be run
+        except BaseException as error:  # ``Turns._give`` raises it in the caller's thread
             self.failed = error
         self.done = True
         machine.back.release()
 
 
 class Turns:
-    """Lets roles take turns until all have ended. Raises what a role raises, or Fault when nobody
-    can go on."""
+    """Runs roles in turns until all have ended. Raises the exception of a role, or Fault if all roles
+    that are left wait."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -183,7 +185,7 @@ class Turns:
             raise player.failed
 
     def pause(self, condition: Callable[[], bool] | None = None, waits_for: str = "") -> None:
-        """Called by the role that has the turn: give it back, go on when the condition holds."""
+        """Yield; called by the running role, which goes on after the condition holds."""
         player = self.now
         assert player is not None
         player.condition, player.waits_for = condition, waits_for

@@ -1,6 +1,6 @@
 """Numbers rounded to a type: in NumPy, and as the text of a function where the languages have no cast.
 
-A float type takes the nearest of its numbers, ties to even, unless its row brings a rule of its own.
+Rounding is to nearest, ties to even, unless the row of the type has a ``Rounding``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How numbers are rounded to a type. ``numpy`` takes and gives the NumPy type that holds it; ``name``
-    is that of a function whose text modules begin with: ``helper``, where ``{jit}`` is the decorator and
-    ``{tl}`` the language."""
+    """How numbers are rounded to a type. ``numpy`` takes and returns the NumPy type that holds it.
+    ``helper``: the source of the function ``name``, put at the top of modules that call it; ``{jit}`` is
+    the decorator and ``{tl}`` the language."""
 
     name: str
     numpy: Callable[[Array], Array]
@@ -29,8 +29,8 @@ class Rounding:
 
 
 def nearest_tf32(x: Array) -> Array:
-    """The nearest of the numbers with 10 bits behind the point, halves away from zero: half of the last
-    place is added, and the rest cut off. NaN stays; of numbers below 2^-126 the rest is cut off alone."""
+    """Round f32 to 10 fraction bits, ties away from zero: add half a unit in the last place, then
+    truncate. NaN stays NaN. Subnormal numbers are truncated without rounding."""
     wide = np.ascontiguousarray(x, np.float32)
     place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
     with np.errstate(over="ignore"):
@@ -51,8 +51,8 @@ HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.u
 
 
 def rounded(x: Array, to: DType) -> Array:
-    """Floats rounded to the nearest of a type with as large exponents and fewer digits, ties to even;
-    still in the NumPy type that holds it (bf16: float32)."""
+    """Floats rounded to the digits of a type, ties to even, in the NumPy type that holds it (float32 for
+    bf16). The type's exponent range is not applied; ``convert`` does that."""
     integer, digits = HELD[to.numpy]
     bits, cut = np.ascontiguousarray(x, to.numpy).view(integer), integer(digits - to.digits)
     below = integer((1 << (digits - to.digits - 1)) - 1)
@@ -62,14 +62,14 @@ def rounded(x: Array, to: DType) -> Array:
 
 
 def convert(x: Array, to: DType) -> Array:
-    """The values as another type; floats become ints by dropping the fraction."""
+    """The values as another type, in ``to.numpy``; a float is truncated to an integer."""
     made = x.astype(to.numpy, copy=False)
     if to.rounding is not None:
         return to.rounding.numpy(made)
     if to.kind != "float" or to.digits == HELD[to.numpy][1]:
         return made
     near, place = rounded(made, to), 2 * to.tiny
-    small = np.abs(made) < place * 2.0**(to.digits - 1)  # the smallest numbers are evenly spaced
+    small = np.abs(made) < place * 2.0**(to.digits - 1)  # subnormal numbers are evenly spaced
     if place > float(np.finfo(to.numpy).smallest_subnormal):
         near = np.where(small, np.rint(made / np.float64(place)) * place, near).astype(to.numpy)
     return near if to.largest == np.inf else np.clip(near, -to.largest, to.largest)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What a row is."""
+    """A row of a table: anything with a name."""
 
     @property
     def name(self) -> str: ...
@@ -19,14 +19,15 @@ T = TypeVar("T")
 
 
 class Rows(dict[str, Row]):
-    """Rows by name, in the order of their coming; ``add`` and ``remove`` change the made dicts, too."""
+    """Rows by name, in the order in which they were added. ``add`` and ``remove`` also update the dicts
+    that ``table`` has made."""
 
     def __init__(self, *rows: Row) -> None:
         super().__init__({row.name: row for row in rows})
         self._made: list[tuple[Callable[[Row], Any], Callable[[Row], Any], dict[Any, Any]]] = []
 
     def add(self, row: Row) -> Row:
-        """Add a row. ValueError for a name that is taken."""
+        """Add a row and return it. ValueError for a name that is taken."""
         if row.name in self:
             raise ValueError(f"'{row.name}' is taken")
         self[row.name] = row
@@ -36,7 +37,7 @@ class Rows(dict[str, Row]):
         return row
 
     def remove(self, name: str) -> None:
-        """Take a row out. KeyError for a name that is in none."""
+        """Remove a row. KeyError for an unknown name."""
         row = self.pop(name)
         for entry, key, made in self._made:
             if entry(row) is not None:
@@ -44,9 +45,9 @@ class Rows(dict[str, Row]):
 
     def table(self, entry: Callable[[Row], T | None], first: dict[Any, T] | None = None,
               key: Callable[[Row], Any] = attrgetter("name")) -> dict[Any, T]:
-        """{key(row): entry(row)} for the rows whose entry is not None, behind ``first``: a plain dict, in
-        which rows that come or go later come and go. The key is the row's name unless said otherwise; it
-        is asked of rows with an entry alone."""
+        """``first``, then {key(row): entry(row)} for the rows whose entry is not None: a plain dict that
+        rows added or removed later are added to or removed from. ``key`` is called only for rows with an
+        entry."""
         made: dict[Any, T] = dict(first or {})
         for row in self.values():
             if (found := entry(row)) is not None:

@@ -19,7 +19,7 @@ E = TypeVar("E", bound=ex.Expr)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A statement and what is in sight there."""
+    """A statement and the names in scope there."""
 
     stmt: st.Stmt
     params: frozenset[Tensor] | None  # None outside of a kernel
@@ -28,7 +28,8 @@ class Site:
     around: tuple[st.Stmt, ...]  # the loops and branches around it
 
     def exprs(self) -> tuple[ex.Expr, ...]:
-        """The expressions whose value the statement needs; not the variables that it binds."""
+        """The expressions that the statement evaluates; not the variables that it binds, nor those of
+        statements inside it."""
         match self.stmt:
             case st.Let(_, value) | st.Update(_, value):
                 return (value,)
@@ -54,23 +55,23 @@ class Site:
         return ()
 
     def nodes(self) -> Iterator[ex.Expr]:
-        """All expressions within, each once."""
+        """All subexpressions of ``exprs``, each once."""
         for found in self._by_class().values():
             yield from found
 
     def find(self, kind: type[E]) -> Iterator[E]:
-        """The expressions of a class within, each once."""
+        """The subexpressions of ``exprs`` of a class, each once."""
         for cls, found in self._by_class().items():
             if issubclass(cls, kind):
                 yield from found
 
     def has(self, *kinds: type[ex.Expr]) -> bool:
-        """Whether an expression of these classes is within."""
+        """Whether ``exprs`` have a subexpression of these classes."""
         return any(issubclass(cls, kinds) for cls in self._by_class())
 
     def _by_class(self) -> dict[type, list[Any]]:
-        """The expressions within, parents first, by their classes. Kept with the statement, which every
-        rule asks after every pass."""
+        """The subexpressions of ``exprs`` by class, parents first. Cached in the statement, because every
+        rule needs them after every pass."""
         try:
             return self.stmt._within
         except AttributeError:
@@ -87,7 +88,7 @@ class Site:
             return within
 
     def tensors(self) -> Iterator[tuple[Node | str, Node]]:
-        """What is reached in memory: (who does, tensor)."""
+        """The tensors that are accessed, as (the access, tensor)."""
         for e in self.find(ac.Read):
             yield e, e.tensor
         match self.stmt:
@@ -100,7 +101,7 @@ class Site:
                     yield "the addition", tensor
 
     def accesses(self) -> Iterator[tuple[Node | str, ex.Expr, ex.Expr]]:
-        """How memory is reached: (who does, offset, mask)."""
+        """The accesses to memory, as (the access, offset, mask)."""
         for e in self.find(ac.Read):
             load = e.as_load() if isinstance(e, ac.BoxLoad) else e
             if isinstance(load, ac.Load):
@@ -117,7 +118,7 @@ class Site:
                     yield "the addition", offset, mask
 
     def is_of_sizes(self, e: ex.Expr) -> bool:
-        """Whether an expression mentions sizes that are arguments alone."""
+        """Whether sizes that are arguments are the only variables of an expression."""
         return all(isinstance(self.scope.get(v), st.Kernel) for v in free_vars(e))
 
     def lanes_of(self, e: ex.Expr) -> set[ex.Lane]:
@@ -132,8 +133,8 @@ def sites(root: st.Stmt) -> Iterator[Site]:
 
 
 def _sites(s: st.Stmt, block: Site) -> Iterator[Site]:
-    """A statement of a block and those inside it. Binding adds to ``scope`` and ``lanes`` in place;
-    what opens a block gives it copies."""
+    """A statement of a block and those inside it. Binding adds to ``scope`` and ``lanes`` in place, so
+    each inner block gets copies."""
     params, scope, lanes, around = block.params, block.scope, block.lanes, block.around
     yield Site(s, params, scope, lanes, around)
     match s:
@@ -172,12 +173,12 @@ def statements(root: st.Stmt) -> Iterator[st.Stmt]:
 
 
 def alone(s: st.Stmt) -> Site:
-    """A statement with nothing in sight."""
+    """A statement with nothing in scope, for rules that do not depend on it."""
     return Site(s, None, {}, {}, ())
 
 
 def title(s: st.Stmt) -> str:
-    """The first line of a statement; also of one that cannot be printed."""
+    """The first line of a statement, or its ``repr`` if it cannot be printed."""
     if isinstance(s, (st.Kernel, st.Seq)):
         return s.name if isinstance(s, st.Kernel) else "sequence"
     try:

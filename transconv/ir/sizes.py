@@ -2,8 +2,8 @@
 
     N=8 in 1..64, W=56 in 1..4096, C=64 in 1..1024, C % 8 == 0
 
-A name has a range and a size that stands as an example of it: schedules are chosen for the examples, and
-a kernel is right for all sizes that meet the requirements. ``Kernel.at`` gives the kernel with numbers.
+A name has a range and an example. Schedules are chosen for the examples; a kernel is correct for all
+sizes that meet the requirements. ``Kernel.at`` gives the kernel for given numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LARGEST_SIZE = 2**31 - 1
 
 
 def text_of(condition: ex.Expr) -> str:
-    """A condition as requirements say it."""
+    """A condition without its outer parentheses, as ``Sizes`` prints it."""
     text = str(condition)
     return text[1:-1] if text.startswith("(") else text
 
 
 @node
 class Size(Node):
-    """A size that is an argument: at least 1, ``like`` as an example."""
+    """A size that is an argument, from ``least`` to ``most``; ``like`` is the example."""
 
     name: str
     like: int
@@ -38,7 +38,7 @@ class Size(Node):
 
     @property
     def var(self) -> ex.Var:
-        """The argument."""
+        """The argument as a variable."""
         return ex.Var(self.name)
 
     def __str__(self) -> str:
@@ -54,21 +54,21 @@ class Sizes(Node):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in the order of the call."""
+        """The names, in the order of the call's arguments."""
         return tuple(s.name for s in self.each)
 
     @property
     def like(self) -> dict[str, int]:
-        """The examples."""
+        """The examples, by name."""
         return {s.name: s.like for s in self.each}
 
     @property
     def requirements(self) -> tuple[ex.Expr, ...]:
-        """All that must hold, as conditions."""
+        """The ranges and ``where``, as conditions."""
         return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most)) + self.where
 
     def why_not(self, values: Values) -> str:
-        """The first requirement that sizes break, in words; empty if they meet all."""
+        """The first requirement that sizes do not meet, as a sentence; empty if they meet all."""
         if missing := [n for n in self.names if n not in values]:
             return f"{missing[0]} has no size"
         for s in self.each:
@@ -76,9 +76,9 @@ class Sizes(Node):
                 return f"{s.name}={values[s.name]} is not in {s.least}..{s.most}"
         for condition in self.where:
             if not value_at(condition, values):
-                said = " ".join(f"{n}={values[n]}" for n in self.names
+                given = " ".join(f"{n}={values[n]}" for n in self.names
                                 if ex.Var(n) in free_vars(condition))
-                return f"{text_of(condition)} does not hold for {said}"
+                return f"{text_of(condition)} does not hold for {given}"
         return ""
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Sizes(Node):
 
 
 def kernel_at(kernel: Kernel, values: Values) -> Kernel:
-    """The kernel for given sizes: with numbers in place of the arguments."""
+    """The kernel for given sizes, with numbers instead of arguments."""
     assert isinstance(kernel.sizes, Sizes)
     made = _At(values, kernel.sizes).mutate(kernel.body)
     params = tuple(t.at(values) for t in kernel.params)
@@ -106,7 +106,7 @@ class _At(Mutator):
         return self.consts.get(at, at)
 
     def mutate_For(self, at: For) -> For:
-        """A loop that ends at a size has a number as its end."""
+        """A loop ``until`` an expression of sizes gets its value as ``stop``."""
         body = self.mutate(at.body)
         start = self.mutate(at.start)
         if at.until is None or free_vars(at.until) - self.consts.keys():

@@ -36,8 +36,8 @@ class Seq(Stmt):
 
 @node
 class Let(Stmt):
-    """Bind a value to a name that never changes. ``origin`` says what it reads: operand ``a`` or ``b``
-    of the product, or what the ``epilogue`` adds; empty for all else. Rewriting keeps it."""
+    """Bind a value to a name that never changes. ``origin``: ``a`` or ``b`` if it reads that operand of
+    the product, ``epilogue`` if it reads a tensor of the epilogue, else empty. Passes keep it."""
 
     var: Var
     value: Expr
@@ -50,13 +50,12 @@ class For(Stmt):
 
     kind: ``parallel`` iterations are independent; ``grid`` are the programs of a launch;
     ``tile`` become lanes; ``serial`` run in order; ``unroll`` are written out;
-    ``jam`` too, statement by statement: first statement of all iterations, then the second.
-    ``stages`` asks the target to keep that many iterations' loads in flight (0: no wish).
-    ``programs`` deals the iterations of a grid out to so many programs (0: one program each).
-    kind ``dealt`` says the same inside a program: ``start``, ``start + programs``, ... in order.
-    ``until``, at most ``stop``, ends a loop earlier where it is less: a serial one, or one over a size
-    that is an argument.
-    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty if it does not matter.
+    ``jam`` too, statement by statement: first statement of all iterations, then the second;
+    ``dealt`` run in order inside a persistent program: ``start``, ``start + programs``, ...
+    ``stages``: how many iterations' loads the software pipeline keeps in flight (0: the compiler decides).
+    ``programs``: the number of persistent programs that share a grid (0: one program an iteration).
+    ``until``: an end that is at most ``stop``, of a serial loop or of one over a size that is an argument.
+    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty for other loops.
     """
 
     var: Var
@@ -81,8 +80,8 @@ class If(Stmt):
 
 @node
 class Alloc(Stmt):
-    """A variable that may change: a tile with the given lanes (a scalar without), filled with
-    ``init``. ``scope`` is where it lives: ``register`` or ``shared``."""
+    """A variable that may change: a tile with the given lanes (a scalar if there are none), initially
+    ``init``. ``scope`` is its memory: ``register`` or ``shared``."""
 
     var: Var
     lanes: tuple[Lane, ...] = ()
@@ -92,7 +91,7 @@ class Alloc(Stmt):
 
 @node
 class Update(Stmt):
-    """Give an allocated variable a new value, which may mention the old one."""
+    """Assign to an allocated variable; the value may mention the variable."""
 
     var: Var
     value: Expr
@@ -110,7 +109,7 @@ class Store(Stmt):
 
 @node
 class BoxStore(Stmt):
-    """Write a tile into a tensor in one piece; what lies outside the tensor is dropped.
+    """Write a tile into a tensor in one piece; elements outside the tensor are dropped.
 
     ``corner``, ``within`` and ``extents`` as in ``BoxLoad``.
     """
@@ -122,7 +121,7 @@ class BoxStore(Stmt):
     value: Expr
 
     def as_store(self) -> Store:
-        """What it means, element by element."""
+        """The equivalent masked store."""
         offset, inside = box_address(self.tensor, self.corner, self.within)
         return Store(self.tensor, offset, self.value, inside)
 
@@ -144,8 +143,8 @@ class Comment(Stmt):
 
 @node
 class Kernel(Stmt):
-    """A whole kernel: its tensors in the order of the call, its body, and what its header says.
-    ``sizes``: those that are arguments behind the tensors, with what must hold of them (``Sizes``)."""
+    """A whole kernel. ``params``: its tensors in the order of the call; ``notes``: comments before it;
+    ``sizes``: arguments after the tensors, and their requirements."""
 
     name: str
     params: tuple[Tensor, ...]
@@ -155,21 +154,22 @@ class Kernel(Stmt):
 
     @staticmethod
     def parse(text: str) -> Kernel:
-        """The kernel of a printed form: ``Kernel.parse(str(kernel)) is kernel``. Raises KernelError, one
-        line, with the number of the text's line, what was found and what was expected."""
+        """The kernel of a printed text: ``Kernel.parse(str(kernel)) is kernel``. Raises KernelError with a
+        message of one line: the number of the text's line, what was found and what was expected."""
         from transconv.ir.reader import parse_kernel
 
         return parse_kernel(text)
 
     def at(self, values: Values) -> Kernel:
-        """The kernel for given sizes, without arguments; itself if it has none."""
+        """The kernel for given sizes, with numbers instead of arguments; itself if no size is one."""
         from transconv.ir.sizes import kernel_at
 
         return kernel_at(self, values) if self.sizes else self
 
 
 def seq(*stmts: Stmt | None) -> Stmt:
-    """A flat sequence of the statements given; None and nested sequences disappear."""
+    """The statements as one sequence, with nested sequences flattened and None left out; a single
+    statement is returned as it is."""
     flat: list[Stmt] = []
     for s in stmts:
         if isinstance(s, Seq):

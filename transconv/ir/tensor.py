@@ -19,16 +19,16 @@ from transconv.ir.values import Values, value_at
 
 @node
 class Tensor(Node):
-    """A named array. ``dims`` names the dimensions, ``shape`` their logical sizes; the layout may be
-    padded beyond them (blocks of 16 hold 17 elements in 32 places). ``near``: the type that the
-    copy engine rounds to what it fetches of it.
+    """A named array. ``dims`` names the dimensions, ``shape`` are their logical sizes. The layout may be
+    padded: blocks of 16 store 17 elements in 32 places. ``near``: the type that the copy engine rounds
+    elements to, or None.
 
-    A workspace says whose it is: ``copy_of`` names the tensor that it is a copy of (of another type, if it
-    was rounded on the way), ``parts_of`` the tensor whose partial sums it holds. ``planes``: some
-    dimension counts the interleaved planes of another one.
+    Workspaces: ``copy_of`` names the tensor that this is a copy of (of another type, if the copy is
+    rounded), ``parts_of`` the tensor whose partial sums this holds. ``planes``: a view in which one
+    dimension numbers the interleaved planes of another.
 
-    ``extents``: of a tensor whose sizes are arguments, the size of each dimension as an expression of
-    them; it is dense, in the order of the layout's blocks, and shape and layout are an example."""
+    ``extents``: if sizes are arguments, the size of each dimension as an expression of them. Such a tensor
+    is dense, in the order of the layout's blocks; its shape and layout are those of the example."""
 
     name: str
     dims: tuple[str, ...]
@@ -46,7 +46,7 @@ class Tensor(Node):
         return self.layout.dtype
 
     def children(self) -> tuple[Node, ...]:
-        """Without the extents: like a shape they are of its type, and no values that are computed."""
+        """Without the extents: they are part of the tensor's type, not values that the kernel computes."""
         return tuple(c for c in Node.children(self) if not isinstance(c, Expr))
 
     @property
@@ -55,7 +55,7 @@ class Tensor(Node):
         return self.extents or tuple(map(as_expr, self.shape))
 
     def at(self, values: Values) -> Tensor:
-        """The tensor for given sizes."""
+        """The tensor for given sizes, with numbers instead of extents."""
         if not self.extents:
             return self
         shape = tuple(value_at(e, values) for e in self.extents)
@@ -63,7 +63,7 @@ class Tensor(Node):
         return replace(self, shape=shape, layout=layout, extents=())
 
     def offset_of(self, coords: Sequence[Expr]) -> Expr:
-        """The element offset of a coordinate: by the layout, or by strides that follow from extents."""
+        """The offset of a coordinate in elements: by the layout, or by the strides of the extents."""
         if not self.extents:
             return self.layout.offset_of(coords)
         steps: list[Expr] = []
@@ -81,7 +81,7 @@ class Tensor(Node):
 
 @node
 class ViewDim(Node):
-    """One tensor dimension seen by a computation: where, and under which condition."""
+    """A view's coordinate along one dimension of the tensor, and the condition under which it exists."""
 
     coord: Expr
     mask: Expr = TRUE
@@ -89,17 +89,17 @@ class ViewDim(Node):
 
 @node
 class View(Node):
-    """A virtual tensor: the underlying one, seen through a coordinate and a mask per dimension."""
+    """A tensor seen through a coordinate and a mask per dimension."""
 
     tensor: Tensor
     dims: tuple[ViewDim, ...]
 
     def offset(self) -> Expr:
-        """The element offset in memory, from the layout and the coordinates."""
+        """The offset of the element in memory, in elements."""
         return self.tensor.offset_of([d.coord for d in self.dims])
 
     def mask(self) -> Expr:
-        """When the element exists; true when no dimension needs a condition."""
+        """The condition under which the element exists; TRUE if no dimension has one."""
         return all_of([d.mask for d in self.dims])
 
     def __str__(self) -> str:

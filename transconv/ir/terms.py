@@ -8,7 +8,7 @@ from transconv.ir.operations import Select
 
 
 def eq(a: Like, b: Like) -> Expr:
-    """The expression ``a == b``; the operator itself compares nodes."""
+    """The expression ``a == b``; Python's ``==`` compares nodes by identity."""
     return Eq(as_expr(a), as_expr(b))
 
 
@@ -18,12 +18,12 @@ def ne(a: Like, b: Like) -> Expr:
 
 
 def minimum(a: Like, b: Like) -> Expr:
-    """The lesser one; NaN if one is."""
+    """The lesser operand; NaN if one is."""
     return Min(as_expr(a), as_expr(b))
 
 
 def maximum(a: Like, b: Like) -> Expr:
-    """The greater one; NaN if one is."""
+    """The greater operand; NaN if one is."""
     return Max(as_expr(a), as_expr(b))
 
 
@@ -40,7 +40,7 @@ def conjuncts(mask: Expr) -> list[Expr]:
 
 
 def all_of(parts: list[Expr] | tuple[Expr, ...]) -> Expr:
-    """``a & b & ...`` of the parts without repeats; true when there are none."""
+    """``a & b & ...`` of the parts, without repeats; TRUE if there are none."""
     joined: Expr = TRUE
     for part in dict.fromkeys(p for p in parts if p is not TRUE):
         joined = part if joined is TRUE else And(joined, part)
@@ -53,7 +53,7 @@ def addends(e: Expr) -> list[Expr]:
 
 
 def sum_of(terms: list[Expr]) -> Expr:
-    """``a + b + ...``; 0 when there are no terms."""
+    """``a + b + ...``; ZERO if there are no terms."""
     if not terms:
         return ZERO
     total = terms[0]

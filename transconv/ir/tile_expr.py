@@ -9,7 +9,7 @@ from transconv.ir.node import node
 
 @node
 class Reduce(Expr):
-    """The reduction ``op`` (see reductions.py) of ``x`` along a lane, which the result lacks."""
+    """The reduction ``op``, a key of ``REDUCERS``, of ``x`` along a lane; the result lacks that lane."""
 
     op: str
     x: Expr
@@ -22,7 +22,7 @@ class Reduce(Expr):
 
 @node
 class Spread(Expr):
-    """``x`` with all of these lanes: repeated along those that it does not vary along."""
+    """``x`` broadcast to all of these lanes."""
 
     x: Expr
     lanes: tuple[Lane, ...]

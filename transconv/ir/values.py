@@ -18,7 +18,8 @@ MEANING: dict[type, Callable[[int, int], int]] = {
 
 
 def value_at(e: ex.Expr, values: Values) -> int:
-    """The value of an expression of sizes. KeyError for a name that has none."""
+    """The value of an expression of sizes; 0 or 1 for a condition. KeyError for a name without a size,
+    TypeError for a node that is no arithmetic of sizes."""
     match e:
         case ex.Const(value):
             return int(value)

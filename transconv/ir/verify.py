@@ -1,9 +1,8 @@
 """Well-formedness of IR: named rules that hold between passes, each with a reason when it does not.
 
-A rule is a generator function over one statement and what is in sight there; its name, with dashes, is
-how errors call it. Those of ``RULES`` hold for every tree. The way of a kernel has levels, and those of
-``LEVELS`` hold for a kernel of a level as well (see level_rules.py). To add one, write the function and
-put it in its place here.
+A rule is a generator function: it takes a ``Site`` and yields a sentence for each breach. Errors call it
+by its name, with dashes. ``RULES`` hold for every tree, ``LEVELS`` also for kernels of a level
+(level_rules.py). To add a rule, write the function and add it to one of these.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from transconv.ir.sites import Site, alone, sites, statements, title
 
 
 class VerifyError(RuntimeError):
-    """Every rule that a tree breaks, where, why, and after which stage. ``rules`` holds their names."""
+    """A tree breaks rules. The message names each rule, the statement and the reason, the level and the
+    stage. ``rules`` holds the names of the rules' functions, with dashes."""
 
     def __init__(self, breaches: list[tuple[str, st.Stmt, str]], level: str = "", stage: str = "") -> None:
         self.breaches = tuple(breaches)
@@ -41,7 +41,7 @@ LANES: tuple[Rule, ...] = (
     *TILED, level_of.tiles_are_lanes, level_of.a_name_is_one_lane, level_of.shapes_are_ordered,
     level_of.products_are_of_names)
 LEVELS: dict[str, tuple[Rule, ...]] = {
-    "compute": (),  # there is no kernel yet: compute.why_not_lowered says what no loop nest computes
+    "compute": (),  # there is no kernel yet; compute.why_not_lowered checks the computation
     "nest": (form.load_only_in_let, level_of.values_are_scalars, level_of.loops_are_axes,
              level_of.parallel_loops_are_outside, level_of.sums_begin_before_loops,
              level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
@@ -63,16 +63,16 @@ OF_STATEMENTS: frozenset[Rule] = frozenset({
     level_of.nothing_is_explicit, level_of.kernel_is_a_grid, level_of.axes_are_tiled,
     level_of.tiles_become_lanes, level_of.tiles_are_lanes, level_of.a_name_is_one_lane,
     level_of.shapes_are_ordered, level_of.products_are_of_names, level_of.pieces_are_multiplied})
-"""The rules that depend on the statement alone: a statement that kept them need not be asked again."""
+"""The rules that depend on the statement alone: a statement that has passed them is not checked again."""
 
 
 def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
-    """Raise VerifyError with all rules that a tree breaks: those of every tree and, for a kernel of a
-    ``level``, its own. ``stage`` is who made it, for the message. KeyError for an unknown level."""
+    """Raise VerifyError with all rules that a tree breaks: ``RULES`` and, if a ``level`` is given, the
+    level's. ``stage``: the pass that made the tree, for the message. KeyError for an unknown level."""
     rules = (*RULES, *LEVELS[level]) if level else RULES
     everything = dict.fromkeys(statements(root))
     new = [s for s in everything if level not in _kept(s)]
-    # What is no expression has no type and no text, so the other rules could not even be asked.
+    # First, because the other rules need the types and texts of all expressions.
     breaches = list(_breaches(map(alone, new), [form.expression_holds_no_statement]))
     if not breaches:
         for s in new:
@@ -87,7 +87,7 @@ def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
 
 
 def _kept(s: st.Stmt) -> set[str]:
-    """The levels whose rules for a statement alone a statement is known to keep."""
+    """The levels whose rules in ``OF_STATEMENTS`` a statement has passed; cached in the statement."""
     try:
         return s._kept
     except AttributeError:

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Node)
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """Every node of a tree, parents first; a node that occurs twice is seen twice."""
+    """Every node of a tree, parents first; a node that occurs twice is visited twice."""
     stack = [root]
     while stack:
         at = stack.pop()
@@ -37,7 +37,7 @@ class Visitor:
     """
 
     def visit(self, at: Node) -> None:
-        """Act on a node: by the method of its class, or ``generic``."""
+        """Call the method of the node's class, or ``generic`` if there is none."""
         method = getattr(self, f"visit_{type(at).__name__}", None)
         if method is None:
             self.generic(at)
@@ -53,25 +53,25 @@ class Visitor:
 class Mutator:
     """Rebuild a tree bottom-up: ``mutate_X`` returns what a node of class X becomes.
 
-    The node itself comes back when nothing under it changed. Returning None for a statement
-    removes it; returning a ``Seq`` splices it into the sequence around.
+    A node under which nothing changed is returned as it is. A method that returns None removes the
+    statement; one that returns a ``Seq`` splices it into the surrounding sequence.
     """
 
     def mutate(self, at: Node) -> Any:
-        """What becomes of a node: by the method of its class, or ``generic``."""
+        """The result of the method of the node's class, or of ``generic`` if there is none."""
         method = getattr(self, f"mutate_{type(at).__name__}", None)
         return self.generic(at) if method is None else method(at)
 
     def mutate_Tensor(self, at: Node) -> Any:
-        """A tensor stays as it is: its extents are of its type."""
+        """A tensor is not rebuilt: its extents are part of its type."""
         return at
 
     def mutate_Sizes(self, at: Node) -> Any:
-        """What must hold of sizes stays as it is."""
+        """Requirements of sizes are not rebuilt."""
         return at
 
     def generic(self, at: Node) -> Any:
-        """The node over what becomes of its children; itself where they stay."""
+        """The node with mutated children; the node itself if none changed."""
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
             unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
@@ -94,7 +94,7 @@ class Mutator:
 
 
 class ExprMutator(Mutator):
-    """A mutator that remembers what became of each expression: shared parts are rewritten once."""
+    """A mutator that caches the result of each expression, so that shared parts are rewritten once."""
 
     def __init__(self) -> None:
         self.done: dict[Node, Any] = {}
@@ -114,7 +114,7 @@ class _Substitute(ExprMutator):
         self.done.update(values)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
-        """The lanes of a tile are its type, not values that could be named otherwise."""
+        """The lanes of a tile are part of its type and are not replaced."""
         return Alloc(self.mutate(at.var), at.lanes, self.mutate(at.init), at.scope)
 
     def mutate_Reduce(self, at: Reduce) -> Expr:
@@ -169,7 +169,7 @@ _NONE: frozenset[Var] = frozenset()
 def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tuple[Lane, ...]:
     """The lanes of a tile expression, in the order of its dimensions.
 
-    ``scope`` gives the lanes of the variables in sight; a variable that is not in it is a scalar.
+    ``scope`` gives the lanes of variables; a variable that is not in it is a scalar.
     """
     found = _own_lanes(e)
     if found is None:
@@ -180,7 +180,7 @@ def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tu
 
 
 def _own_lanes(e: Node) -> frozenset[Lane] | None:
-    """The lanes that an expression mentions; None where it reduces along one, which the result lacks."""
+    """The lanes that an expression mentions; None if it has a Reduce, whose result lacks a lane."""
     try:
         return e._own_lanes
     except AttributeError:

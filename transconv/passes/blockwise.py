@@ -2,10 +2,10 @@
 
     a = load(A, n*.. + h*.., mask=...)  ->  a = box_load(A, at=[n_blk*2, h_blk*8 + kh - 1, ..])
 
-An operand whose word in the schedule is ``box`` is moved in rectangular pieces by the copy engine
-(see ``boxes.py`` for when that is legal); the others keep one address and mask per element.
+The copy engine moves an operand whose word in the schedule is ``box`` in rectangular pieces
+(``schedule/boxes.py`` says when that is legal); other operands keep an address and a mask per element.
 
-A sum that is too long for one program is shared by several:
+With ``split_k`` several programs share a sum:
 
     for pid in 0..36 grid:                      for pid in 0..144 grid:
         ...unpack(pid)                              part = pid // 36; ...unpack(pid % 36)
@@ -13,10 +13,10 @@ A sum that is too long for one program is shared by several:
             acc += a * b                                acc += a * b
         store(c, epilogue(acc))                     store(partials[part, ...], acc)
 
-``reduce=partials`` stores f32 (f64) tiles in a workspace in the order of C's elements; a second
-kernel, made by this same pipeline from ``combine`` below, adds them, applies the epilogue and casts:
-the same bits every time. ``reduce=atomic`` adds to ``c`` itself, which must hold zeros before; the
-order, hence the last bit, differs from run to run.
+``reduce=partials`` stores tiles of the accumulator's type in a workspace, in the order of C's elements. A
+second kernel, lowered by the same pipeline from ``combine``, adds them in a fixed order, applies the
+epilogue and casts, so results are deterministic. ``reduce=atomic`` adds to ``c`` itself, which must be
+zero before; the order of additions, hence the last bits, may differ from run to run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ from transconv.schedule import Box, Schedule, box_of, pile
 
 
 def workspace(compute: Compute, split: int) -> Tensor:
-    """The partial sums: one copy of C's logical elements per part, in C's memory order."""
+    """The tensor of partial sums, of shape (split, *C's shape) and the accumulator's type, in the order of
+    C's dimensions in memory."""
     c = compute.c.tensor
     order = [b.dim for b in c.layout.blocks]
     order = list(dict.fromkeys(order))
@@ -72,33 +73,31 @@ def workspace(compute: Compute, split: int) -> Tensor:
 
 
 def meeting(schedule: Schedule, compute: Compute) -> int:
-    """How many partial sums of an element may meet in a second kernel; 0 if there is none."""
+    """The largest number of partial sums of an element that the second kernel adds; 0 if there is none."""
     if schedule.reduce == "stream":
         return stream.deal(schedule, compute).parts
     return schedule.split_k if schedule.split_k > 1 and schedule.reduce == "partials" else 0
 
 
 def second(compute: Compute, schedule: Schedule) -> Compute:
-    """The computation of the kernel that adds the parts of a schedule's sums."""
+    """The computation of the second kernel, which adds the partial sums of a schedule."""
     made = combine(compute, meeting(schedule, compute))
     return stream.meeting(compute, schedule, made) if schedule.reduce == "stream" else made
 
 
 def combine(compute: Compute, split: int) -> Compute:
-    """The computation of the second kernel: ``c = epilogue(sum over the parts)``.
-
-    It runs over exactly the elements that the first one writes (one stride phase, say).
-    """
+    """The computation ``c = epilogue(sum over the parts)``, over exactly the elements that the first
+    kernel computes (those of one stride phase, for example)."""
     parts = workspace(compute, split)
     axis = Axis("part", split, "part")
     points = [x for x in compute.axes if compute.kind(x.name) != "K"]
-    points.sort(key=lambda x: -_stride(compute.c, x))  # lanes then run along memory
+    points.sort(key=lambda x: -_stride(compute.c, x))  # so that lanes run along contiguous memory
     a = View(parts, (ViewDim(axis.var), *compute.c.dims))
     return total(f"{compute.name}_sum", (*points, axis), a, compute.c, compute)
 
 
 def _stride(c: View, axis: Axis) -> int:
-    """How far apart in memory neighbours along an axis are (of the innermost block, if blocked)."""
+    """The stride of C along an axis, in elements (that of the innermost block, if blocked)."""
     for dim, seen in enumerate(c.dims):
         if axis.var in free_vars(seen.coord):
             own = c.tensor.layout.of_dim(dim)[-1].stride
@@ -107,7 +106,7 @@ def _stride(c: View, axis: Axis) -> int:
 
 
 def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Choose the path of every operand, and split the sum, as the schedule says."""
+    """Move operands in boxes and split the sum, as the schedule says."""
     return boxes(share(kernel, schedule, compute), schedule, compute)
 
 
@@ -130,14 +129,14 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 
 
 def _rounded(box: Box, compute: Compute) -> Box:
-    """The box of an operand. What is multiplied as tf32 is rounded to it by the copy engine, for nothing;
-    the matrix unit would cut it off, twice as far from the number."""
+    """The box of an operand. If it is multiplied as tf32, the copy engine rounds it, at no cost; the
+    matrix unit would truncate it, with twice the error."""
     taken = multiplied_as(box.tensor.dtype, compute.math)
     return replace(box, tensor=replace(box.tensor, near=taken)) if taken.within else box
 
 
 def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
-    """Where each tiled axis begins and how far a lane is from there: ``oh = oh_blk*8 + oh_in``."""
+    """For each tiled axis (block begin, position in the block): ``oh = oh_blk*8 + oh_in``."""
     found: dict[Var, tuple[Expr, Expr]] = {}
     for let in find(kernel, Let):
         match let.value:
@@ -148,7 +147,8 @@ def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
 
 def _piled(view: View, schedule: Schedule, compute: Compute,
            positions: dict[Var, tuple[Expr, Expr]]) -> dict[Var, tuple[Expr, Expr]]:
-    """The same for the features of a block that is a pile of boxes: where the lane's box begins."""
+    """The same for axes whose block is several boxes (a pile): the begin of the lane's box, and the
+    position in that box."""
     found = {}
     for block in schedule.blocks:
         if wide := pile(block, view, schedule, compute):
@@ -163,7 +163,7 @@ class _Boxes(Mutator):
         self.found, self.positions = found, positions
 
     def place(self, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """The corner and the way inside, per dimension."""
+        """The corner, and the position of each lane relative to it, per dimension."""
         corner, within = [], []
         for coord, axis in zip(box.coords, box.moving, strict=True):
             first, inside = self.positions[axis] if axis is not None else (ZERO, ZERO)
@@ -185,7 +185,7 @@ class _Boxes(Mutator):
 
 
 def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Split the sum as the schedule says; a kernel whose sums stay whole is returned as it is."""
+    """Split the sum as the schedule says; a kernel whose sums are not split is returned unchanged."""
     if schedule.reduce == "stream":
         parts = workspace(compute, meeting(schedule, compute))
         return stream.stream(kernel, schedule, compute, parts)
@@ -203,10 +203,11 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 
 
 class _Share(Mutator):
-    """Give each of ``split`` programs an equal run of the steps."""
+    """Give each of ``split`` programs an equal range of the steps. ``explicit``: the kernel loads boxes,
+    which have no masks, so the last program ends its loop earlier; otherwise its loads are masked."""
 
     def __init__(self, split: int, steps: int, explicit: bool) -> None:
-        self.explicit = explicit  # it fetches boxes, and can end its loop early
+        self.explicit = explicit
         self.split, self.steps, self.chunk = split, steps, -(-steps // split)
 
     def mutate_For(self, loop: For) -> Stmt:
@@ -235,7 +236,7 @@ class _Atomic(Mutator):
 
 
 class _Partials(Mutator):
-    """Store the bare sum to the workspace; what the epilogue reads is read by the second kernel."""
+    """Store the sum to the workspace, without the epilogue, whose tensors the second kernel reads."""
 
     def __init__(self, parts: Tensor, c: View, acc: Var) -> None:
         self.parts, self.c, self.acc = parts, c, acc
@@ -245,7 +246,7 @@ class _Partials(Mutator):
         return None if at.origin == "epilogue" else at
 
     def mutate_Store(self, at: Store) -> Stmt | None:
-        if self.stored:  # one sum, however many results are made of it
+        if self.stored:  # several results may follow from the sum, which is stored once
             return None
         self.stored = True
         view = View(self.parts, (ViewDim(PART), *self.c.dims))

@@ -1,5 +1,5 @@
-"""How many tiles there are of an axis, and positions from one number: of counts that are numbers, and of
-those that are expressions of sizes that are arguments."""
+"""Counts of tiles, and positions unpacked from one index. A count is a number, or an expression of sizes
+that are arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Extent = int | Expr
 
 
 def counted(loop: For, count: Extent, facts: Facts) -> For:
-    """The loop over so many; of a number that depends on sizes that are arguments, over the most."""
+    """The loop with ``count`` iterations. An expression becomes ``until``, its largest value ``stop``."""
     if isinstance(count, int):
         return replace(loop, stop=count)
     count = simplify(count, facts)
@@ -26,17 +26,18 @@ def counted(loop: For, count: Extent, facts: Facts) -> For:
 
 
 def simple(count: Extent, facts: Facts) -> Extent:
-    """A count without what facts about sizes make superfluous."""
+    """A count, simplified with the facts about sizes."""
     return simplify(count, facts) if isinstance(count, Expr) else count
 
 
 def blocks(total: Extent, extent: int) -> Extent:
-    """How many blocks hold so many."""
+    """The number of blocks of ``extent`` that hold ``total`` positions."""
     return (total + (extent - 1)) // extent if isinstance(total, Expr) else -(-total // extent)
 
 
 def unpack(packed: Var, counts: list[tuple[Var, Extent]], total: Extent = 0) -> list[Stmt]:
-    """Lets that take a packed index below ``total`` apart: the last counts fastest."""
+    """Lets that unpack an index below ``total``, in row-major order: the last variable varies fastest.
+    Without a ``total``, it is the product of the counts."""
     lets: list[Stmt] = []
     below: Extent = 1
     given = isinstance(total, Expr) or total > 0
@@ -53,5 +54,5 @@ def unpack(packed: Var, counts: list[tuple[Var, Extent]], total: Extent = 0) -> 
 
 
 def _less(a: Extent, b: Extent) -> bool:
-    """Whether one is less, or may be."""
+    """Whether ``a`` may be less than ``b``."""
     return isinstance(a, Expr) or isinstance(b, Expr) or a < b

@@ -4,7 +4,8 @@
     b = load(R, m // 56 * 32 + k)     ->      a = load(A, m_div * 64 + k)
                                                 b = load(R, m_div * 32 + k)
 
-Only what costs something is named: divisions and remainders, and lets that have the same value.
+Only divisions and remainders get names, because sums and products are cheap. Lets of equal values are
+merged.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class _Cse(Mutator):
         return replace(self.box(at), value=substitute(at.value, self.known))
 
     def box(self, at: Box) -> Box:
-        """Only the corner is computed; where a lane is inside a box is what the box means, in which
-        names alone change: those of lets that were merged."""
+        """Divisions in ``within`` are not named, because no code computes it: it describes the box. Only
+        variables of merged lets are replaced there."""
         merged: dict[Node, Expr] = {v: e for v, e in self.known.items() if isinstance(v, Var)}
         return replace(at, corner=tuple(substitute(c, self.known) for c in at.corner),
                        within=tuple(substitute(w, merged) for w in at.within))
@@ -93,7 +94,7 @@ class _Cse(Mutator):
         return let if value is let.value else Let(let.var, value, let.origin)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
-        return at  # its lanes are its type
+        return at  # its lanes are part of its type
 
     def mutate_For(self, loop: For) -> Stmt | None:
         before = dict(self.known)
@@ -102,7 +103,7 @@ class _Cse(Mutator):
         return made  # type: ignore[no-any-return]
 
     def repeated(self, at: Seq) -> list[Expr]:
-        """Divisions that more than one statement here spells out, and that no let already names."""
+        """Divisions that more than one statement of the sequence contains and that no let names."""
         counts: Counter[Expr] = Counter()
         named = {s.value for s in at.stmts if isinstance(s, Let)}
         inside = {v for s in at.stmts for v in bound_vars(s)}
@@ -117,6 +118,7 @@ class _Cse(Mutator):
                 if n > 1 and e not in named and not find_vars(e) & (inside - own)]
 
     def fresh(self, e: Expr) -> str:
+        """A new name for a division: ``m_div``, ``m_mod``."""
         stem = "_".join(v.name for v in find(e, Var)) or "value"
         name = f"{stem}_{'div' if isinstance(e, FloorDiv) else 'mod'}"
         while name in self.names:

@@ -7,9 +7,9 @@
         acc = acc + a * b
     store(C, .., acc)
 
-The whole window of a stride phase may lie in the padding. What is loaded under a mask that is never
-true is 0, unless another fill is asked for, and adds nothing; Triton 3.6 falls over a loop of such loads
-in a persistent kernel.
+All window elements of a stride phase may lie in the padding. A load whose mask is never true gives its
+fill value; if that is 0, its products are 0. Triton 3.6 fails on a loop of such loads in a persistent
+kernel.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from transconv.ir import (
 
 
 def drop_dead_sums(kernel: Kernel) -> Kernel:
-    """Remove products with elements that are never read, then loops of sums without a product, then names
-    that are not used elsewhere."""
+    """Remove products whose operand is never loaded, then loops without a product, then lets that are no
+    longer used."""
     lets = find(kernel, Let)
     read = {s.var for s in lets if not _never_read(s.value)}
     nothing = {s.var for s in lets} - read
     if not nothing:
         return kernel
     made = _Dead(nothing).mutate(kernel)
-    mentions = Counter(at for at in walk(made) if isinstance(at, Var))  # its let is one of them
+    mentions = Counter(at for at in walk(made) if isinstance(at, Var))  # a let mentions its variable once
     return _Unnamed({v for v in nothing if mentions[v] == 1}).mutate(made)  # type: ignore[no-any-return]
 
 
@@ -97,6 +97,6 @@ class _Unnamed(Mutator):
 
 
 def _only_names(body: Stmt) -> bool:
-    """Whether nothing happens in a block that anybody sees behind it."""
+    """Whether a block has no effect outside of it: it consists of lets and assumptions."""
     return all(isinstance(s, Let) or isinstance(s, FuncCall) and s.func is ASSUME
                for s in statements(body))

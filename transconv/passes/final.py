@@ -1,20 +1,20 @@
 """The pass ``final``: rewrites what the target language spells differently.
 
-Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs where one side
-is negative. Where a negative numerator cannot be excluded, it is shifted by a multiple of the divisor;
-with a negative divisor, both sides change their sign:
+Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs if one side is
+negative. A numerator that may be negative is shifted by a multiple of the divisor; for a negative divisor,
+both sides change their sign:
 
     (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
     x // -4                      ->   -x // 4
     x % -4                       ->   -(-x % 4)
 
-Two bounds that leave one value. LLVM of Triton 3.6 folds such a mask of remainders to false, so the
-value is named, also where ``simplify`` did not do so:
+Two bounds that leave one value. The LLVM of Triton 3.6 folds such a mask of remainders to false, so an
+equality replaces them, also if the pass ``simplify`` is switched off:
 
     (0 <= x) & (x < 1)   ->   x == 0
 
-16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
-cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32.
+16-bit arithmetic. For a target without it (Triton's interpreter computes with the bits of bf16 as
+integers) operands are cast to f32 right after their load; products of 16-bit floats are exact in f32.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from transconv.ir import (
 from transconv.passes.simplification import Scope
 from transconv.simplify import Range, one_value, range_of
 
-FARTHEST = 1 << 24  # below 0: a numerator that is shifted further might leave 32 bits
+FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the sum could overflow 32 bits
 
 
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
-    """Make every division one of a non-negative number by a positive one, name values that two bounds
-    leave, and cast operands where asked to."""
+    """Make every division one of a non-negative number by a positive one, turn bounds that leave one value
+    into equalities, and with ``upcast16`` cast 16-bit operands to f32."""
     body = _Final(upcast16, kernel.sizes).mutate(kernel.body)
     assert isinstance(body, Stmt)
     return replace(kernel, body=body)
@@ -117,8 +117,8 @@ class _Spelled(ExprMutator):
 
     def division(self, at: FloorDiv | Mod, positive: Callable[[Expr, Expr], Expr],
                  of_negated: Callable[[Expr], Expr]) -> Expr:
-        """``positive(a, b)`` for a positive divisor. By a negative one it is ``of_negated`` of the same
-        with both signs changed."""
+        """``positive(a, b)`` for a positive divisor, ``of_negated(positive(-a, -b))`` for a negative one,
+        and a Select between them if its sign is unknown."""
         if not at.dtype.is_integer:
             return self.generic(at)  # type: ignore[no-any-return]
         a, b, divisor = at.a, at.b, self.interval(at.b)

@@ -9,9 +9,9 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-Tiling is substitution: position = block_index * extent + lane. Where an extent does not divide, the
-accesses that depend on the block get the mask ``position < size``. The grid is packed into one
-dimension, because the others are limited to 65535 programs.
+Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, the
+accesses that depend on the block get the mask ``position < size``. The grid has one dimension, because the
+others are limited to 65535 programs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A sweep of a naive kernel: what comes before it, its loops, what happens at each point."""
+    """A sweep of a naive kernel: the statements before it, its loops, and their innermost body."""
 
     before: tuple[Stmt, ...]
     loops: tuple[For, ...]
@@ -75,7 +75,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """The parts of a naive kernel: parallel loops, sweeps over what is reduced, what follows."""
+    """The parts of a naive kernel: parallel loops, sweeps over the reduced axes, statements after them."""
 
     around: tuple[For, ...]
     sweeps: tuple[Swept, ...]
@@ -83,13 +83,13 @@ class Nest:
 
     @property
     def lets(self) -> dict[Var, Expr]:
-        """What the names of the nest stand for."""
+        """The values of the nest's lets."""
         inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
         return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
 
 
 def _roots(e: Expr, lets: dict[Var, Expr]) -> frozenset[Var]:
-    """The loop variables that an expression depends on, seen through the lets."""
+    """The loop variables that an expression depends on, directly or through lets."""
     found: set[Var] = set()
     for v in free_vars(e):
         found |= _roots(lets[v], lets) if v in lets else {v}
@@ -119,17 +119,17 @@ def parts(kernel: Kernel) -> Nest:
 
 @dataclass(slots=True)
 class _Side:
-    """One kind of axes: how many blocks there are of each, the lanes through a tile, and lets for
+    """The tiling of the axes of one kind: block indices and their counts, the lanes of a tile, and lets of
     the positions."""
 
     kind: str
-    name: str  # of its lanes
+    name: str  # of the lanes
     facts: Facts
     counts: list[tuple[Var, Extent]] = field(default_factory=list)
     lets: list[Stmt] = field(default_factory=list)
     extent: int = 1
-    lanes: dict[Block, Var] = field(default_factory=dict)  # where blocks have lanes of their own
-    written: list[tuple[Var, int]] = field(default_factory=list)  # positions with own registers
+    lanes: dict[Block, Var] = field(default_factory=dict)  # if each block has lanes of its own
+    written: list[tuple[Var, int]] = field(default_factory=list)  # positions written out (``regs``)
     tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
@@ -141,7 +141,7 @@ class _Side:
         return Var(self.name)
 
     def wrap(self, body: Stmt) -> Stmt:
-        """The tile loop around what happens at each position of the tile."""
+        """The tile loops around a body, which is executed at each position of the tile."""
         for var, extent in reversed(self.written):
             body = For(var, extent, body, "jam")
         if not self.lanes:
@@ -155,7 +155,8 @@ class _Side:
 
 
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Tile every axis as the schedule says, and put the tiles on the grid and into the loop."""
+    """Tile every axis as the schedule says. The blocks of B, M and N become the grid, those of K the loop
+    over the steps."""
     nest = parts(kernel)
     sizes = {x.var: x.stop if x.until is None else x.until
              for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
@@ -177,7 +178,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
     for side in reversed(outer):
         whole = side.wrap(whole)
-    # Parts of a sum are dealt out one by one.
+    # A persistent program computes several tiles; parts of a split sum count as tiles.
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
@@ -185,7 +186,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
-    """The loop over the steps of a sweep, and the tile within."""
+    """The loop over the steps of a sweep, with the tile loops inside."""
     body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
     if not sweep.loops:
         return body
@@ -195,7 +196,7 @@ def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt
 
 
 def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
-    """A sweep whose names are those of no other; the lanes of the tile are the same."""
+    """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
     bound = {STEP, *(x.var for x in find(loop, Let))}
     names: dict[Var, Expr] = {}
     for v in sorted(bound, key=lambda v: v.name):
@@ -209,10 +210,10 @@ def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
 
 def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
           product: bool, facts: Facts) -> _Side:
-    """``product``: two operands are multiplied, so that each side of a tile is one dimension. A copy
-    has a dimension per block: it may load along the one and store along the other."""
+    """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
+    in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
     taken = {v.name for v in sizes}
-    # Lanes of several blocks are counted: m0, m1.
+    # The lanes of several blocks are numbered: m0, m1.
     clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
     side = _Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind], facts)
     if kind == "K" and schedule.order:
@@ -240,8 +241,8 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedu
 
 
 def _within(side: _Side, block: Block, below: int) -> Expr:
-    """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, which
-    counts the last block fastest: the positions are unpacked from it."""
+    """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, from which the
+    positions are unpacked; the last block varies fastest."""
     if block.extent == side.extent or block in side.lanes:
         return side.lanes.get(block, side.lane)
     within = Var(f"{block.axes[0]}_in")
@@ -252,14 +253,14 @@ def _within(side: _Side, block: Block, below: int) -> Expr:
 
 def _tile(side: _Side, block: Block, axes: list[Var], within: Expr,
           sizes: dict[Var, Extent]) -> None:
-    """Position = index*extent + within; then one let per axis of a block that fuses several."""
+    """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
     whole = block.extent == side.extent and within is side.lane
     index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
     total = simple(prod(sizes[a] for a in axes), side.facts)
     name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
     side.lets.append(Let(name, index * block.extent + within))
     if len(axes) > 1:
-        # The outermost axis takes what is left, also beyond its size: the tail mask tells.
+        # The outermost axis may exceed its size; the tail mask excludes such positions.
         inner = [(a, sizes[a]) for a in axes[1:]]
         side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
         side.lets += unpack(name, inner, total)
@@ -269,10 +270,10 @@ def _tile(side: _Side, block: Block, axes: list[Var], within: Expr,
 
 
 def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list[Stmt], Extent]:
-    """One program number for the whole grid: (batch, row blocks x column blocks).
+    """The program's index, lets that unpack it to (batch, row block, column block), and the grid's size.
 
-    Row blocks are taken in groups of ``group_m`` per sweep over the columns, so that programs that
-    run at the same time share operands in the cache.
+    Programs are numbered in groups of ``group_m`` row blocks, each over all columns, so that programs that
+    run at the same time share operands in the cache (Triton's tutorial on matrix multiplication).
     """
     pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
     group = min(schedule.group_m, rows) if isinstance(rows, int) else schedule.group_m
@@ -290,7 +291,7 @@ def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list
         whole, rest, size = Var("group"), Var("in_group"), Var("group_size")
         lets += unpack(pair, [(whole, blocks(rows, group)), (rest, group * columns)])
         lets.append(Let(size, minimum(rows - whole * group, group)))
-        if isinstance(rows, Expr):  # of numbers it is seen
+        if isinstance(rows, Expr):  # for numbers the simplifier proves it
             lets.append(FuncCall(ASSUME, (size > 0,)))
         lets += [Let(m, whole * group + rest % size), Let(n, rest // size),
                  FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
@@ -299,9 +300,9 @@ def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list
 
 
 class _Guard(ExprMutator):
-    """AND the tail masks into every access that depends on a partly filled block. ``written`` axes are
-    written out: where a mask already keeps a load inside of its tensor, what is loaded for results
-    beyond the end may be anything, and stays the same load as that of their neighbours."""
+    """Add the tail masks to every access that depends on a partly filled block. The positions of
+    ``written`` axes are written out. Their loads need no tail mask if their own mask keeps them inside the
+    tensor: results beyond the end are not stored, and the pass ``reuse`` can then share the load."""
 
     def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
         super().__init__()
@@ -319,8 +320,8 @@ class _Guard(ExprMutator):
         return replace(at, mask=self.guarded(at.offset, at.mask, inside))
 
     def keeps_inside(self, at: Load, axis: Var) -> bool:
-        """Whether a load's own mask is false where the axis leads out of the tensor beyond its end: one
-        of the coordinates is held back at the side to which the axis moves it."""
+        """Whether a load's own mask excludes positions beyond the end of an axis: it bounds a coordinate
+        in the direction in which the axis moves it."""
         seen = {*find(at.offset, Expr)}
         for condition in conjuncts(at.mask):
             match condition:
@@ -335,7 +336,7 @@ class _Guard(ExprMutator):
         return False
 
     def step(self, coord: Expr, axis: Var) -> int:
-        """How far the next position of an axis is along a coordinate; 0 if that depends."""
+        """The change of a coordinate from one position of an axis to the next; 0 if it is not constant."""
         while named := {v: self.lets[v] for v in free_vars(coord) if v in self.lets}:
             coord = substitute(coord, named)
         moved = simplify(substitute(coord, {axis: axis + 1}) - coord, Facts())
@@ -353,8 +354,8 @@ class _Guard(ExprMutator):
         return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
 
     def mutate_Update(self, at: Update) -> Node:
-        """Positions beyond the end add nothing: they are loaded as 0, which is enough in a sum of
-        products; in any other reduction their terms are replaced."""
+        """Positions beyond the end must not change the result. In a sum of products it is enough that they
+        are loaded as 0; in other reductions the neutral element replaces their terms."""
         match at.value:
             case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
                 op = type(at.value)
@@ -368,7 +369,7 @@ class _Guard(ExprMutator):
         return at
 
     def fills(self, term: Expr) -> list[float]:
-        """What the factors of a term are where they are masked."""
+        """The fill values of the loads in a term."""
         found: list[float] = []
         for value in (self.lets.get(v) for v in free_vars(term)):
             found += [value.fill] if isinstance(value, Load) else []
@@ -376,14 +377,14 @@ class _Guard(ExprMutator):
         return found
 
     def vanishes(self, term: Expr, axis: Var, nothing: float) -> bool:
-        """Whether a term, or a factor of one that is summed, is loaded as what changes ``nothing`` where
-        the axis is beyond its end."""
+        """Whether a term equals ``nothing``, the neutral element, beyond the end of an axis, because it is
+        loaded with that fill; in a sum, also if a factor of it is."""
         if isinstance(term, Mul) and nothing == 0:
             return not any(map(isinf, self.fills(term))) and any(
                 self.vanishes(x, axis, nothing) for x in (term.a, term.b))
         value = term.x if isinstance(term, Cast) else term
         load = self.lets.get(value) if isinstance(value, Var) else None
-        if isinstance(load, Select):  # a choice of what is read
+        if isinstance(load, Select):  # between two loads
             return self.vanishes(load.yes, axis, nothing) and self.vanishes(load.no, axis, nothing)
         return (isinstance(load, Load) and load.fill == nothing
                 and axis in _roots(load.offset, self.lets))

@@ -5,8 +5,8 @@
         a = load(A, n*3136*64 +          ->          kh = step // 3; kw = step % 3
                  (h + kh)*56*64 + ...)               a = load(A, kh*3584 + kw*64 + A_m + k)
 
-Whole lets move when nothing in them changes; a sum is split into the part that changes and one part
-per set of lanes that does not; of a mask, the conditions that do not change move together.
+Lets whose value is invariant move as a whole. A sum is split into the part that changes and one invariant
+part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def hoist(kernel: Kernel) -> Kernel:
 class _Hoist(Mutator):
     def __init__(self, names: set[str]) -> None:
         self.names = names
-        self.taken: dict[str, int] = {}  # how often a name was asked for
+        self.taken: dict[str, int] = {}  # the last number given to each name
         self.scope: dict[Var, tuple[Lane, ...]] = {}
 
     def mutate_Let(self, let: Let) -> Stmt:
@@ -101,7 +101,7 @@ class _Hoist(Mutator):
         return seq(*split.outside, made)
 
     def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
-        """A new name that says what it is part of and along which lanes it varies."""
+        """A new name from a stem and the lanes along which the value varies: ``A_m``, ``A_base``."""
         name = "_".join([stem, *(x.name for x in lanes)]) if lanes else f"{stem}_base"
         number = self.taken.get(name, 1)
         while (name if number == 1 else f"{name}_{number}") in self.names:
@@ -113,7 +113,8 @@ class _Hoist(Mutator):
 
 
 class _Loop:
-    """One loop being split: what has moved outside so far, and what changes inside."""
+    """One loop being split: ``outside``, the statements moved out so far, and ``changing``, the variables
+    that change inside."""
 
     def __init__(self, owner: _Hoist, var: Var, body: Stmt) -> None:
         self.owner = owner
@@ -170,7 +171,7 @@ class _Loop:
             return e
         parts: list[Expr] = []
         for lanes, terms in groups.items():
-            if constant:  # a constant joins the first part that is computed once
+            if constant:  # the constant is added to the first invariant part
                 terms, constant = terms + constant, []
             total = _joined(terms)
             leaf = isinstance(total, (Var, Lane))
@@ -187,7 +188,7 @@ class _Loop:
         return found
 
     def conditions(self, mask: Expr, stem: str) -> Expr:
-        """Conditions that do not change are tested once, one name per set of lanes."""
+        """Move invariant conditions out of the loop, under one name per set of lanes."""
         groups: dict[tuple[Lane, ...], list[Expr]] = {}
         changing: list[Expr] = []
         for part in conjuncts(mask):
@@ -202,7 +203,7 @@ class _Loop:
 
 
 def signed_terms(e: Expr) -> list[Expr]:
-    """The terms of a sum; a subtracted term comes with the factor -1."""
+    """The terms of a sum; subtracted terms are multiplied by -1."""
     match e:
         case Add(a, b):
             return signed_terms(a) + signed_terms(b)

@@ -6,11 +6,11 @@
         ->  kernel: role consumer: for pid in program..784 dealt: ...            (phase 0_0)
                                    for pid in (program + 8) % 132..784 dealt: ...  (phase 0_1)
 
-The phases write other rows and columns of one result, so their order is free. In one launch the rings
-stay full from phase to phase, and the multiprocessors that are done with one phase begin the next.
+The phases write different rows and columns of one result, so they may run in any order. In one launch the
+rings stay full from phase to phase, and multiprocessors that have finished one phase begin the next.
 
-Teams that take turns go on taking turns: the one whose turn it is has the first tile of the next phase,
-and finds its slot of the ring behind all steps of the phases before.
+Ping-pong consumers keep alternating: the one whose turn it is gets the first tile of the next phase. Its
+slot of the ring follows from the number of steps in all phases before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from transconv.passes.roles import FETCHED
 
 
 def together(kernels: Sequence[Kernel]) -> Kernel | None:
-    """One kernel for all, longest sums first; None unless they differ in their tiles' loops alone."""
+    """One kernel for all, with the longest sums first; None if they differ in more than their roles' loops
+    over tiles, or if there is only one."""
     first = kernels[0]
     if len(kernels) < 2 or not all(_alike(first, k) for k in kernels):
         return None
@@ -55,7 +56,7 @@ def together(kernels: Sequence[Kernel]) -> Kernel | None:
 
 
 def _alike(a: Kernel, b: Kernel) -> bool:
-    """Whether two kernels are explicit, deal tiles to as many programs, and share their memory."""
+    """Whether two kernels are explicit and persistent, with equal grids, roles, tensors and memory."""
     if not (find(a, Roles) and find(b, Roles) and _dealt(a) and _dealt(b)):
         return False
     assert isinstance(a.body, For) and isinstance(b.body, For)
@@ -65,7 +66,7 @@ def _alike(a: Kernel, b: Kernel) -> bool:
 
 
 def _dealt(k: Kernel) -> bool:
-    """Whether each role is counters, one loop over dealt tiles, and last waits: what can be joined."""
+    """Whether each role consists of counters, one loop over the program's tiles, and final waits."""
     for role in find(k, Role):
         parts = statements(role.body)
         loops = [s for s in parts if isinstance(s, For)]
@@ -81,13 +82,13 @@ def _steps(inside: Stmt) -> int:
 
 
 def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
-    """A role's loops one after another; counters and last waits are there once. ``number``: of the
-    role, which is that of the team where two take turns."""
+    """The loops of one role in all kernels, one after another, with its counters and final waits once.
+    ``number``: the index of the role, which is the consumer's number if there are two."""
     parts = [statements(r.body) for r in same]
     before = [s for s in parts[0] if isinstance(s, Alloc)]
     after = [s for s in parts[0] if isinstance(s, FuncCall)]
     joined: list[Stmt] = []
-    given = 0  # tiles dealt out so far: the next program is the one whose turn it would be
+    given = 0  # tiles of the phases so far; the next phase begins at the program after the last one used
     behind = _Behind()
     for phase, loop in enumerate(s for p in parts for s in p if isinstance(s, For)):
         offset = -given % grid.stop
@@ -105,26 +106,26 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """What a program has done in the phases before, as its teams count it; ``names`` are new ones."""
+    """The tiles and steps of a program in the phases before; ``names``: lets for the latest of them."""
 
     tiles: Expr = ZERO
     steps: Expr = ZERO
     names: tuple[Let, ...] = ()
 
     def and_also(self, had: Var, loop: For, start: Expr, programs: int) -> _Behind:
-        """With the tiles of a phase, whose number gets a name."""
+        """Add the tiles of a phase; ``had`` names their number."""
         number = (loop.stop + (programs - 1) - start) // programs
         return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
 
     def continued(self, loop: For, start: Expr, programs: int, team: int) -> For:
-        """A team's tiles of the next phase, and the steps that were fetched before each."""
-        ahead = (self.tiles + team) % 2  # how many tiles the other team has first
+        """A consumer's loop over its tiles of the next phase, which counts the steps fetched before."""
+        ahead = (self.tiles + team) % 2  # 1 if the other consumer computes the first tile
         return _Later(self.steps).mutate(  # type: ignore[no-any-return]
             replace(loop, start=start + ahead * programs))
 
 
 class _Later(Mutator):
-    """Counts the steps of earlier phases in."""
+    """Adds the steps of earlier phases to ``fetched``."""
 
     def __init__(self, steps: Expr) -> None:
         self.steps = steps

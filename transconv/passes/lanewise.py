@@ -8,15 +8,13 @@
                     acc = acc + a * b       store(.., acc)
             store(.., acc)
 
-The accumulator is split off on the way: made before the loop, updated in it, written back after it.
-What the matrix unit multiplies as tf32 is rounded to it before, unless its copy was: the unit would cut
-it off, twice as far from the number. (Boxes are rounded by the copy engine, see blockwise.py.)
+Operands that the matrix unit multiplies as tf32 are rounded before, unless they are rounded copies: the
+unit would truncate them, with twice the error. (The copy engine rounds boxes, see blockwise.py.)
 
     a_near = tf32(a)
     dot(acc, a_near, b)
 
-With ``late=1`` it keeps the lanes of K as well, which are added once, behind the loop: adding and
-accumulating commute.
+With ``late=1`` the accumulator has the lanes of K as well, and they are added once, after the loop.
 
     acc = 0                                 sums: f32[m:32, k:16] = 0
     for step in ...:                ->      for step in ...:
@@ -67,7 +65,7 @@ SWAPPED = {"B": 0, "N": 1, "K": 2, "M": 3}
 
 
 def lanewise(kernel: Kernel, schedule: Schedule, precision: str) -> Kernel:
-    """Turn tile loops into lanes. ``precision`` is how the matrix unit multiplies f32 operands."""
+    """Turn tile loops into lanes. ``precision``: that of products of f32 on the matrix unit."""
     order = SWAPPED if schedule.swap else AXIS
     lanes = {n.var: Lane(n.var.name, n.stop, order[n.side], n.side)
              for n in walk(kernel) if isinstance(n, For) and n.kind == "tile"}
@@ -79,11 +77,11 @@ def lanewise(kernel: Kernel, schedule: Schedule, precision: str) -> Kernel:
 class _Vectorise(Mutator):
     def __init__(self, lanes: dict[Var, Lane], schedule: Schedule, precision: str) -> None:
         self.lanes, self.schedule, self.precision = lanes, schedule, precision
-        self.around: list[Lane] = []  # the lanes of the tile loops that we are inside of
+        self.around: list[Lane] = []  # the lanes of the surrounding tile loops
         self.scope: dict[Var, tuple[Lane, ...]] = {}
-        self.near: dict[Var, Var] = {}  # what has to be rounded, and its name when it is
+        self.near: dict[Var, Var] = {}  # operands that need rounding -> names of the rounded values
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
-        self.of_lanes: dict[Var, Var] = {}  # the accumulator that keeps the lanes of a sum
+        self.of_lanes: dict[Var, Var] = {}  # accumulator -> the one that has the lanes of K as well
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -124,7 +122,7 @@ class _Vectorise(Mutator):
         return Alloc(alloc.var, lanes, alloc.init, alloc.scope)
 
     def mutate_Update(self, at: Update) -> Stmt:
-        """``acc = acc + product`` over the lanes that acc lacks is a dot or a sum."""
+        """``acc = acc + product``, summed over the lanes that acc lacks, becomes a dot or a Reduce."""
         value = substitute(at.value, self.lanes)
         if self.late:
             sums = self.of_lanes[at.var]
@@ -135,8 +133,8 @@ class _Vectorise(Mutator):
         match value:
             case Add(old, Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b)))) if (
                     old is at.var and self.schedule.unit == "mma"):
-                # What an operand does not vary along (an expanded tensor) may vanish from its address.
-                # An axis that only the result has belongs to the operand that lacks a side.
+                # An expanded operand's address may lack a lane. A lane that only the result has is given
+                # to the operand without a lane of its own.
                 alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
                 near = {v: self.near[v] for v in (a, b) if v in self.near}
                 left, right = sorted((Spread(near.get(v, v), self.side(v, own, alone)) for v in (a, b)),
@@ -151,13 +149,13 @@ class _Vectorise(Mutator):
         raise AssertionError(f"not a sum: {at}")
 
     def side(self, v: Var, own: tuple[Lane, ...], alone: list[Lane]) -> tuple[Lane, ...]:
-        """The lanes of an operand of a product whose sums have the lanes ``own``."""
+        """The lanes of an operand of a product: its own, and ``alone`` if it has none of the result's."""
         lanes = self.scope[v]
         more = () if any(x in own for x in lanes) else alone
         return tuple(sorted({*lanes, *more}, key=lambda x: (x.axis, x.name)))
 
     def added(self, update: Update) -> Stmt:
-        """``let acc = sum(sums)`` over the lanes that were kept, or another reduction."""
+        """``let acc = sum(sums)`` over the lanes of K, or another reduction."""
         total: Expr = self.of_lanes[update.var]
         for lane in self.late:
             total = Reduce(reducer_of(type(update.value)), total, lane)

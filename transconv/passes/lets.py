@@ -41,7 +41,7 @@ def optimise_lets(kernel: Kernel) -> Kernel:
 def _mentions(kernel: Kernel) -> list[Var]:
     """Every mention of a variable in a value, an offset or an argument (bindings do not count).
 
-    What only an ``assume`` mentions is not used: the assumption goes with the variable.
+    A mention in an ``assume`` does not count: the assumption is removed with the variable.
     """
     found: list[Var] = []
     for at in walk(kernel):

@@ -7,8 +7,8 @@
             acc = acc + a * b
         store(c, epilogue(acc))
 
-Where elements of a row are needed again, behind a reduction, there are more such loops (see
-compute/sweeps.py), each of which loads and computes what it needs:
+If elements of a row are needed again after a reduction, there are several such loops (see
+compute/sweeps.py), each of which loads and computes the values that it needs:
 
         for every point of the reduced axes:
             a = load(...)
@@ -48,11 +48,12 @@ from transconv.ir import (
 )
 from transconv.simplify import facts_of, range_of
 
-Seen = dict[Step, View]  # the views of steps, their coordinates named
+Seen = dict[Step, View]  # the views of steps, with names for their coordinates
 
 
 def naive(compute: Compute, name: str) -> Kernel:
-    """The loop nest of a computation. A reduction over no elements has no loops: it is the identity."""
+    """The loop nest of a computation. A reduction over no elements has no loops: its result is the neutral
+    element."""
     compute = _apart(compute)
     nest = _Nest(compute)
     whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
@@ -63,8 +64,8 @@ def naive(compute: Compute, name: str) -> Kernel:
 
 
 def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
-    """The loop along an axis. One over a size that is an argument ends there, and at the largest such
-    size at the latest."""
+    """The loop along an axis. If the size is an argument, it runs ``until`` that size and at most to the
+    largest one."""
     if x.extent is None:
         return For(x.var, x.size, body, kind)
     most = range_of(x.extent, facts_of(compute.named)).hi
@@ -72,17 +73,17 @@ def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
     return For(x.var, most, body, kind, until=x.extent)
 
 
-# What lanes and positions of a tile are called: a value of such a name gets another one.
+# The names of lanes. Values with such a name are renamed.
 LANES = frozenset(("m", "n", "k", "grp"))
 
 
 def _is_lanes(name: str) -> bool:
-    """Whether a name may be that of lanes, which are counted where there are several."""
+    """Whether a name may be that of lanes, which are numbered if there are several: m0, m1."""
     return name.rstrip("0123456789") in LANES
 
 
 def _apart(compute: Compute) -> Compute:
-    """The computation with values that are called as no lane is."""
+    """The computation, with values renamed whose names could be those of lanes."""
     old = [s.var for s in compute.steps if not isinstance(s, Write) and _is_lanes(s.name)]
     if not old:
         return compute
@@ -98,14 +99,14 @@ def _apart(compute: Compute) -> Compute:
 
 
 def _map(compute: Compute, nest: _Nest) -> Stmt:
-    """No accumulator, so that what is only moved keeps its bits."""
+    """The body without a reduction. It has no accumulator, so that moved values keep their bits."""
     seen = nest.at_once(compute.steps)
     return seq(*nest.lets, *nest.steps(compute.steps, seen))
 
 
 def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
-    """The coordinates of the result, the sweeps, each behind what it needs of its row, and what is behind
-    them."""
+    """The coordinates of the result, then each sweep after the steps of the row that it needs, then the
+    steps after all sweeps."""
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     seen = nest.at_once([s for s in compute.writes[:1] if s not in inside])
     made: list[Stmt] = []
@@ -116,8 +117,8 @@ def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
 
 
 def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
-    """One sweep: the coordinates that are the same for a row, accumulators, and the loops around what
-    happens at each element."""
+    """One sweep: the coordinates that are the same for a whole row, the accumulators, and the loops around
+    the steps of each element."""
     summed = compute.axes_of("K")
     k_vars = {x.var for x in summed}
     within = nest.within()
@@ -142,7 +143,7 @@ def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
 
 
 def _outside(loops: Sequence[Stmt], k_vars: set[Var], indices: frozenset[Var]) -> list[Let]:
-    """What no reduced axis is in: coordinates, and the reads of indices that they mention."""
+    """The lets that do not depend on a reduced axis: coordinates, and the reads of indices in them."""
     found: list[Let] = []
     changing = set(k_vars)
     for x in (x for x in loops if isinstance(x, Let)):
@@ -159,42 +160,42 @@ def _is_coordinate(let: Let) -> bool:
 
 
 class _Nest:
-    """Names for computed coordinates: ``let y = h*2 + kh - 1``, each given once."""
+    """Names for computed coordinates: ``let y = h*2 + kh - 1``, each bound once."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
         self.taken = {x.name for x in compute.axes}
         self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
         self.lets: list[Let] = []
-        self.told = 0  # how many of them are in the nest already
-        self.given: dict[str, Expr] = {}  # what every name stands for
-        self.names: dict[Expr, Expr] = {}  # the names of the result, for what is read behind a sum
+        self.placed = 0  # how many of the lets are in the nest already
+        self.given: dict[str, Expr] = {}  # name -> coordinate
+        self.names: dict[Expr, Expr] = {}  # coordinate -> name, of the lets before the current sweep
 
     def within(self) -> _Nest:
-        """For a sweep: what it names is known in it alone, and the names are not given again."""
+        """A nest for one sweep. Its lets are visible in this sweep only; no name is used again."""
         made = copy(self)
-        made.lets, made.told = list(self.lets), len(self.lets)
+        made.lets, made.placed = list(self.lets), len(self.lets)
         return made
 
     def new(self) -> list[Let]:
-        """The names that came since this was asked last."""
-        found, self.told = self.lets[self.told:], len(self.lets)
+        """The lets that are not in the nest yet."""
+        found, self.placed = self.lets[self.placed:], len(self.lets)
         return found
 
     def know(self, outside: list[Let]) -> None:
-        """Names that a sweep has put in front of its loops."""
+        """Add the lets that a sweep has placed before its loops."""
         self.lets += outside
-        self.told = len(self.lets)
+        self.placed = len(self.lets)
 
     def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
-        """Steps that follow one another, behind the coordinates that they need."""
+        """The statements of consecutive steps, after the coordinates that they need."""
         seen |= self.at_once([s for s in steps if s not in seen])
         made = [*self.new(), *self.steps(steps, seen, origin)]
-        self.told = len(self.lets)
+        self.placed = len(self.lets)
         return made
 
     def named(self, view: View) -> View:
-        """The view over names; new ones are added to ``lets``."""
+        """The view with names as coordinates; new names are added to ``lets``."""
         view = substitute(view, self.names)
         for name, dim in zip(view.tensor.dims, view.dims, strict=True):
             if isinstance(dim.coord, (Var, Const)) or name in self.taken:
@@ -207,12 +208,13 @@ class _Nest:
         return view
 
     def at_once(self, steps: Sequence[Step]) -> Seen:
-        """The views of steps over names, but those that values are in: they come behind the values."""
+        """The views of steps, with names as coordinates. Views whose coordinates mention values are left
+        out: their names must come after the values."""
         return {s: self.named(s.view) for s in steps
                 if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
 
     def free(self, name: str, coord: Expr) -> str:
-        """A name that stands for nothing else: that of the dimension, or one with a number."""
+        """A name for a coordinate that no other coordinate has: the dimension's, or that with a number."""
         tried, number = name, 1
         while tried in self.taken or self.given.get(tried, coord) is not coord:
             tried, number = f"{name}_{number}", number + 1
@@ -220,7 +222,7 @@ class _Nest:
         return tried
 
     def steps(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
-        """The statements of some steps. ``origin``: what their lets are for, if not operands."""
+        """The statements of some steps. ``origin``: that of lets that are no operands."""
         made: list[Stmt] = []
         for step in steps:
             if isinstance(step, (Read, Write)) and step not in seen:

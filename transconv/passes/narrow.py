@@ -1,7 +1,7 @@
 """The pass ``narrow``: chooses 32 or 64 bits for every index.
 
-An index expression stays 32-bit when every value in it, intermediate ones included, is proved to fit;
-otherwise the largest parts that fit are computed in 32 bits and cast where the wide part begins:
+An index expression has 32 bits if all values in it, including intermediate ones, are proved to fit.
+Otherwise its largest parts that fit are computed in 32 bits and cast to 64:
 
     n*4294967296 + h*8192 + w    ->    index64(n)*4294967296 + index64(h*8192 + w)
 """
@@ -55,7 +55,7 @@ class _Narrow(Scope):
         """Whether every value in the expression is proved to fit into 32 bits."""
         if isinstance(e, (Load,)):
             return self.fits(e.offset)
-        if e.dtype is index:  # integers that a tensor holds are as wide as it says
+        if e.dtype is index:  # other integers keep the type of their tensor
             found = range_of(self.whole(e), self.facts)
             if found.lo is None or found.hi is None or found.lo < -LIMIT or found.hi > LIMIT:
                 return False
@@ -67,14 +67,14 @@ class _Narrow(Scope):
 
     def widen(self, e: Expr) -> Expr:
         """The same value in 64 bits."""
-        if e.dtype.kind == "float":  # what it is computed from may be wide, itself it stays as it is
+        if e.dtype.kind == "float":  # indices inside it may need 64 bits, the value itself does not
             own: dict[Node, Expr] = {c: self.index(c) for c in e.children() if isinstance(c, Expr)}
             return substitute(e, own)
         if isinstance(e, Const):
             return Const(e.value, index64)
         if isinstance(e, (Var, Lane)) or self.fits(e):
             return e if e.dtype is index64 else Cast(e, index64)
-        if isinstance(e, Cast) and e.type is index:  # what a tensor holds, used as an address
+        if isinstance(e, Cast) and e.type is index:  # an integer of a tensor, used as an address
             return Cast(e.x, index64)
         if isinstance(e, (Arithmetic, Compare)):
             return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
@@ -85,7 +85,7 @@ class _Narrow(Scope):
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, BoxLoad):
-            return let  # coordinates count along one dimension: they fit
+            return let  # a coordinate counts along one dimension, so it fits
         if isinstance(let.value, Load):
             load = let.value
             narrow = replace(load, offset=self.index(load.offset), mask=self.index(load.mask))

@@ -1,7 +1,7 @@
 """The compiler's pipeline: the kernel of a computation and a schedule after each pass.
 
-``STAGES`` is the whole compiler, from the problem to the text, read from top to bottom. ``lower`` walks
-the part of it that is about one kernel; a pass is a function from kernel to kernel in a file of its own.
+``STAGES`` lists all stages in order, from the problem to the text. ``lower`` runs those from ``naive`` to
+``roles``; each pass is a function from kernel to kernel in a file of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("emit", "the kernel in Triton", gives="text"),
 )
 """All stages, in their order."""
-# Those that are neither a form of the computation nor a pass each have code of their own.
+# The stages that are neither a form of the computation nor a pass.
 PROBLEM: Stage
 """What is asked for."""
 SCHEDULE: Stage
@@ -87,8 +87,8 @@ _registered: list[tuple[Pass, str]] = []
 
 
 def register(step: Pass, before: str = "roles") -> None:
-    """Add a pass of your own in front of another one, for this process. Raises ValueError if the name is
-    taken, or if there is no pass ``before``."""
+    """Add a pass before another one, in this process. Raises ValueError if the name is taken, or if there
+    is no pass ``before``."""
     names = [s.name for s in stages()]
     if step.name in names:
         raise ValueError(f"there is a stage '{step.name}' already; expected a name of its own")
@@ -99,7 +99,7 @@ def register(step: Pass, before: str = "roles") -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a registered pass out again; one that is not registered is no error."""
+    """Remove a registered pass. Does nothing if there is none of this name."""
     _registered[:] = [(p, before) for p, before in _registered if p.name != name]
 
 
@@ -122,7 +122,7 @@ def passes() -> tuple[Pass, ...]:
 
 
 def levels() -> dict[str, str]:
-    """The level of the IR behind every stage, by its name."""
+    """The level of the IR after each stage, by the stage's name."""
     found: dict[str, str] = {}
     level = ""
     for stage in stages():
@@ -131,8 +131,8 @@ def levels() -> dict[str, str]:
 
 
 def running(switches: Mapping[str, bool] | None = None) -> dict[str, bool]:
-    """Every pass, and whether it runs; without ``switches`` as TRANSCONV_PASSES says. Raises ValueError
-    for a name of no pass, or of one that always runs."""
+    """Whether each pass runs, by name: as ``switches`` says, by default TRANSCONV_PASSES. Raises
+    ValueError for an unknown name, and for switching off a pass that always runs."""
     said = dict(knobs.passes()) if switches is None else switches
     optional = [p.name for p in passes() if p.optional]
     always = [p.name for p in passes() if not p.optional]
@@ -146,12 +146,12 @@ def running(switches: Mapping[str, bool] | None = None) -> dict[str, bool]:
 def lower(compute: Compute, schedule: Schedule, target: Target, name: str, precision: str = "tf32",
           switches: Mapping[str, bool] | None = None,
           seconds: dict[str, float] | None = None) -> list[tuple[str, Kernel]]:
-    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``, over merged
-    groups and over copies of the tensors that the schedule packs. ``seconds`` is filled with what each
-    took.
+    """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``. With the words
+    ``merge`` and ``pack`` it is over merged groups and over copies of the packed tensors. ``seconds``
+    receives the time of each pass.
 
-    Raises ScheduleError for a schedule that is not legal. With TRANSCONV_VERIFY=1 the well-formedness
-    rules of its level are checked after each pass.
+    Raises ScheduleError for a schedule that is not legal. With TRANSCONV_VERIFY=1 the kernel is verified
+    after each pass; raises VerifyError.
     """
     if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
@@ -177,8 +177,8 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
 
 
 def _trace(whole: Scheduled, made: list[tuple[str, Kernel]], seconds: dict[str, float]) -> None:
-    """TRANSCONV_DUMP leaves what each stage gave in a folder; TRANSCONV_DEBUG=3 logs the kernels that a
-    pass has changed, 4 all of them."""
+    """TRANSCONV_DUMP writes the result of each stage to a folder; TRANSCONV_DEBUG=3 logs the kernels that
+    a pass has changed, 4 all of them."""
     name, level = made[0][1].name, knobs.debug()
     before: Kernel | None = None
     for stage, kernel in made if level >= 3 else ():
@@ -195,7 +195,8 @@ def _trace(whole: Scheduled, made: list[tuple[str, Kernel]], seconds: dict[str, 
 
 
 def leave(name: str, stage: str, text: str) -> None:
-    """Leave what a stage gave on the way to a kernel in the folder of TRANSCONV_DUMP, if there is one."""
+    """Write the result of a stage for the kernel ``name`` to the folder of TRANSCONV_DUMP, if it is
+    set."""
     if folder := knobs.dump():
         place = [s.name for s in stages()].index(stage)
         leave_text(folder, f"{name}.{place:02}.{stage}.txt", f"{text}\n")

@@ -8,9 +8,9 @@
     acc_1 = acc_1 + a_1_0 * b_0
 
 Positions and window elements that are written out (``regs=w.kw``) read the same elements: 8 positions of
-a row and a window of 7 are 56 products of 14 elements. Indices are equal if they simplify to the same
+a row and a window of 7 have 56 products, of 14 elements. Indices are equal if they simplify to the same
 expression, loads if tensor, address and mask are equal. Loads of a tensor that the kernel stores to are
-not shared. An index that is always the same number is replaced by that number.
+not shared. A constant index is replaced by its number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transconv.simplify import simplify
 
 
 def reuse(kernel: Kernel) -> Kernel:
-    """Give equal indices and equal loads, of one sequence and those around it, one name."""
+    """Merge equal indices and equal loads of one sequence and the sequences around it."""
     stored = frozenset(s.tensor for s in find(kernel, Store))
     made = _Reuse(stored).mutate(kernel)
     assert isinstance(made, Kernel)
@@ -59,7 +59,7 @@ class _Reuse(Scope):
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.names)
         key = self.key(value)
-        if isinstance(key, Const):  # a row that is written out from end to end
+        if isinstance(key, Const):
             self.names[let.var] = key
             return None
         if key is not None and key in self.known:
@@ -70,7 +70,7 @@ class _Reuse(Scope):
         return let if value is let.value else Let(let.var, value, let.origin)
 
     def key(self, value: Expr) -> Expr | None:
-        """What two lets have in common that mean the same; None for what is not worth asking."""
+        """A key that is equal for lets of equal values; None for lets that are not merged."""
         if isinstance(value, Load):
             return None if value.tensor in self.stored else value
         if value.dtype.kind != "index" or find(value, Load):
@@ -79,7 +79,7 @@ class _Reuse(Scope):
         return None if isinstance(key, Var) else key
 
     def inside(self, at: Stmt) -> Stmt:
-        """What is bound in a block is not known behind it, where its names may mean something else."""
+        """Rewrite a block, then forget its variables: their names may be bound again after it."""
         before = dict(self.known), dict(self.names)
         made: Stmt = Scope.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
         self.known, self.names = before

@@ -3,8 +3,8 @@ with the copies that fill a slot of it (see ``roles.py``).
 
     a = box_load(A, at=[..])   ->   shared A_ring[3]; fetch A at=[..] -> A_ring[slot]
 
-Where a lane lies in one of several boxes (a pile), a slot has a member for each: boxes that differ along
-the lanes of a row lie side by side, those that differ along the other side of the tile below one another.
+A tile may consist of several boxes (a pile), each a member of the slot. They lie side by side if the lane
+that runs through them is that of the box's rows, else below one another.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SLOT = Var("slot")
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """An operand's buffer, the fetches that fill a slot of it, and what of it is multiplied: a slot
-    itself, or what was ``transposed`` of it."""
+    """An operand's buffer, the fetches that fill a slot of it, and what is multiplied: the slot
+    (``piece``), or its ``transposed`` copy in another ring."""
 
     buffer: Buffer
     piece: Piece
@@ -49,9 +49,10 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """The buffers by what they hold, and the barriers that the roles share: a slot has ``landed``, a
-    slot is ``free`` again; where operands are transposed, one is ``transposed``, and it was ``taken``;
-    where an operand is kept, its boxes of a step are ``kept``."""
+    """The rings by the variable of the let that loads them, and the barriers between roles, each with a
+    barrier per slot. ``landed``: the boxes have been copied; ``free``: they have been read. For operands
+    that are transposed, ``transposed``: the transposed copy is complete; ``taken``: it has been read. For
+    a resident operand, ``kept``: its boxes of a step have been copied."""
 
     of: dict[Var, Ring]
     landed: Barrier
@@ -62,11 +63,12 @@ class Rings:
 
     @property
     def turns(self) -> list[Ring]:
+        """The rings whose operand is transposed."""
         return [r for r in self.of.values() if r.transposed is not None]
 
     @property
     def direct(self) -> bool:
-        """Whether an operand is multiplied as it landed."""
+        """Whether an operand is multiplied without being transposed."""
         return len(self.turns) < len(self.of)
 
     @property
@@ -75,7 +77,7 @@ class Rings:
                 *((self.kept,) if self.kept else ()))
 
     def fetches(self, barrier: Barrier) -> list[Fetch]:
-        """The fetches that a barrier counts, in the order of the operands."""
+        """The fetches whose bytes a barrier counts, in the order of the operands."""
         return [f for ring in self.of.values() for f in ring.fetches if f.barrier is barrier]
 
     @property
@@ -85,8 +87,8 @@ class Rings:
 
 def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: For,
           keep: str = "") -> Rings:
-    """A ring of ``stages`` slots for every box that a step fetches; ``lets`` come before the boxes. What
-    is kept (operand ``keep``) has a slot for each step of the sum, the ``loop``."""
+    """A ring of ``stages`` slots for each box load in ``fetched``; ``lets`` are the lets before them. The
+    resident operand ``keep`` has a slot for each step of the sum, the ``loop``."""
     landed, kept = Barrier("landed", stages), Barrier("kept", loop.stop)
     spread = _laned_lets(lets)
     made = {}
@@ -114,7 +116,7 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
 
 
 def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
-    """Where a piece goes, K innermost, that the matrix unit does not take as it lies."""
+    """The transposed copy of a piece, K innermost; None if the matrix unit takes the piece as it is."""
     if piece.dtype.bits <= 16:
         return None
     along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
@@ -126,7 +128,7 @@ def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
 
 
 def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
-    """Names that vary along lanes, which a copy's corner cannot."""
+    """The values of lets that vary along lanes. Corners must not mention them, so they are expanded."""
     scope: dict[Var, tuple[Lane, ...]] = {}
     found: dict[Var, Expr] = {}
     for s in lets:
@@ -138,6 +140,7 @@ def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
 
 
 def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
+    """The expression with the values of lets in place of their variables."""
     while values := {v: lets[v] for v in free_vars(e) if v in lets}:
         e = substitute(e, values)
     return e
@@ -145,8 +148,8 @@ def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Pile:
-    """A lane of a tile that runs through ``boxes`` of ``inner`` lanes each, below one another or side by
-    side."""
+    """A lane that runs through ``boxes`` boxes of ``inner`` positions each, ``below`` one another or side
+    by side."""
 
     lane: Lane
     boxes: int
@@ -155,8 +158,9 @@ class _Pile:
 
 
 def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) -> _Pile | None:
-    """The lane that the corner varies along, or that one box does not hold all of: where a block goes
-    on behind the only window element, all boxes have one corner."""
+    """The pile of a piece, or None if it is one box: a lane along which the corner varies, or that is
+    longer than the box. (If a block extends beyond a window of one element, all its boxes have the same
+    corner.)"""
     for lane in moved.union(*map(lanes_of, within)):
         inner = prod(e for w, e in zip(within, extents, strict=True) if lane in lanes_of(w))
         if lane in moved or lane.extent > inner:
@@ -165,7 +169,7 @@ def _pile(moved: set[Lane], within: tuple[Expr, ...], extents: tuple[int, ...]) 
 
 
 def _corner(corner: Expr, member: int, pile: _Pile | None) -> Expr:
-    """The corner of one box of several."""
+    """The corner of box ``member`` of a pile."""
     if pile is None:
         return corner
     return simplify(substitute(corner, {pile.lane: Const(member * pile.inner)}))

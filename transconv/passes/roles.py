@@ -12,11 +12,13 @@ explicit shared memory and barriers, and with producer and consumer warps (``via
                                                           for pid in program..784 dealt:
                                                               for step: wait free; fetch A, B
 
-One warp runs ahead and fills the rings, also with boxes of the next tile while the result of this one
-is stored; the others only multiply. A product is waited for one step later, so two are under way.
+One warp, the producer, runs ahead and fills the rings, also with boxes of the next tile while the result
+of this one is stored; the consumers only multiply and store. A consumer waits for a product one step
+later, so two products are in flight.
 
-With ``teams=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong): while
-the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
+With ``teams=2`` two groups of consumer warps alternate between the tiles of a program (ping-pong): while
+one stores its tile, the other multiplies. They share the rings, which are filled in the order of the
+tiles:
 
     role evens warps=4:                             role odds warps=4:
         for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
@@ -27,15 +29,15 @@ the one stores its tile, the other multiplies. The rings stay as they are, in th
             arrive(baton)                                   arrive(baton)
             put, fence, send C_tile0                        put, fence, send C_tile1
 
-A barrier knows only whether a phase is even or odd, so a team that waits for a slot must not be a round
-of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
-a barrier whose parity is the team whose turn it is.
+A barrier tells only whether its phase is even or odd, so a consumer must not wait for a slot a whole round
+of the ring too early. It begins after all steps of the other one's tile have landed; then that one arrives
+at ``baton``, a barrier whose parity is the number of the consumer whose turn it is.
 
-With ``keep=b`` all tiles of a program multiply the same boxes of B (one that fits shared memory): these
-are fetched once, before the first tile, each into a buffer of its own, and are never freed.
+With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
+are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
-The matrix unit takes operands of 32 bits along K only. Boxes that lie otherwise (see ``boxes.transposed``)
-are transposed between the two by a third role, into a ring of their own:
+The matrix unit takes 32-bit operands only with K innermost. A third role transposes other boxes (see
+``transposed_bytes`` in schedule) into a ring of their own:
 
     role transposer warps=4:
         for pid in program..784 dealt:
@@ -92,12 +94,12 @@ from transconv.passes.lets import optimise_lets
 from transconv.passes.rings import SLOT, Rings, rings
 from transconv.schedule import Schedule
 
-TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
-FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
-TEAM_REGISTERS = 240  # of each of two teams: what is then left, in steps of 8
+TURN_WARPS, TURN_REGISTERS = 4, 104  # of the transposer; per thread, which holds part of an operand's tile
+FETCH_REGISTERS = 24  # per thread of the producer; the consumers get the rest
+TEAM_REGISTERS = 240  # per thread of the second consumer: the rest of the registers, rounded down to 8
 TEAMS = ("evens", "odds")
 PROGRAM, PHASE, FETCHED = Var("program"), Var("phase"), Var("fetched")
-BATON = Barrier("baton", 1)  # its phase completes at the end of a tile's sum
+BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
 
 
 def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
@@ -132,7 +134,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """Warps that multiply: one group of all there are, or one ``of`` several that take turns."""
+    """A group of consumer warps: the only one, or one ``of`` two that alternate."""
 
     number: int = 0
     of: int = 1
@@ -144,7 +146,8 @@ class _Team:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """The parts of a program: names, the sum's loop with its fetches and its product, the rest."""
+    """The statements of a program for one tile: those ``before`` the sum, its loop with the fetches and
+    the product, and those ``after`` it."""
 
     before: tuple[Stmt, ...]
     acc: Alloc
@@ -159,7 +162,7 @@ Around = tuple[tuple[tuple[Stmt, ...], For], ...]
 
 
 def _around(body: Stmt) -> tuple[Around, Stmt]:
-    """The loops over the tiles of one program, each with the statements before it, and a tile."""
+    """The loops over the tiles of one program, each with the statements before it, and the tile's body."""
     parts = statements(body)
     if any(isinstance(s, Alloc) for s in parts):
         return (), body
@@ -172,7 +175,7 @@ def _around(body: Stmt) -> tuple[Around, Stmt]:
 def _take_apart(body: Stmt) -> _Tile:
     parts = statements(body)
     at = next((i for i, s in enumerate(parts) if isinstance(s, For)), None)
-    if at is None:  # a sum of one step, which has been written out
+    if at is None:  # a sum of one step has no loop any more
         at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.multiplies)
         end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
         once = For(Var("once"), 1, seq(*parts[first:end]))
@@ -191,7 +194,7 @@ def _take_apart(body: Stmt) -> _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """What a role does at first, for every tile, and at last."""
+    """What a role does before the first tile, for every tile, and after the last one."""
 
     first: tuple[Stmt, ...]
     tile: Stmt
@@ -203,8 +206,9 @@ def _counters(phase: int) -> tuple[Stmt, ...]:
 
 
 def _fetches(tile: _Tile, rings: Rings, number: Var) -> _Act:
-    """Fill a slot per step as soon as it is free. Before the first round all of them are, which a
-    wait for the phase before the first one says. What is kept is where the first tile has it."""
+    """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
+    it waits for the phase before the first one, which counts as completed. A resident operand is fetched
+    once, from the corners of the program's first tile."""
     step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
                *_expected(rings, rings.landed, SLOT), *_advance(rings.slots))
     first = _counters(1)
@@ -218,15 +222,15 @@ def _fetches(tile: _Tile, rings: Rings, number: Var) -> _Act:
 
 
 def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
-    """Start the copies that a barrier counts, and tell it how many bytes will land."""
+    """Announce the bytes of a barrier's copies, and start the copies."""
     fetches = rings.fetches(barrier)
     yield FuncCall(EXPECT, (barrier, slot, Const(sum(f.piece.buffer.box_bytes for f in fetches))))
     yield from fetches
 
 
 def _turns(tile: _Tile, rings: Rings) -> _Act:
-    """Write what has landed to the same slot of another ring, K innermost. Before the first round
-    that slot has been taken."""
+    """The transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
+    first round all slots of that ring count as taken."""
     puts = [Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
     step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
                FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
@@ -236,7 +240,8 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
 
 
 def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
-    """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
+    """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
+    completed."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
@@ -258,8 +263,8 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
 
 
 def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> Stmt:
-    """The sum of a team's tile: from the slot where the tiles before it end, and when the other team
-    has begun all its products. What is left of those runs on beside the first ones here."""
+    """The sum of one tile of a consumer. It begins at the slot after those of all tiles before, and after
+    the other one has issued all its products, the last of which may still be running."""
     fetched = grid.var // grid.programs * tile.loop.stop
     return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
                Alloc(PHASE, (), FETCHED // rings.slots % 2),
@@ -275,13 +280,13 @@ def _operand(arg: Node, rings: Rings) -> Piece:
 
 
 def _advance(slots: int) -> list[Stmt]:
-    """The next slot; after the last one the first, whose barriers are then a phase further."""
+    """Advance to the next slot; after the last one to the first, in the next phase."""
     last = eq(SLOT, slots - 1)
     return [Update(PHASE, select(last, ONE - PHASE, PHASE)), Update(SLOT, select(last, 0, SLOT + 1))]
 
 
 class _Results(Mutator):
-    """A box goes out through shared memory, which the box before it must have left."""
+    """Stores a box through shared memory, after the copy of the box before it has read that."""
 
     def __init__(self, team: _Team) -> None:
         self.name = "tile" if team.of == 1 else f"tile{team.number}"
@@ -294,7 +299,8 @@ class _Results(Mutator):
 
 
 def _dealt(grid: For, around: Around, act: _Act, team: _Team = _Team()) -> Stmt:
-    """The tiles of one program: one, every ``programs``-th, or a run of them. Teams take turns."""
+    """A role's body: its part ``act`` for each tile of the program, which has one tile, every
+    ``programs``-th tile, or a range of them (``around``). Two consumers get every other one of these."""
     tile = act.tile
     for before, loop in reversed(around):
         tile = seq(*before, replace(loop, body=tile))
@@ -307,5 +313,5 @@ def _dealt(grid: For, around: Around, act: _Act, team: _Team = _Team()) -> Stmt:
 
 
 def _clean(name: str, warps: int, registers: int, body: Stmt) -> Role:
-    """A role without the names that only the other one reads."""
+    """A role, without the lets that only other roles use."""
     return Role(name, warps, registers, optimise_lets(Kernel(name, (), body)).body)

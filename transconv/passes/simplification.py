@@ -1,10 +1,10 @@
 """The pass ``simplify``: shorter index arithmetic and fewer masks, with the facts used in each proof.
 
-Walking in program order gathers facts: loops and lanes have ranges, lets have the ranges of their
-values, ``assume`` states conditions. Addresses are expanded through affine lets (``y = h*2 + kh``)
-into one polynomial, so that later passes can split them; lets that divide (``h = m // 28 % 28``)
-keep their names. A mask condition that holds for every value the facts allow is dropped, and the
-kernel's notes say which and why; a sum of what no mask lets through is dropped (see ``dead``).
+The pass walks the kernel in program order and gathers facts: the ranges of loops and lanes, those of the
+values of lets, and conditions of ``assume``. Affine lets (``y = h*2 + kh``) are expanded in addresses, so
+that an address is one polynomial, which later passes can split; lets that divide (``h = m // 28 % 28``)
+keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
+sums of elements that are never loaded are dropped (see ``dead``).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from transconv.simplify import facts_of, range_of, reason, simplify
 
 
 class Scope(Mutator):
-    """A mutator that knows, at every statement, the facts and the definitions in sight."""
+    """A mutator that has, at every statement, the facts and the lets in scope."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self.facts, self.sized = facts_of(sizes), sizes is not None
         self.defs: dict[Var, Expr] = {}
-        self.wholes: dict[Var, Expr] = {}  # the definitions over loop variables and lanes
-        self.affines: dict[Var, Expr] = {}  # the same of those that only add and multiply
+        self.wholes: dict[Var, Expr] = {}  # ``defs`` with all lets expanded
+        self.affines: dict[Var, Expr] = {}  # ``defs`` with affine lets expanded
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         made = []
@@ -91,11 +91,11 @@ class Scope(Mutator):
         return replace(loop, body=body or Seq(()), start=start, until=until)
 
     def bound(self, e: Expr) -> Expr:
-        """What becomes of a loop's start, or of its end."""
+        """The new start, or end, of a loop."""
         return self.mutate(e)  # type: ignore[no-any-return]
 
     def learn(self, s: Stmt | None) -> None:
-        """Take in what a statement establishes for those after it."""
+        """Add the facts and definitions that a statement gives to those after it."""
         if isinstance(s, Seq):
             for part in s.stmts:
                 self.learn(part)
@@ -109,7 +109,7 @@ class Scope(Mutator):
             condition = s.args[0]
             assert isinstance(condition, Expr)
             self.facts = self.facts.assume(condition)
-            for v in free_vars(condition):  # expanding it would lose what was just learnt
+            for v in free_vars(condition):  # if they were expanded, the new fact would not apply
                 self.defs.pop(v, None)
             self._expand_anew()
 
@@ -131,7 +131,7 @@ class Scope(Mutator):
         return substitute(e, values)
 
     def _expand_anew(self) -> None:
-        """Forget what became of definitions: some of those it was made from are gone."""
+        """Clear the expanded definitions, because ``defs`` has changed."""
         self.wholes, self.affines = {}, {}
 
 
@@ -151,7 +151,7 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
     return drop_dead_sums(replace(kernel, body=body, notes=(*kernel.notes, *notes)))
 
 
-NOTE_WIDTH = 96  # behind a comment sign
+NOTE_WIDTH = 96  # characters after the comment sign
 
 
 B = TypeVar("B", BoxLoad, BoxStore)
@@ -166,8 +166,8 @@ class _Simplify(Scope):
         return simplify(self.affine(e), self.facts)
 
     def index(self, e: Expr) -> Expr:
-        """The address over loop variables and lanes where all divisions cancel (a gapless tile is
-        one run of memory), else with the dividing lets left as names."""
+        """The address over loop variables and lanes if all divisions cancel (the tile is contiguous in
+        memory), else with the names of lets that divide."""
         whole = simplify(self.whole(e), self.facts)
         if not _divides(whole):
             return whole
@@ -189,7 +189,7 @@ class _Simplify(Scope):
         return simplify(all_of(kept), self.facts)
 
     def why(self, condition: Expr) -> str:
-        """The facts that decide a condition: ranges of names where those suffice."""
+        """The facts that decide a condition, over the names of lets if those suffice."""
         near = self.affine(condition)
         decided = isinstance(simplify(near, self.facts), Const)
         far = near if decided else self.whole(condition)
@@ -208,7 +208,7 @@ class _Simplify(Scope):
         return replace(at, offset=self.index(at.offset), mask=self.mask(at.mask, at.tensor.name))
 
     def box(self, at: B) -> B:
-        """Shorter corners; what the lanes add is spelled over the lanes alone."""
+        """Simplify the corner; expand ``within`` to an expression of lanes alone."""
         corner = tuple(simplify(self.affine(c), self.facts) for c in at.corner)
         within = tuple(simplify(self.whole(w), self.facts) for w in at.within)
         return replace(at, corner=corner, within=within)
@@ -241,5 +241,5 @@ class _Simplify(Scope):
         return If(at.cond, self.mutate(at.then), other)
 
     def loads(self, at: Node) -> Node:
-        """Simplify the loads inside a value (scalar stages read memory in the product itself)."""
+        """Simplify the loads inside a statement."""
         return substitute(at, {x: self.load(x) for x in find(at, Load)})

@@ -13,7 +13,8 @@ from transconv.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a pass may ask: what is computed, the schedule, the target, and how f32 is multiplied."""
+    """What a pass may use: the computation, the schedule, the target, and the precision of f32
+    products."""
 
     whole: Scheduled
     precision: str = "tf32"
@@ -25,7 +26,7 @@ class Context:
 
     @property
     def schedule(self) -> Schedule:
-        """How it is computed."""
+        """The schedule."""
         return self.whole.schedule
 
     @property
@@ -35,7 +36,7 @@ class Context:
 
     @property
     def dot_precision(self) -> str:
-        """How a product multiplies f32: the precision asked for, if the chip has it, else ``ieee``."""
+        """The precision of products of f32: the requested one if the chip has it, else ``ieee``."""
         if self.target.upcast16 or self.precision not in self.target.precisions:
             return "ieee"
         return self.precision
@@ -43,9 +44,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step on the way from a problem to a text, with a phrase about it. ``takes`` and ``gives`` are
-    words: problem, compute, schedule, kernel, text. ``level``: of what it gives (``ir.LEVELS``); empty
-    where that is the level of the stage before."""
+    """A step from a problem to a text, with a phrase about it. ``takes`` and ``gives`` are each one of
+    problem, compute, schedule, kernel, text. ``level``: that of its result (a key of ``ir.LEVELS``); empty
+    if it is the level of the stage before."""
 
     name: str
     phrase: str
@@ -56,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Form(Stage):
-    """A computation in one of the forms that it has before there is a kernel."""
+    """A stage that gives a form of the computation; ``of`` derives it."""
 
     of: Callable[[Scheduled], Compute]
     takes: str = field(default="compute", kw_only=True)
@@ -65,8 +66,8 @@ class Form(Stage):
 
 @dataclass(frozen=True, slots=True)
 class Pass(Stage):
-    """A function from kernel to kernel. An optional one can be switched off and the kernel is still
-    right."""
+    """A function ``run`` from kernel to kernel. Without an ``optional`` pass the kernel is still correct.
+    ``default``: whether an optional pass runs unless TRANSCONV_PASSES says otherwise."""
 
     run: Callable[[Kernel, Context], Kernel]
     optional: bool = True

@@ -1,5 +1,5 @@
-"""Stream-K (``reduce=stream``): turns a kernel of tiles into one whose programs each take an equal run of
-all the steps of all the tiles, wherever tiles begin and end in it.
+"""Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles, wherever
+tiles begin and end in it.
 
     for pid in 0..72 grid programs=132:         for share in 0..132 grid:
         ...unpack(pid)                              for segment in 0..2 until ...:
@@ -8,9 +8,9 @@ all the steps of all the tiles, wherever tiles begin and end in it.
         store(c, epilogue(acc))                         if whole: store(c, epilogue(acc))
                                                         else: store(partials[part, ...], acc)
 
-72 tiles leave 60 of 132 multiprocessors idle; 132 equal runs leave none. A tile that several programs
-worked at meets in a second kernel, which adds its parts in their order: the same bits every time.
-The scheme is known as stream-K (Osama et al., PPoPP 2023).
+72 tiles leave 60 of 132 multiprocessors idle; 132 equal ranges leave none. A second kernel adds the parts
+of tiles that several programs share, in a fixed order, so results are deterministic. Source: Osama et al.,
+*Stream-K*, PPoPP 2023.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ BEGIN, END = Var("begin"), Var("end")
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """How the steps are dealt out: ``chunk`` to each program, over tiles of ``steps`` each."""
+    """How steps are divided among programs: ``chunk`` consecutive steps each, of ``tiles`` tiles with
+    ``steps`` steps."""
 
     tiles: int
     steps: int
@@ -59,48 +60,51 @@ class Deal:
 
     @property
     def chunk(self) -> int:
+        """Steps of each program; the last one may have fewer."""
         return -(-self.tiles * self.steps // self.programs)
 
     @property
     def shares(self) -> int:
-        """Programs that get anything."""
+        """Programs that have steps."""
         return -(-self.tiles * self.steps // self.chunk)
 
     @property
     def segments(self) -> int:
-        """Tiles that one program works at, at most."""
+        """The most tiles that one program has steps of."""
         return max((min((p + 1) * self.chunk, self.tiles * self.steps) - 1) // self.steps
                    - p * self.chunk // self.steps + 1 for p in range(self.shares))
 
     @property
     def parts(self) -> int:
-        """Programs that work at one tile, at most."""
+        """The most programs that share a tile."""
         return max(self.last_of(t) - self.first_of(t) + 1 for t in range(self.tiles))
 
     @property
     def fewest(self) -> int:
-        """Programs that work at one tile, at least."""
+        """The fewest programs that share a tile."""
         return min(self.last_of(t) - self.first_of(t) + 1 for t in range(self.tiles))
 
     def first_of(self, tile: int) -> int:
+        """The first program that has steps of a tile."""
         return tile * self.steps // self.chunk
 
     def last_of(self, tile: int) -> int:
+        """The last program that has steps of a tile."""
         return (tile * self.steps + self.steps - 1) // self.chunk
 
     def more(self, tile: Expr) -> Expr:
-        """How many programs besides the first work at a tile."""
+        """``last_of(tile) - first_of(tile)`` as an expression."""
         return (tile * self.steps + (self.steps - 1)) // self.chunk - tile * self.steps // self.chunk
 
 
 def deal(schedule: Schedule, compute: Compute) -> Deal:
-    """The deal that a schedule makes of a computation's tiles."""
+    """How a schedule divides the steps of a computation."""
     return Deal(_counted(schedule, compute)[1], k_steps(schedule, compute), schedule.programs)
 
 
 def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
-    """The number of the tile that a point of C is in, and how many tiles there are; rows and columns
-    of tiles are counted as ``gridwise`` numbers them when it does not group rows."""
+    """The index of the tile of a point of C, and the number of tiles. Tiles are numbered as in
+    ``gridwise`` without groups of rows."""
     number: Expr = ZERO
     index: Expr
     tiles = 1
@@ -122,11 +126,11 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
 
 
 def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
-    """The second kernel, restricted to the tiles and the parts that are left to it."""
+    """The second kernel's computation, masked to tiles that programs share and to their parts."""
     dealt = deal(schedule, compute)
     more = dealt.more(_counted(schedule, compute)[0])
     part, *rest = second.a.dims
-    there = (part.coord < dealt.fewest) | (part.coord <= more)  # the first few are there for every tile
+    there = (part.coord < dealt.fewest) | (part.coord <= more)  # every tile has ``fewest`` parts
     a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
     if dealt.fewest > 1:
         return second.through(a=a)
@@ -136,7 +140,8 @@ def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
 
 
 def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
-    """Deal the steps of all tiles out evenly. ``parts`` is where tiles worked at by several meet."""
+    """Divide the steps of all tiles evenly among the programs. ``parts``: the workspace of tiles that
+    several programs share."""
     dealt = deal(schedule, compute)
     grid = kernel.body
     assert isinstance(grid, For)
@@ -154,13 +159,13 @@ def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) 
 
 
 def accumulator(kernel: Kernel) -> Var:
-    """What a kernel of tiles sums in: the only variable that it allocates."""
+    """The accumulator of a kernel: the only variable that it allocates."""
     (alloc,) = find(kernel, Alloc)
     return alloc.var
 
 
 class _Tile(Mutator):
-    """The steps of one share, and where their sum goes."""
+    """Restricts a tile to the steps of one program, and stores its sum to C or to the workspace."""
 
     def __init__(self, dealt: Deal, parts: Tensor, c: View, acc: Var) -> None:
         self.dealt, self.parts, self.c, self.acc = dealt, parts, c, acc
@@ -175,7 +180,7 @@ class _Tile(Mutator):
     def mutate_Store(self, at: Store) -> Stmt | None:
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
         part = None if self.stored else Store(self.parts, view.offset(), self.acc, at.mask)
-        self.stored = True  # one sum, however many results are made of it
-        if self.dealt.chunk < self.dealt.steps:  # no program works at a whole tile
+        self.stored = True  # several results may follow from the sum, which is stored once
+        if self.dealt.chunk < self.dealt.steps:  # no program has a whole tile
             return part
         return If(END - BEGIN > self.dealt.steps - 1, at, part)

@@ -5,8 +5,8 @@
         a = load(.., kh)                kh_1 = 1;  a_1 = load(.., kh_1)
         acc = acc + a * b               acc = acc + a_1 * b_1
 
-A loop around accumulators (``jam``) is written out statement by statement, so that its iterations
-share the loop of the sum and whatever does not differ between them:
+A loop around accumulators (``jam``) is written out statement by statement, so that its iterations share
+the loop of the sum and all statements that do not depend on the iteration:
 
     for ow_in in 0..2 jam:              acc_0 = 0;  acc_1 = 0
         acc = 0                         for step in 0..9:
@@ -43,14 +43,14 @@ from transconv.schedule import LONGEST
 
 
 def unroll(kernel: Kernel) -> Kernel:
-    """Write loops of kind ``unroll`` and ``jam`` out, and loops of one iteration; one of kind ``unroll``
-    stays if its start is not a number, or if it is longer than 64: that would take longer to compile than
-    it could save."""
+    """Write out loops of kind ``unroll`` and ``jam``, and serial loops of one iteration. A loop of kind
+    ``unroll`` becomes serial if its bounds are not numbers, or if it has more than ``LONGEST`` iterations,
+    which would take long to compile."""
     return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
 
 
 def _iterations(loop: For) -> range | None:
-    """What a loop counts, or None if that is known only when it runs."""
+    """The iterations of a loop, or None if its bounds are not numbers."""
     if not isinstance(loop.start, Const) or loop.until is not None:
         return None
     return range(int(loop.start.value), loop.stop)
@@ -79,8 +79,8 @@ class _Unroll(Mutator):
 
 
 class _Jam:
-    """The iterations of one loop side by side. ``names`` says what each calls the variables that
-    differ between them; the others are bound once."""
+    """Writes out the iterations of one loop, statement by statement. ``names``: for each iteration, its
+    own variables; variables that do not depend on the iteration are bound once."""
 
     def __init__(self, var: Var, counted: range) -> None:
         self.names: list[dict[Var, Expr]] = [{var: Const(i, var.type)} for i in counted]

@@ -2,10 +2,10 @@
 
     b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))
 
-Triton chooses for each load how it lies in registers. A narrow one (32 x 4 elements for 128
-threads) is dealt out one element to a thread, and goes through shared memory with two barriers to
-where the product wants it. Along all lanes every thread loads what it multiplies, 16 bytes at a time;
-that several load the same costs no more than a look into the cache.
+Triton chooses a register layout for each load. A narrow load (32 x 4 elements by 128 threads) gives each
+thread one element, and converting that to the layout of the product takes shared memory and two barriers.
+Along all lanes every thread loads what it multiplies, 16 bytes at a time. Threads that load the same
+elements hit the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from transconv.schedule import Schedule
 
 
 def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Spread the addresses of operands, where a schedule keeps sums or operands in registers."""
+    """Spread the addresses of operands, if the schedule keeps sums or operands in registers (words
+    ``late`` and ``regs``)."""
     if not (schedule.late or schedule.regs):
         return kernel
     views = [v for v in (compute.a, compute.b) if v is not None]

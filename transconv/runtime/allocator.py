@@ -1,6 +1,6 @@
 """The fastest allocation of an empty tensor on the current GPU.
 
-The entry that torch's compiled code uses takes a third of the time of the public one.
+It is the function that torch's compiled code calls, which takes a third of the time of the public one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
 @cache
 def quickest() -> Empty:
     """A function of shape, strides and dtype that makes an uninitialised tensor on the current CUDA
-    device; the public one where this torch keeps the quick one elsewhere."""
+    device; the public one if this version of torch does not have the fast one."""
     import torch
 
     lean = getattr(getattr(torch._C, "_dynamo", None), "guards", None)

@@ -18,8 +18,8 @@ Kind = TypeVar("Kind", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of a tensor. ``name`` is what the plan calls it; equal ``key``: equal copies of equal
-    tensors, whichever plan asks for them."""
+    """One copy of a tensor. ``name``: its name in the plan; ``key``: equal for equal copies of equal
+    tensors, also in different plans."""
 
     name: str
     key: str
@@ -27,7 +27,7 @@ class Copy:
     step: Step
 
     def make(self, of: Any) -> Any:
-        """The copy of a torch tensor, on its device and current stream; zeros where it has gaps."""
+        """The copy of a torch tensor, made on its device and the current stream, with zeros in gaps."""
         made = of.new_zeros(self.tensor.layout.span, dtype=torch_type(self.tensor))
         self.step.launcher([made if p == self.name else of for p in self.step.params])
         return made
@@ -35,17 +35,18 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apart(Generic[Kind]):
-    """``rest`` launches what the plan does behind ``copies``, which it takes by their names."""
+    """``rest``: the launches of the plan after ``copies``, which are additional tensors, by their
+    names."""
 
     copies: tuple[Copy, ...]
     rest: Kind
 
 
 def apart(plan: Kind, name: str) -> Apart[Kind] | None:
-    """The plan without its copies of one of its tensors; None where it makes none."""
+    """A plan split into the copies of its tensor ``name`` and the rest; None if it does not copy it."""
     found: list[Copy] = []
     steps: list[Step] = []
-    cleared: Tensor | None = None  # what the first launch clears stays cleared by the first launch
+    cleared: Tensor | None = None  # cleared by a copy that is taken out, and so by the first launch left
     for step in plan.steps:
         if step.does == "pack" and len(step.params) == 2 and name in step.params:
             made = next(p for p in step.params if p != name)

@@ -1,10 +1,10 @@
-"""Beside the compiler. The caches as one file that another machine reads: plans, Triton's machine code of
-them, and which kernels are known to be wrong.
+"""Beside the compiler. The caches as one file for another machine: plans, Triton's machine code of their
+kernels, and which kernels are known to be wrong.
 
 The file is a zip archive: ``manifest.json`` with versions and a digest of every other member, records as
-JSON, and machine code by the folder that Triton keeps it in. The digests find damage, not malice: whoever
-can write to the file decides what runs, as with any library. So it has to belong to the user or to root,
-and nobody else may be able to write to it.
+JSON, and machine code by its folder in Triton's cache. The digests find damage, not malice: like a
+library, the file has code that is executed. So it must belong to the user or to root, and nobody else may
+be able to write to it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 RECORDS = {"plans": kept.DRAWER, "compiled": compiled.DRAWER, "verdicts": verdicts.DRAWER}
 LONGEST = 1 << 28  # bytes of one member
-MOST = 1 << 33  # bytes of all
+MOST = 1 << 33  # bytes of all members
 _NAME = re.compile(r"(records/(plans|compiled|verdicts)/[A-Za-z0-9_.-]{1,120}\.json"
                    r"|triton/[A-Z2-7]{40,64}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
-GROUP = "__grp__"  # begins Triton's list of the files of a kernel, with their places
+GROUP = "__grp__"  # the prefix of Triton's list of the files of a kernel, with their paths
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What lies in the caches, or came through a file: plans by chip, compiled kernels, bytes.
+    """The contents of the caches, or of a file: number of plans by chip, of compiled kernels and of bytes.
     ``ignored``: what was left out and why, a line each."""
 
     plans: dict[str, int]
@@ -55,18 +55,17 @@ class Carried:
 
 
 def versions() -> dict[str, str]:
-    """What a plan and its machine code depend on beside the chip."""
+    """The versions that a plan and its machine code depend on."""
     return {"transconv": __version__, "files": files_digest(), "triton": triton_version()}
 
 
 def info() -> Carried:
-    """What a file would hold that is packed now."""
+    """The contents of a file that ``pack`` would write now."""
     return _summed(_members())
 
 
 def pack(path: Path) -> Carried:
-    """Write all plans that are of use to this version, and their machine code, into a file. Raises
-    OSError; nothing is half-written."""
+    """Write all plans of this version, and their machine code, to a file, atomically. Raises OSError."""
     members = _members()
     manifest = {"format": FORMAT, **versions(),
                 "members": {name: _digest(data) for name, data in members.items()}}
@@ -84,9 +83,9 @@ def pack(path: Path) -> Carried:
 
 
 def unpack(path: Path, chip: str = "") -> Carried:
-    """Put what a file holds into the caches of this user, for one ``chip`` or for all. What is of another
-    version is ignored, with one line. Raises OSError, and ValueError for a file that is no packed cache,
-    is damaged, or could be another user's."""
+    """Put the contents of a file into the caches of this user, for one ``chip`` or for all. A file of
+    another version is ignored, with one line. Raises OSError, and ValueError for a file that is not a
+    packed cache, is damaged, or that another user could have written."""
     if reason := why_foreign(path):
         raise ValueError(f"{path}: {reason}; nothing is read from it")
     place = compiled.folder()
@@ -117,7 +116,7 @@ def unpack(path: Path, chip: str = "") -> Carried:
 
 
 def why_foreign(path: Path) -> str:
-    """Why a file may be another user's work, or empty. Raises OSError."""
+    """Why another user could have written a file; empty if none could. Raises OSError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         return "is no plain file"
@@ -128,11 +127,11 @@ def why_foreign(path: Path) -> str:
     return ""
 
 
-# -- what lies in the caches -----------------------------------------------------------------------
+# -- the caches ------------------------------------------------------------------------------------
 
 
 def _members() -> dict[str, bytes]:
-    """All members of a file but the manifest."""
+    """All members of a file except the manifest."""
     made: dict[str, bytes] = {}
     here = files_digest()
     for name, plan in kept.DRAWER.items():
@@ -147,7 +146,7 @@ def _members() -> dict[str, bytes]:
                     made[f"records/compiled/{key}.json"] = _json(found)
                     made |= dict(_machine_code(str(found["folder"])))
     for name, verdict in verdicts.DRAWER.items():
-        if verdict.get("verdict") == verdicts.WRONG:  # what is right, each machine finds out
+        if verdict.get("verdict") == verdicts.WRONG:  # each machine checks the other kernels itself
             made[f"records/verdicts/{name}.json"] = _json(verdict)
     return made
 
@@ -173,11 +172,11 @@ def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> Carried
                    sum(map(len, members.values())), ignored)
 
 
-# -- what lies in a file ---------------------------------------------------------------------------
+# -- a file ----------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and the members that it names. Raises ValueError unless all are whole."""
+    """The manifest and its members. Raises ValueError if one is missing or damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = {i.filename: i for i in archive.infolist()}
@@ -200,7 +199,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _for_chip(members: dict[str, bytes], chip: str) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """The members that plans of a chip need, and what is left out."""
+    """The members that plans of a chip need, and a line about those that are left out."""
     if not chip:
         return members, ()
     plans = {n: json.loads(d) for n, d in members.items() if n.startswith("records/plans/")}
@@ -216,6 +215,6 @@ def _for_chip(members: dict[str, bytes], chip: str) -> tuple[dict[str, bytes], t
 
 
 def _placed(data: bytes, folder: Path) -> bytes:
-    """Triton's list of a kernel's files, with their places on this machine."""
+    """Triton's list of a kernel's files, with their paths on this machine."""
     names = json.loads(data)["child_paths"]
     return json.dumps({"child_paths": {n: str(folder / Path(n).name) for n in names}}).encode()

@@ -1,8 +1,8 @@
 """From a workload to a plan that can be launched, and the caches of plans.
 
-``passes/pipeline.py`` lowers one computation, ``steps.py`` says which a workload needs and makes one
-launch of each, ``plans.py`` is the result; here a workload becomes a plan, each step the best kernel that
-is not known to be wrong (``build``), once per process (``plan``).
+``passes/pipeline.py`` lowers one computation; ``steps.py`` lists the computations of a workload and makes
+a launch of each. Here they become a plan (``plans.py``): ``build`` takes for each step the best kernel
+that is not known to be wrong, and ``plan`` caches the result.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Made = TypeVar("Made", bound=Plan)
 
 def build(workload: Workload, target: Target, schedule: Schedule | None, choose: Choose | None,
           deterministic: bool, kind: type[Made]) -> Made:
-    """Compile a workload into a plan of a front end's ``kind``, without looking at what is kept.
+    """Compile a workload into a plan of a front end's ``kind``, without any cache.
 
-    Without a schedule, each kernel is the best that is not known to be wrong, or what ``choose``
-    says for each computation in turn. ``deterministic``: the same bits every run. Raises ScheduleError
-    when the given schedule is not legal, Unsupported when nothing is.
+    Without a schedule, each kernel is the best that is not known to be wrong, or that of ``choose``.
+    ``deterministic``: results have the same bits in every run. Raises ScheduleError if the given schedule
+    is not legal, Unsupported if no kernel is left.
     """
     started = time.perf_counter()
     shelf = _Shelf(workload, deterministic)
@@ -75,26 +75,26 @@ def _same_bits(schedule: Schedule) -> ScheduleError:
 
 
 def build_compute(compute: Compute, target: Target, schedule: Schedule | None = None) -> Plan:
-    """Compile one computation. Without a schedule each kernel gets the best that is not known to be
-    wrong. Raises ScheduleError when the given schedule is not legal, or none is."""
+    """Compile one computation, without any cache. Without a schedule, each kernel is the best that is not
+    known to be wrong. Raises ScheduleError if the given schedule is not legal, or none is."""
     return build(Alone(compute), target, schedule, None, False, Plan)
 
 
-MOST_REJECTED = 8  # wrong kernels of one computation after which torch is the better choice
+MOST_REJECTED = 8  # wrong kernels of one computation after which torch computes it
 
 
 class _Shelf:
-    """The kernels of one plan as they are made, each once."""
+    """Makes the kernels of one plan, each once."""
 
     def __init__(self, workload: Workload, deterministic: bool) -> None:
         self.workload, self.deterministic = workload, deterministic
         self.switches = running()
         self.made: dict[tuple[str, Schedule], Step] = {}
         self.rejected = 0
-        self.why = ""  # the first kernel's schedule was chosen
+        self.why = ""  # the reason for the schedule of the first kernel
 
     def step(self, compute: Compute, schedule: Schedule, target: Target) -> Step:
-        """The kernel of a computation. Raises ScheduleError, or StageError for an error of ours."""
+        """The kernel of a computation. Raises ScheduleError, or StageError for a bug in a pass."""
         key = (compute.name, schedule)
         if key not in self.made:
             try:
@@ -109,14 +109,14 @@ class _Shelf:
 
     def assembled(self, planned: Planned, one: Step | None,
                   target: Target) -> tuple[list[Step], dict[str, Tensor]]:
-        """The launches of what was planned, and the workspaces that they share."""
+        """The launches of the planned computations, and the workspaces that they share."""
         steps: list[Step] = []
         spaces: dict[str, Tensor] = {}
         for compute, chosen in planned:
             made = one if one and compute.phase else self.step(compute, chosen, target)
             if made not in steps:
                 steps.append(made)
-            for view in compute.added:  # once, however many kernels add to it
+            for view in compute.added:  # cleared once, also if several kernels add to it
                 if all(s.zero is not view.tensor for s in steps):
                     made.zero = view.tensor
             whole = Scheduled(compute, chosen, target)
@@ -125,21 +125,21 @@ class _Shelf:
             if meeting := blockwise.meeting(chosen, whole.main):
                 parts = blockwise.workspace(whole.main, meeting)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
-                    spaces[parts.name] = parts  # stride phases share one; they may be split differently
-            elif chosen.split_k > 1:  # before anything is stored: not every phase has to add in place
+                    spaces[parts.name] = parts  # stride phases share the largest
+            elif chosen.split_k > 1:  # atomic: clear before the first launch, as other phases may store
                 steps[0].zero = compute.c.tensor
         return steps, spaces
 
     def between(self, compute: Compute) -> list[Tensor]:
-        """What a computation stores for those behind it."""
+        """The tensors in which a computation stores values for later ones."""
         if compute.does != "compute":
             return []
         return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 
     def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
-        """The stride phases of one result as one launch, where their kernels are explicit and the
-        schedule of one of them, that of the longest sum first, is legal for all; else None, and what
-        was planned."""
+        """The stride phases of one result as one launch: if the schedule of one of them (that of the
+        longest sum is tried first) makes explicit kernels and is legal for all. Otherwise the planned
+        computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
@@ -160,12 +160,13 @@ class _Shelf:
         return planned, None
 
     def candidates(self, compute: Compute, target: Target) -> Sequence[Listed]:
-        """The best schedules: with what was tuned for the workload, else by the estimate alone."""
+        """The best schedules, tuned ones first."""
         return shortlist(MOST_REJECTED, compute, target, self.workload)
 
     def choose(self, compute: Compute, target: Target) -> Schedule:
-        """The best schedule whose kernel is not known to be wrong. Raises Unsupported when the first
-        ``MOST_REJECTED`` are, ScheduleError when the user's gives other bits every run."""
+        """The best schedule whose kernel is not known to be wrong. Raises Unsupported if the first
+        ``MOST_REJECTED`` are wrong, ScheduleError if results must be deterministic and the user's schedule
+        is not."""
         candidates = self.candidates(compute, target)
         if self.deterministic:
             steady = [made for made in candidates if not made.schedule.varies]
@@ -194,15 +195,14 @@ _lock = threading.Lock()
 
 def plan(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
          kind: type[Made], keeps: bool = True) -> Made:
-    """``build``, remembered: the same question gets the same plan, compiled once per process. ``keeps``:
-    plans of other processes are read, and this one is written for them; a check of the passes wants what
-    they make of a workload in this process."""
+    """``build``, cached: equal arguments give the same plan, compiled once per process. ``keeps``: whether
+    plans are also read from disk and written to it; checks of the passes do not use the disk."""
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
     if found is None:
         plain = _plans.get((*key[:-1], False))
         if plain is not None and not any(s.schedule.varies for s in plain.steps):
-            made = replace(plain, deterministic=True)  # the same kernels, once in memory
+            made = replace(plain, deterministic=True)  # shares the kernels
         else:
             made = _kept_or_built(workload, target, schedule, deterministic, kind, keeps)
         with _lock:
@@ -212,7 +212,7 @@ def plan(workload: Workload, target: Target, schedule: Schedule | None, determin
 
 def known(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
           kind: type[Made]) -> Made | None:
-    """The plan, if this process or another one has made it."""
+    """The plan if this process has made it, or if it is on disk; else None."""
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
     if found is None:
@@ -226,7 +226,7 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
 
 
 def adopt(answer: dict[str, Any]) -> None:
-    """Remember the kernels that another process found to be wrong (``wrong``), and say so."""
+    """Record the kernels that another process found to be wrong (``wrong``), and log them."""
     for found in answer.get("wrong", ()):
         log.warning("rejected: %s with schedule %s: %s", found["function"], found["schedule"],
                     found["reason"])
@@ -249,10 +249,10 @@ def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None
 
 
 def replan(wrong: Made) -> Made:
-    """Forget a plan and make the next, after verdicts on its kernels. Raises as ``build``."""
+    """Remove a plan with wrong kernels from the cache and make the next one. Raises as ``build``."""
     key = (wrong.workload, wrong.target, None, type(wrong))
     with _lock:
-        for deterministic in (False, True):  # two plans may be of the same kernels
+        for deterministic in (False, True):  # two plans may share their kernels
             held = _plans.get((*key, deterministic))
             if held is not None and held.steps is wrong.steps:
                 del _plans[(*key, deterministic)]
@@ -260,6 +260,6 @@ def replan(wrong: Made) -> Made:
 
 
 def forget() -> None:
-    """Make every plan anew when it is next asked for."""
+    """Clear the cache of plans of this process."""
     with _lock:
         _plans.clear()

@@ -1,10 +1,10 @@
-"""Beside the compiler. Plans that another process made: texts and launches, by the question they answer.
+"""Beside the compiler. Plans on disk, which another process made: texts and launches.
 
-To choose schedules and to run the passes takes most of a start. A record holds what a launch needs, so
-that neither is done twice; what a kernel was made from is made again only for those who ask. A record
-stands under a digest of all that a plan depends on, this package's own files included. Its texts are
-executed: like Triton's machine code they are only as safe as the folder that they lie in, and nothing
-is read from a folder that others can write to (``disk_cache``).
+Choosing schedules and running the passes take most of the time of a start. A record has what launches
+need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
+key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
+like Triton's machine code they are as safe as their folder, and nothing is read from a folder that others
+can write to (``disk_cache``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from transconv.target import Target, triton_version
 SCHEMA = 1
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22)
 Made = TypeVar("Made", bound=Plan)
-Again = Callable[[], Plan]  # makes the plan from its question
+Again = Callable[[], Plan]  # makes the plan by running the passes
 
 
 def key(workload: Workload, target: Target, deterministic: bool) -> str:
-    """The name of a record; empty where none is read or kept: the user asks for a schedule or wants to
-    see or check the passes, or has registered what other processes do not know."""
+    """The name of a plan's record; empty if plans are neither read nor written: the user sets a schedule,
+    dumps, traces or verifies the passes, or has registered words or passes that other processes lack."""
     if (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2 or registered_words()
             or len(stages()) != len(STAGES)):
         return ""
@@ -46,7 +46,7 @@ def key(workload: Workload, target: Target, deterministic: bool) -> str:
 
 
 def keep(plan: Plan) -> None:
-    """Keep a plan for other processes, but for kernels whose sizes are arguments."""
+    """Write a plan to disk; not one of a given schedule, nor one whose sizes are arguments."""
     name = key(plan.workload, plan.target, plan.deterministic)
     if name and not plan.fixed and not any(isinstance(s.launcher, SizedLauncher) for s in plan.steps):
         DRAWER.put(name, {
@@ -59,8 +59,8 @@ def keep(plan: Plan) -> None:
 
 def find(workload: Workload, target: Target, deterministic: bool, kind: type[Made],
          again: Again) -> Made | None:
-    """The plan of a record; None where there is none, or none that makes sense, or one of whose kernels
-    is known to be wrong."""
+    """The plan of a record; None if there is none, if it is unreadable, or if one of its kernels is known
+    to be wrong."""
     name = key(workload, target, deterministic)
     content = DRAWER.get(name) if name else None
     if content is None:

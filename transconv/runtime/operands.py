@@ -14,7 +14,7 @@ from transconv.ir import DType, Layout, Tensor
 
 
 def torch_type(tensor: Tensor | Wanted) -> Any:
-    """torch's name for the elements of a tensor."""
+    """torch's dtype of a tensor's elements."""
     import torch
 
     return getattr(torch, tensor.dtype.torch)
@@ -22,8 +22,8 @@ def torch_type(tensor: Tensor | Wanted) -> Any:
 
 @dataclass(slots=True)
 class Wanted:
-    """A tensor that a plan was made for. It may also come as memory: one dimension without gaps, the
-    layout's span long; of a layout that no strides describe it has to."""
+    """A tensor that a plan takes. A call may also pass its memory: a contiguous tensor of one dimension
+    with at least the layout's span of elements. For blocked layouts it must."""
 
     name: str
     dtype: DType
@@ -37,7 +37,7 @@ class Wanted:
         self.elements = torch_type(self)
 
     def why_not(self, given: Any) -> str:
-        """What is wrong with a tensor that is not plainly the wanted one; empty if it will do."""
+        """Why a tensor is not the wanted one, as the end of a sentence; empty if it can be used."""
         if getattr(given, "dtype", None) is not self.elements:
             return f"{self.elements}, got {getattr(given, 'dtype', type(given).__name__)}"
         if given.is_neg():
@@ -55,8 +55,8 @@ class Wanted:
 
 def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
           about: Callable[[], str]) -> None:
-    """Raises TensorError unless each tensor is what a plan was made for, all on one device where kernels
-    run: kernels ask no more. ``about`` says what the plan computes, when somebody has to read it."""
+    """Raise TensorError unless each tensor is the wanted one and all are on one device on which kernels
+    run. Kernels do not check this. ``about``: what the plan computes, for the error."""
     device: Any = None
     for want in wanted:
         given: Any = tensors.get(want.name)
@@ -77,8 +77,8 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
 
 
 def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
-    """Raises TensorError, in torch's words, for an index that leaves the tensor that it is one of. Kernels
-    mask such an index; to look for it means to wait for the tensors, so that TRANSCONV_VERIFY=1 asks."""
+    """Raise TensorError, with torch's message, for an index that is out of bounds. Kernels mask such an
+    index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1."""
     for compute in computes:
         read = {r.view.tensor for r in compute.reads if r.var in compute.names.indices}
         given = {t.name: _logical(t, tensors[t.name]) for t in read}

@@ -19,7 +19,7 @@ from transconv.target import Target
 
 
 class Lowered(NamedTuple):
-    """Where a launch comes from: its computation, and the kernel that the passes made of it."""
+    """The computation of a launch, and the kernel that the passes made of it."""
 
     compute: Compute
     kernel: Kernel
@@ -27,8 +27,8 @@ class Lowered(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One launch of a plan: a kernel, its text, and the schedule that shaped it. ``does`` is its
-    computation's; ``lowered`` runs the passes where the text was kept by another process."""
+    """One launch of a plan: a kernel, its text and its schedule. ``does``: that of its computation;
+    ``lowered``: its computation and kernel; runs the passes if the text was read from disk."""
 
     does: str
     schedule: Schedule
@@ -37,25 +37,25 @@ class Step:
     path: Path | None
     launcher: Launcher
     params: tuple[str, ...]
-    digest: str  # under which its verdict is kept
+    digest: str  # the key of its verdict
     zero: Tensor | None = None  # cleared before the launch
 
     @property
     def compute(self) -> Compute:
-        """What it computes."""
+        """The computation of the launch."""
         return self.lowered().compute
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel behind the text."""
+        """The kernel, in the IR."""
         return self.lowered().kernel
 
 
 @dataclass(slots=True)
 class Plan:
-    """The launches of one workload. ``fixed``: the caller gave the schedule; ``rejected``: better
-    schedules that were passed over, their kernels being wrong; ``why``: what spoke for the schedule, in a
-    sentence; ``deterministic``: the same bits were asked for."""
+    """The launches of one workload. ``fixed``: the caller gave the schedule; ``rejected``: how many better
+    schedules were skipped because their kernels are wrong; ``why``: the reason for the schedule, in a
+    sentence; ``deterministic``: results have the same bits in every run."""
 
     workload: Workload
     target: Target
@@ -66,7 +66,7 @@ class Plan:
     rejected: int = 0
     why: str = ""
     deterministic: bool = False
-    wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # by the first launch
+    wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # set at the first launch
 
     @property
     def source(self) -> str:
@@ -74,16 +74,16 @@ class Plan:
         return "\n\n".join(s.source for s in self.steps)
 
     def launch(self, **tensors: Any) -> None:
-        """Run on torch tensors by name; what is stored is written in place. Raises TensorError for a
-        tensor that is missing, or that does not lie as the workload says; with TRANSCONV_VERIFY=1 also
-        for an index that leaves its tensor."""
+        """Run on torch tensors by name; results are written in place. Raises TensorError for a tensor that
+        is missing or has another type, shape or layout than the workload's; with TRANSCONV_VERIFY=1 also
+        for an index that is out of bounds."""
         self.check(tensors)
         if knobs.verify():
             check_indices(self.workload.computations, tensors)
         self.run(tensors)
 
     def check(self, tensors: dict[str, Any]) -> None:
-        """TensorError unless each tensor is what the plan was made for: kernels ask no more."""
+        """Raise TensorError unless each tensor is as the workload says. Kernels do not check this."""
         if self.sizes:
             check(self._wanted_at(self.sizes_of(tensors)), tensors, lambda: self.workload.title)
             return
@@ -93,11 +93,11 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes | None:
-        """The sizes that are arguments of its kernels, and what must hold of them."""
+        """The sizes that are arguments of its kernels, and their requirements; None if there are none."""
         return next((s.kernel.sizes for s in self.steps if s.kernel.sizes), None)
 
     def sizes_of(self, tensors: dict[str, Any]) -> dict[str, int]:
-        """The sizes of a call, by name. Raises TensorError for those that the kernels are not for."""
+        """The sizes of a call, by name. Raises TensorError for sizes that do not meet the requirements."""
         assert self.sizes is not None
         return sizes_of_call(self.sizes, self.workload.tensors, tensors, self.workload.title)
 
@@ -106,8 +106,7 @@ class Plan:
         return [Wanted(t.name, t.dtype, t.shape, t.layout) for t in made]
 
     def run(self, tensors: dict[str, Any]) -> None:
-        """Launch on tensors by name that were checked, to which workspaces are added for the time of the
-        call."""
+        """Launch on checked tensors, by name; workspaces are added to the dict."""
         if self.sizes:
             sizes = self.sizes_of(tensors)
             for step in self.steps:
@@ -124,10 +123,10 @@ class Plan:
 
     def starter(self, device: int, aligned: bool,
                 names: tuple[str, ...]) -> Callable[..., None] | None:
-        """A function of the tensors ``names`` that starts the plan with nothing left to decide.
+        """A function of the tensors ``names`` that launches the plan without checks.
 
-        None before the first launch on the device with tensors so ``aligned``. The caller sees to it
-        that the device is the current one.
+        None before the first launch on the device with tensors of this alignment (``aligned``: at
+        multiples of 16 bytes), and if sizes are arguments. The device must be the current one.
         """
         known = (*names, *self.workspaces)
         if self.sizes:

@@ -17,9 +17,9 @@ from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was prepared. ``problems``: what is computed, in words; ``there``: how many of them had their
-    kernels before; ``kernels``: how many were compiled; ``failures``: problems without a kernel, each
-    with the reason; ``left``: calls that torch computes, by reason."""
+    """The report of ``prepare``. ``problems``: texts of the problems; ``there``: how many of them had
+    compiled kernels before; ``kernels``: how many were compiled; ``failures``: problems without a kernel,
+    each with the reason; ``left``: the number of calls that torch computes, by reason."""
 
     problems: tuple[str, ...]
     there: int
@@ -35,14 +35,14 @@ class Prepared:
                           *(f"  {n} calls are torch's: {why}" for why, n in self.left)])
 
     def mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as a JSON object."""
         return asdict(self)
 
 
 def prepare(questions: Iterable[Question], workers: int, step: Callable[[], None] | None = None,
             left: tuple[tuple[str, int], ...] = ()) -> Prepared:
-    """Compile the kernels of all questions in ``workers`` processes, and wait for them; ``step`` hears of
-    each question that is done. What cannot be compiled is in the report."""
+    """Compile the kernels of all questions in ``workers`` processes, and wait for them. ``step`` is called
+    after each question. Failures are in the report."""
     started = time.perf_counter()
     step = step or (lambda: None)
     asked = list(dict.fromkeys(questions))

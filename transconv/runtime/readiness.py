@@ -1,13 +1,13 @@
-"""Beside the compiler. Plans whose kernels are there, and processes that make the others meanwhile.
+"""Beside the compiler. Plans whose kernels are compiled, and processes that compile in the background.
 
-    now          a plan is made and compiled by whoever asks for it
-    background   a question whose kernels are not there is refused, "compiling", while a process makes
-                 them; asked again when they are there, it gets its plan
-    never        such a question is refused, "compile:never"
+    now          the plan is made and its kernels are compiled in this process
+    background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
+                 them; later requests get the plan
+    never        if kernels are not compiled, the request is refused ("compile:never")
 
-A process leaves the plan (``kept.py``) and the machine code (Triton's cache) on disk, where whoever asks
-again finds them. What fails is remembered with its reason. Where the same bits are asked for at every
-run, ``background`` is ``now``: a result must not change in the middle of a program.
+A process writes the plan (``kept.py``) and the machine code (Triton's cache) to disk, where later requests
+find them. Failures are remembered with their reason. If results must be deterministic, ``background`` is
+``now``: results must not change while a program runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 
 COMPILING = "compiling"
-"""Why a call is torch's while its kernel is compiled."""
+"""The reason why torch computes a call while its kernel is being compiled."""
 NEVER = "compile:never"
-"""Why a call is torch's where nothing is to be compiled."""
+"""The reason why torch computes a call whose kernel is not compiled, with mode ``never``."""
 MODULE = "transconv.runtime.readiness_child"
-WORKERS = 2  # processes that compile beside a running program
+WORKERS = 2  # processes that compile in the background
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
-               "OMP_NUM_THREADS": "1"}  # a compiling process leaves the GPU alone
+               "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
 log = logging.getLogger("transconv.ready")
 Made = TypeVar("Made", bound=Plan)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A plan that is asked for, and how its tensors are aligned."""
+    """A request for a plan. ``aligned``: its tensors begin at multiples of 16 bytes."""
 
     workload: Workload
     target: Target
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def job(self) -> dict[str, Any]:
-        """What a compiling process is told."""
+        """The request as a JSON object, for a compiling process."""
         w, t = self.workload, self.target
         return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
                 "behind": w.behind, "target": t.name, "features": sorted(t.features),
@@ -65,7 +65,8 @@ class Question:
 
 @dataclass(slots=True)
 class _Asked:
-    """A question that was handed to a process: done yet, and why it failed."""
+    """The state of a request that a process compiles: whether it is done, why it failed, and whether a
+    missing record was logged (``told``)."""
 
     done: bool = False
     reason: str = ""
@@ -80,8 +81,8 @@ _pool: Compilers | None = None
 
 def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
           kind: type[Made], aligned: bool, mode: str) -> Made:
-    """The plan of a question, as the mode has it. Raises as ``build``; Unsupported where the kernels are
-    not there, or could not be compiled."""
+    """The plan of a request, by the mode. Raises as ``build``; Unsupported if the kernels are not compiled
+    yet, or could not be compiled."""
     question = Question(workload, target, deterministic, aligned)
     if _collected is not None and schedule is None:
         _collected[question] = None
@@ -102,24 +103,24 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
 
 
 def state(question: Question) -> str:
-    """Why no kernel answers a question at this moment: ``compiling``, or why it could not be compiled;
-    empty where nobody has asked, or where its kernels are there."""
+    """Why a request has no kernel now: ``compiling``, or why it could not be compiled. Empty if it was
+    never made, or if its kernels are compiled."""
     asked = _asked.get(question)
     return "" if asked is None else asked.reason if asked.done else COMPILING
 
 
 def is_ready(question: Question) -> bool:
-    """Whether the kernels of a question are there."""
+    """Whether the kernels of a request are compiled."""
     return not compiles(question.target) or _there(question, Plan) is not None
 
 
 def compiles(target: Target) -> bool:
-    """Whether kernels for a target are compiled at all: those of the interpreter are not."""
+    """Whether kernels for a target are compiled; those for the interpreter are not."""
     return target.backend in BACKENDS
 
 
 def again(questions: Iterable[Question]) -> None:
-    """Look anew at questions: their kernels may be there now."""
+    """Forget the failures of these requests, because their kernels may be compiled now."""
     with _lock:
         for question in questions:
             if question in _asked and _asked[question].done:
@@ -128,7 +129,7 @@ def again(questions: Iterable[Question]) -> None:
 
 @contextmanager
 def collecting() -> Iterator[dict[Question, None]]:
-    """Inside, in all threads, questions are noted and refused. RuntimeError inside another one."""
+    """Within ``with``, record the requests of all threads and refuse them. RuntimeError if nested."""
     global _collected
     with _lock:
         if _collected is not None:
@@ -145,7 +146,7 @@ def _there(question: Question, kind: type[Made]) -> Made | None:
     told = (question.workload, question.target, None, question.deterministic, kind)
     if kept.key(question.workload, question.target, question.deterministic):
         found = compiler.known(*told)
-    else:  # nothing is kept: the text is made here
+    else:  # there are no records, so the text is made here
         found = compiler.plan(*told)
     if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
         return None
@@ -153,7 +154,7 @@ def _there(question: Question, kind: type[Made]) -> Made | None:
 
 
 def _begin(question: Question, kind: type[Made]) -> Made:
-    """Hand a question to a process, once."""
+    """Give a request to a compiling process, once. Raises Unsupported until it is done."""
     with _lock:
         asked = _asked.get(question)
         if asked is None:
@@ -192,7 +193,7 @@ def _compilers() -> Compilers:
 
 
 def close() -> None:
-    """End the processes; what they were at is begun anew when it is next asked for."""
+    """End the processes. Requests that they have not finished are compiled when they are made again."""
     global _pool
     with _lock:
         pool, _pool = _pool, None
@@ -203,13 +204,13 @@ def close() -> None:
 
 
 def forget() -> None:
-    """Forget what was asked, and what failed."""
+    """End the processes and forget all requests and failures."""
     close()
     _asked.clear()
 
 
 def _forked() -> None:
-    """The processes are those of the parent."""
+    """After a fork, the processes belong to the parent."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     _asked.clear()

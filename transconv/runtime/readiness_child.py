@@ -1,5 +1,5 @@
-"""The child of readiness.py: ``python -m transconv.runtime.readiness_child`` reads a question as a line
-of JSON, makes its plan, has Triton compile the kernels into its cache, and says what came of it."""
+"""The child of readiness.py: ``python -m transconv.runtime.readiness_child`` reads requests as lines of
+JSON, makes their plans, compiles the kernels into Triton's cache, and answers with the outcome."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from transconv.runtime.plans import Plan, Step
 from transconv.selection import workload_of
 from transconv.target import Target
 
-NICE = 5  # the program that waits for nothing goes first
+NICE = 5  # lower priority than the program that runs meanwhile
 
 
 def main() -> None:
-    """Answer questions until nobody asks."""
+    """Answer requests until the input ends."""
     with suppress(OSError):
         os.nice(NICE)
     serve(answer)
 
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
-    """Make and compile the plan of a question. ``wrong``: kernels that compilers failed at, whose place
-    the next best took. Raises Unsupported where no kernel is left, and as ``build``."""
+    """Make and compile the plan of a request. In the answer, ``wrong``: kernels that failed to compile and
+    were replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
-    importlib.import_module(job["front"])  # a front end says how its texts are read
+    importlib.import_module(job["front"])  # registers the front end's parser
     workload = workload_of(job["problem"], job["direction"], job["behind"])
     if workload is None:
         raise ValueError(f"{job['problem']} cannot be read back")
@@ -52,7 +52,7 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
 
 
 def _compile(plan: Plan, aligned: bool) -> dict[str, Any] | None:
-    """Compile each kernel; what is wrong with the first that fails."""
+    """Compile each kernel. Returns a report of the first that fails, or None."""
     for step in plan.steps:
         try:
             step.launcher.compile(aligned)

@@ -1,5 +1,5 @@
-"""The sizes of a call, where they are arguments of kernels: read from its tensors, and held against what
-the kernels require before anything is launched."""
+"""The sizes of a call that are arguments of kernels: read from its tensors, and checked against the
+kernels' requirements before a launch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transconv.ir import Sizes, Tensor, Var
 
 def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, Any],
                   about: str) -> dict[str, int]:
-    """Each size by name, as the first tensor that has it as a dimension says. Raises TensorError, one
-    line, for sizes that do not meet the requirements, and for one that no tensor tells."""
+    """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with a
+    message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
     found: dict[str, int] = {}
     for tensor in wanted:
         given = tensors.get(tensor.name)

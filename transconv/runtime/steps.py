@@ -1,5 +1,5 @@
-"""The steps of a plan: the computations that a workload needs, and the kernel of each with its name, its
-text and what launches it."""
+"""The steps of a plan: the computations of a workload, and the kernel of each with its name, text and
+launcher."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ MAX_NAME = 64  # characters of a name in the IR
 
 def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = None,
                choose: Choose | None = None) -> Planned:
-    """The computations to run, in order, each with its schedule: copies into workspaces, phases and
-    second stages of sums, copies of results. Raises Unsupported and ProblemError for a workload that no
-    plan answers, ScheduleError for a given schedule that is not legal."""
+    """The computations to run, in order, each with its schedule: copies of operands, main kernels, kernels
+    that add partial sums, copies of results. Raises Unsupported and ProblemError for a workload without a
+    plan, ScheduleError for a given schedule that is not legal."""
     workload.refuse()
     choose = choose or (lambda a, t: choice.default(a, t, workload))
     mains: Planned = []
@@ -57,7 +57,7 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     elif schedule.red == "split" and not schedule.blocks:
         parts = {c: spread(c, target, asked=True) for c in computations}
         computations = tuple(k for c in computations for k in parts[c])
-        if len(computations) > len(parts):  # parts of rows in kernels of their own
+        if len(computations) > len(parts):  # rows are in parts, each kernel with a schedule of its own
             schedule = None
     for compute in computations:
         if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
@@ -70,8 +70,8 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
 
 
 def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choose: Choose) -> Planned:
-    """The computations of main kernels with those around them: copies before and after, and what adds
-    the parts of sums. Raises ScheduleError for a given schedule that is not legal."""
+    """The main kernels' computations with copies before and after them, and those that add partial sums.
+    Raises ScheduleError for a given schedule that is not legal."""
     made: Planned = []
     around: dict[str, Compute] = {}
     for compute, chosen in _agreed(_same_copies(mains, target), target):
@@ -89,8 +89,8 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
 
 
 def _same_copies(mains: Planned, target: Target) -> Planned:
-    """Stride phases read the same copies: a copy that one of them asks for serves all, and phases of
-    one schedule are one launch. That of the longest sum is asked first."""
+    """If stride phases differ in ``pack``, give all of them the schedule of the one with the longest sum
+    where it is legal: they then share the copies, and may be one launch."""
     phases = [(a, c) for a, c in mains if a.phase and all(x.size for x in a.axes)]
     if len({c.pack for _, c in phases}) < 2:
         return mains
@@ -102,8 +102,8 @@ def _same_copies(mains: Planned, target: Target) -> Planned:
 
 
 def _second(whole: Scheduled) -> Compute:
-    """What adds the parts of a sum. Tiles that were dealt out it has to see as the main kernel did;
-    else it sees groups one by one, and nothing that lies between their blocks."""
+    """The computation that adds partial sums. After stream-K it needs the main kernel's tiles, hence its
+    merged groups; otherwise groups are not merged, so that it skips what is off the diagonal."""
     schedule = whole.schedule
     apart = whole if schedule.reduce == "stream" else replace(whole, schedule=replace(schedule, merge=1))
     second = blockwise.second(apart.main, schedule)
@@ -111,7 +111,8 @@ def _second(whole: Scheduled) -> Compute:
 
 
 def _agreed(mains: Planned, target: Target) -> Planned:
-    """All stride phases write to the copy of the result, or none: it is copied back as a whole."""
+    """Make all stride phases write to the copy of the result, or none, because it is copied back as a
+    whole."""
     if len({c.unpacks for _, c in mains}) < 2:
         return mains
     asked = [(a, c if c.unpacks else replace(c, c="gather", split_k=1, pack=with_letter(c.pack, "c")))
@@ -134,7 +135,8 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
 
 
 def _subject(workload: Workload, compute: Compute) -> str:
-    """What a kernel is about. Workloads share the copies of tensors that they share."""
+    """The subject of a kernel's name: the workload, or the tensor of a copy, so that workloads share
+    copies."""
     if not is_copy(compute):
         return f"{workload}"
     return f"{compute.a.tensor}" + f" rounded to {compute.c.tensor.dtype}" * rounds(compute)
@@ -142,7 +144,7 @@ def _subject(workload: Workload, compute: Compute) -> str:
 
 def header(workload: Workload, compute: Compute, schedule: Schedule,
            target: Target) -> tuple[str, ...]:
-    """What stands above a kernel's text."""
+    """The comment lines above a kernel's text."""
     about = workload.lines or (f"{compute.name} of {_subject(workload, compute)}",)
     return (*about, *([f"epilogue {compute.behind}"] if compute.behind else []),
             f"schedule {schedule}", f"target {target.name}")
@@ -182,5 +184,5 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
 
 
 def digest_of(source: str, schedule: Schedule, target: Target) -> str:
-    """Under which verdicts on a kernel are kept, and that it was compiled."""
+    """The key of a kernel's verdict and of the record that it was compiled."""
     return verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")

@@ -35,7 +35,7 @@ Made = TypeVar("Made", bound=Plan)
 
 
 def is_trusted(plan: Plan, aligned: bool = True) -> bool:
-    """Whether a plan may run unchecked: its kernels were found right, or checks are disabled. Triton's
+    """Whether a plan may run unchecked: its kernels were found correct, or checks are disabled. Triton's
     interpreter is not checked, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
     multiples of 16 bytes."""
     policy = knobs.trust()
@@ -52,13 +52,13 @@ def is_aligned(tensors: Tensors) -> bool:
 def run(plan: Made, tensors: Tensors) -> Made:
     """Launch a plan that may be new to this machine, and return the plan that made the result.
 
-    ``tensors`` by name, in the order of a call; the result is written in place. A trusted plan is just
+    ``tensors`` by name, in the order of a call; the result is written in place. A trusted plan is only
     launched. Any other is launched and checked, which waits for the device; if the result is wrong, its
-    kernels are rejected and the next plan has a try. While a CUDA graph is captured nothing can be
-    checked: the plan is launched as it is.
+    kernels are rejected and the next plan is tried. While a CUDA graph is captured, a plan is launched
+    without a check.
 
-    Raises Unsupported("miscompiled") when plan after plan is wrong, or the first if its schedule was
-    given by the caller.
+    Raises Unsupported("miscompiled") if ``MOST_REJECTED`` plans are wrong, or the first one if the caller
+    gave its schedule.
     """
     aligned = is_aligned(tensors)
     for _ in range(MOST_REJECTED):
@@ -91,7 +91,8 @@ def _capturing(tensors: Tensors) -> bool:
 
 
 def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
-    """Launch and check: what is wrong, in which steps, and whether to tell other processes."""
+    """Launch and check: what is wrong (empty if nothing), in which steps, and whether to keep the verdict
+    on disk."""
     try:
         reason, blamed, weak = _launch_and_look(plan, tensors)
         if weak and not reason:
@@ -103,7 +104,7 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
         wrong = [s for s in plan.steps if s.launcher.function == error.function]
         return error.why, wrong or plan.steps, True
     except Exception as error:
-        # Triton gave up: the kernel takes more than the machine has, or trips over its compiler.
+        # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
         if type(error).__module__.partition(".")[0] != "triton":
             raise
         return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
@@ -111,8 +112,9 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
 
 
 def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
-    """What is wrong with a result, in which steps, and whether the data tell too little."""
-    for name in plan.workload.results:  # what is not written must show
+    """What is wrong with a result (empty if nothing), in which steps, and whether the data are too uniform
+    for a check."""
+    for name in plan.workload.results:  # so that elements that are not written are found
         t = tensors[name]
         t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
     plan.launch(**tensors)
@@ -129,8 +131,8 @@ def _out_of_memory() -> type[Exception]:
 
 
 def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
-    """Tensors like these, at addresses like theirs, with small whole numbers in the place of data
-    that would hide mistakes. Whole numbers stay: they may be indices."""
+    """Tensors like these, with the same alignment, and small random integers instead of data that could
+    hide errors. Integer tensors are copied, because they may be indices."""
     import torch
 
     made: Tensors = {}
@@ -145,25 +147,25 @@ def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
             generator = torch.Generator(like.device).manual_seed(len(made))
             memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=like.device))
         else:
-            memory[shift:].copy_(like.as_strided((span,), (1,)))  # a dim may repeat its elements
+            memory[shift:].copy_(like.as_strided((span,), (1,)))  # its memory, as strides may be 0
     return made
 
 
 def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
-    """Copies that are wrong by themselves; if none is, everything but the copies."""
+    """The copies that are wrong when run alone; if none is, all steps but the copies."""
     copies = [step for step in plan.steps if is_copy(step.compute)]
     wrong = [step for step in copies if not _copies_well(step, _device(tensors))]
     return wrong or [step for step in plan.steps if step not in copies]
 
 
 def _copies_well(step: Step, device: torch.device) -> bool:
-    """Whether a copy moves small whole numbers to where they belong."""
+    """Whether a copy of small random integers is correct."""
     import torch
 
     a, c = step.compute.a.tensor, step.compute.c.tensor
     strides = a.layout.strides(), c.layout.strides()
     if strides[0] is None or strides[1] is None:
-        return True  # blocked: no view of torch tells
+        return True  # a blocked layout has no view in torch to compare
     given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
     made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
     try:
@@ -178,8 +180,8 @@ def _copies_well(step: Step, device: torch.device) -> bool:
 
 def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
             tensors: Tensors) -> Sequence[Step]:
-    """The steps that may have made wrong elements: copies that are wrong, of kernels that own one
-    stride phase each those whose phase is wrong; else all but the copies."""
+    """The steps that may have made wrong elements: wrong copies; else, if each kernel computes one stride
+    phase, those of the wrong phases; else all but the copies."""
     suspects = _suspects(plan, tensors)
     if any(is_copy(step.compute) for step in suspects):
         return suspects

@@ -1,7 +1,7 @@
 """Verdicts on generated kernels, right or wrong, keyed by their text.
 
-A verdict lives in memory, and among the choices kept in the cache (see ``disk_cache``). What cannot be
-read there, or speaks of something else, counts as no verdict; a kernel once found wrong stays so.
+Verdicts are in memory and in the disk cache (see ``disk_cache``). An unreadable record, or one of another
+version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"
 DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
 
-_known: dict[str, str] = {}  # by digest; "": nothing on disk either
-_proved: set[str] = set()  # found right by this process itself
+_known: dict[str, str] = {}  # by digest; "": no verdict on disk either
+_proved: set[str] = set()  # found correct by this process
 
 
 def digest(source: str, machine: str) -> str:
-    """The key of a kernel: its text, what it is compiled for, and by which Triton."""
+    """The key of a kernel: a digest of its text, the target with its options, and Triton's version."""
     text = f"{SCHEMA}\n{triton_version()}\n{machine}\n{source}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def variant(key: str, aligned: bool) -> str:
-    """Triton compiles one text twice: for tensors at multiples of 16 bytes, and for others."""
+    """The key for an alignment: Triton compiles one text separately for tensors at multiples of 16 bytes
+    (``aligned``) and for others."""
     return key if aligned else f"{key}-unaligned"
 
 
 def is_wrong(key: str) -> bool:
-    """Whether a kernel, in either variant, gave a wrong result once."""
+    """Whether a kernel, in either variant, is known to be wrong; False with TRANSCONV_TRUST=never."""
     return knobs.trust() != "never" and any(
         look_up(variant(key, aligned)) == WRONG for aligned in (True, False))
 
@@ -53,7 +54,7 @@ def look_up(name: str) -> str:
 
 
 def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
-    """Remember a verdict, and with ``keep`` also for other processes; ``about`` is for people."""
+    """Record a verdict in memory, and with ``keep`` on disk; ``about`` is for readers of the record."""
     _known[name] = verdict
     if verdict == RIGHT:
         _proved.add(name)
@@ -74,6 +75,6 @@ def _verdict(content: Content) -> str:
 
 
 def forget() -> None:
-    """Drop what is in memory; files stay."""
+    """Clear the verdicts in memory; records on disk stay."""
     _known.clear()
     _proved.clear()

@@ -17,33 +17,34 @@ ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
 ROW = 128  # bytes of a row of shared memory
 """Bytes of a row of shared memory."""
-SHORTEST = 32  # bytes of the rows of boxes that lie side by side
+SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of memory: its size and stride, where the view is along it, and what moves there."""
+    """A dimension of a tensor in memory, and the view's coordinate along it. Size, stride and extent count
+    elements."""
 
     name: str
     size: int
     stride: int
     coord: Expr
-    moving: Var | None  # the axis (or fused axes) whose block the box reaches along
-    extent: int
-    piled: bool = False  # whether the block is several such boxes
-    plane: bool = False  # whether it counts the interleaved planes of a dimension, among others
+    moving: Var | None  # the axis (or fused axes) whose block the box covers along it; None: one position
+    extent: int  # of the box
+    piled: bool = False  # whether the block consists of several such boxes
+    plane: bool = False  # whether it numbers interleaved planes, perhaps merged with another dimension
 
 
 def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,
                  stored: bool) -> str | None:
-    """None if the dimensions make a box, else the reason in a few words."""
+    """None if the dimensions are legal for a box, else the reason in a few words."""
     return (_lanes(dims, schedule, compute) or _engine(dims, tensor)
             or _tails(dims, schedule, compute, stored))
 
 
 def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
-    """A lane counts its blocks in the order of the axes, or in the one that the schedule gives; memory
-    must have them so, in one run."""
+    """A lane runs through its blocks in the order of the axes, or in that of the schedule. The dimensions
+    of one kind must be adjacent in memory and in this order."""
     given = schedule.order.split(".") if schedule.order else []
     axes = sorted((x.name for x in compute.axes), key=lambda n: given.index(n) if n in given else 0)
     order = [a for x in axes for b in schedule.blocks if b.axes[0] == x for a in b.axes]
@@ -66,7 +67,7 @@ def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
 
 
 def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
-    """What the copy engine asks of memory."""
+    """The limits of the copy engine: rank, strides, extents, and the length of rows."""
     if len(dims) > ENGINE_RANK:
         return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
     inner = dims[-1]
@@ -90,11 +91,9 @@ def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
 
 
 def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool) -> str | None:
-    """A block that does not divide its axes ends outside the tensor, where the engine reads zeros.
-
-    That is right only where leaving the block's axes means leaving the tensor: a sum must not
-    take in elements from beyond, nor a store write there.
-    """
+    """A block that does not divide its axes reaches beyond their end. That is legal only if it is also
+    beyond the end of the tensor, where the engine reads zeros and drops writes: otherwise a sum would
+    include, or a store overwrite, other elements."""
     for block in schedule.blocks:
         total = prod(compute.size(a) for a in block.axes)
         kind = compute.kind(block.axes[0])

@@ -1,15 +1,17 @@
 """Which views can be loaded or stored with TMA boxes, and why others cannot be.
 
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
-fills what lies outside the tensor with zeros and drops writes there, so a view qualifies when its
-mask says nothing more than "inside", when along each dimension at most one block of the tile moves,
-in steps of 1 (or in equal steps: the dimension is then seen as interleaved planes), and when memory
-suits the engine: unit step innermost, all other strides multiples of 16 bytes, at most five
-dimensions. Along the innermost one a box begins at multiples of 16 bytes: a chip ends a kernel that
-asks for another corner (an illegal instruction).
+reads elements outside the tensor as zeros and drops writes there. A view can be a box if
 
-Dimensions along which a box does not reach are merged into their inner neighbour where memory allows:
-a factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
+* its mask requires nothing but "inside the tensor";
+* along each dimension at most one block of the tile moves, in steps of 1 (equal steps greater than 1 see
+  the dimension as interleaved planes);
+* the tensor suits the engine: at most five dimensions, innermost stride 1, other strides multiples of 16
+  bytes. Along the innermost dimension a box begins at a multiple of 16 bytes; the GPU stops a kernel that
+  breaks this with an illegal instruction.
+
+Dimensions in which a box has extent 1 are merged into their inner neighbour if the strides allow it: a
+factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
 that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
 """
 
@@ -45,9 +47,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A view as a box: the tensor with its dimensions in memory order, coordinates over axes, the
-    axis that moves along each dimension, how far the box reaches, and of which kind that axis is
-    (empty where nothing moves)."""
+    """A view as a box: the tensor with its dimensions in memory order and, per dimension, the coordinate
+    over axes, the axis that moves (None if none does), the extent of the box in elements, and the kind of
+    that axis (B, M, N or K; empty if none moves)."""
 
     tensor: Tensor
     coords: tuple[Expr, ...]
@@ -57,10 +59,10 @@ class Box:
 
 
 def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
-    """The box that fetches (or stores) a tile of a view, or the reason why there is none."""
+    """The box that loads (or stores) a tile of a view, or the reason why there is none."""
     along = _along(view)
     other = "N" if view is compute.a else "M" if view is compute.b else "K"
-    for b in schedule.blocks:  # a mask may be all that knows of an axis
+    for b in schedule.blocks:  # an axis may occur in the mask alone
         if b.extent > 1 and compute.kind(b.axes[0]) != other and not along.intersection(b.axes):
             return f"{view.tensor.name}: no dimension moves along block {b}"
     blocks = tuple(b for b in schedule.blocks if along.intersection(b.axes))
@@ -75,7 +77,8 @@ def _along(view: View) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
-    """The same from the blocks that matter: many schedules of one computation share them."""
+    """``box_of`` for a schedule of only the relevant blocks, which many schedules of a computation share,
+    so that the cache hits."""
     facts = _facts(compute)
     layout = view.tensor.layout
     if layout.strides() is None:
@@ -106,7 +109,7 @@ def _facts(compute: Compute) -> Facts:
 
 @lru_cache(maxsize=512)
 def _seen(seen: ViewDim, size: int, compute: Compute) -> tuple[Expr, Expr | None]:
-    """The coordinate, simplified, and the part of the mask that says more than "inside", if any."""
+    """The simplified coordinate, and a condition of the mask other than "inside the tensor", or None."""
     facts = _facts(compute)
     coord = simplify(seen.coord, facts)
     inside = facts.assume(coord >= 0).assume(coord < size)
@@ -118,6 +121,7 @@ def _seen(seen: ViewDim, size: int, compute: Compute) -> tuple[Expr, Expr | None
 
 def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
          facts: Facts) -> list[Dim] | str:
+    """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal."""
     name = view.tensor.dims[b.dim]
     coord, beyond = _seen(view.dims[b.dim], b.size, compute)
     if beyond is not None:
@@ -147,11 +151,11 @@ def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
 
 
 def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
-    """Whether an explicit kernel has to turn the boxes of a view before it multiplies them.
+    """Whether an explicit kernel must transpose the boxes of a view before it multiplies them.
 
-    The matrix unit reads 16-bit operands from shared memory along either side, wider ones along K
-    only. A box of the latter whose innermost dimension is not summed (features, where the sum runs over
-    positions) is written once more with K innermost, by warps that do nothing else.
+    The matrix unit reads 16-bit operands from shared memory in either order, 32-bit ones only with K
+    innermost. Boxes of the latter with another innermost dimension (features, if the sum runs over
+    positions) are written to shared memory again, with K innermost, by warps of their own.
     """
     if schedule.via != "gluon" or view.tensor.dtype.bits <= 16:
         return False
@@ -162,7 +166,7 @@ def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
 
 
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:
-    """How far a coordinate moves per step of an axis; 0 if that is not a constant forward step."""
+    """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""
     ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
     if isinstance(ahead, Const) and int(ahead.value) > 0 and (
             axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
@@ -171,12 +175,12 @@ def _step(coord: Expr, axis: Var, facts: Facts) -> int:
 
 
 def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
-    """A dimension in steps of 2 is one of two interleaved planes in steps of 1.
+    """A dimension in steps of 2 as two interleaved planes in steps of 1.
 
         i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
 
-    Of an odd size, some planes have a row less. Where it is known which plane is seen, as in a stride
-    phase, its rows are counted.
+    If the size is odd, some planes have one row less. If the plane is a constant, as in a stride phase,
+    the size is the number of its rows.
     """
     assert d.moving is not None
     rest = simplify(d.coord - d.moving * step, facts)
@@ -187,8 +191,8 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
 
 
 def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
-    """Whether no lane goes beyond the end of a dimension, not even one that has nothing to do: then
-    it does not matter that the last row of some planes is not there, and what lies there instead."""
+    """Whether no lane is beyond the end of a dimension, not even beyond the end of its axis. Then no lane
+    reads the last row of planes that lack it."""
     last = range_of(coord, facts).hi
     used = {schedule.block_of(v.name) for v in free_vars(coord)} - {None}
     return last is not None and last < size and all(
@@ -196,7 +200,8 @@ def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, f
 
 
 def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | str:
-    """Merge the dimensions that a fused block runs through, all of them, from end to end."""
+    """Merge the dimensions of a fused block, which must be whole, adjacent and in its order; otherwise
+    return the reason."""
     out: list[Dim] = []
     at = 0
     while at < len(dims):
@@ -219,10 +224,11 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
 
 
 def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
-    """Fold a dimension that the box does not reach along into its inner neighbour. Phases differ in
-    where that may be done: they keep what the engine can take, so that one launch can do them all."""
+    """Merge dimensions in which the box has extent 1 into their inner neighbours. Stride phases differ in
+    which can be merged, so they merge none if the engine can take all: one launch then serves all
+    phases."""
     out: list[Dim] = []
-    # The stride of a dimension of size 1 means nothing, and may be odd.
+    # The stride of a dimension of size 1 has no effect, and need not be a multiple of 16 bytes.
     wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
@@ -237,14 +243,15 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
 
 
 def _stays(d: Dim, facts: Facts) -> bool:
-    """Whether the coordinate never leaves the tensor (and so never reads a neighbour when merged)."""
+    """Whether the coordinate is always inside the dimension, so that merging it reads no other
+    elements."""
     r = range_of(d.coord, facts)
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
 
 def _still(dims: list[Dim], view: View, schedule: Schedule, compute: Compute) -> str | None:
-    """A block of the tile that no dimension moves with, because its axis has one position: a box
-    without it has too few elements."""
+    """The reason if no dimension moves along some block, because its axis has one position: the box would
+    have fewer elements than the tile."""
     moved = {d.moving for d in dims}
     for b in schedule.blocks:
         if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
@@ -254,7 +261,7 @@ def _still(dims: list[Dim], view: View, schedule: Schedule, compute: Compute) ->
 
 
 def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
-    """The engine's rule for a corner: along the innermost dimension, a multiple of 16 bytes."""
+    """The reason if the box may begin between multiples of 16 bytes along the innermost dimension."""
     shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
     if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
         return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
@@ -272,7 +279,7 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
 
 
 def _kind(moving: Var | None, schedule: Schedule, compute: Compute) -> str:
-    """The kind of an axis, or of the axes that a block fuses."""
+    """The kind of an axis, or of the fused axes of a block; empty for None."""
     if moving is None:
         return ""
     fused = {Var("_".join(b.axes)): b.axes[0] for b in schedule.blocks}

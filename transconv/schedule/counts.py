@@ -1,6 +1,6 @@
-"""Sizes that a schedule gives a computation: tiles, steps, programs, and the sums of its main kernel.
+"""Counts of a schedule and a computation: tiles, steps, programs, and bytes of shared memory.
 
-The computation is the one that the schedule sees: ``Scheduled.main``, or ``grouped``.
+The computation is ``Scheduled.main``, or ``grouped``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from transconv.target import Target
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
-FEW_ROUNDS = 8  # with more, the last one is little
+FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
-    """The extent of the tile along a kind: the product of its blocks."""
+    """The extent of the tile along a kind (B, M, N or K): the product of its blocks."""
     return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind), start=1)
 
 
 def lanes(c: Schedule, compute: Compute, kind: str) -> int:
-    """The same without the blocks that are written out."""
+    """``tile`` without the blocks that ``regs`` writes out."""
     return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind and not c.in_registers(b)),
                 start=1)
 
 
 def k_steps(c: Schedule, compute: Compute) -> int:
-    """The number of steps of the sum: blocks of K axes, and K axes without a block one by one."""
+    """The number of steps of the sum: the blocks of K axes, times the sizes of K axes without a block."""
     steps = 1
     for b in c.blocks:
         if compute.kind(b.axes[0]) == "K":
@@ -39,32 +39,33 @@ def k_steps(c: Schedule, compute: Compute) -> int:
 
 
 def chain(c: Schedule, compute: Compute) -> int:
-    """How many products of the matrix unit one accumulator takes, each of 32 bytes of a row; 0 for other
-    units, and where f32 is not multiplied by parts: then additions are rounded to the nearest."""
+    """How many products of the matrix unit are added to one accumulator, each of 32 bytes of a row. 0 for
+    other units, for 64-bit operands and for f32 with precision ``ieee``, whose sums round to nearest."""
     dtype = compute.a.tensor.dtype
     if c.unit != "mma" or dtype.bits > 32 or (dtype.bits == 32 and compute.math == "ieee"):
         return 0
     steps = -(-k_steps(c, compute) // c.split_k)
-    if c.reduce == "stream":  # each program takes as many steps of all tiles as the others
+    if c.reduce == "stream":  # the steps of all tiles are divided evenly among the programs
         steps = min(steps, -(-steps * programs(c, compute) // max(1, c.programs)))
     return steps * max(1, tile(c, compute, "K") * dtype.bytes // 32)
 
 
 def programs(schedule: Schedule, compute: Compute) -> int:
-    """How many programs the kernel has, each with a tile; persistent ones deal them out."""
+    """The number of tiles, parts of a split sum counted separately: the programs of the kernel, or what
+    its persistent programs share."""
     return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))
 
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
-    """The fewest programs of an explicit kernel that need no more rounds than one for each multiprocessor
-    would: what idles in the last round only takes power and cache from the others."""
+    """The fewest persistent programs that need no more rounds than one program per multiprocessor would.
+    More programs would idle in the last round and share power and cache with the others."""
     tiles = programs(schedule, compute)
     rounds = -(-tiles // target.sms)
     return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms
 
 
 def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
-    """How many tiles lie side by side along a kind."""
+    """The number of tiles along a kind (B, M, N or K)."""
     found = prod(x.size for x in compute.axes_of(kind) if c.block_of(x.name) is None)
     for b in c.blocks:
         if compute.kind(b.axes[0]) == kind:
@@ -73,7 +74,7 @@ def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
 
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
-    """The bytes of shared memory that the operands of a kernel for the matrix unit take."""
+    """Bytes of shared memory for the operands of a kernel that uses the matrix unit."""
     k = tile(c, compute, "K")
     need = transposed_bytes(c, compute) * max(1, c.stages)
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
@@ -83,7 +84,7 @@ def shared_bytes(c: Schedule, compute: Compute) -> int:
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
-    """The bytes of a step's tiles that an explicit kernel writes to shared memory once more."""
+    """Bytes of the operand tiles of a step that an explicit kernel transposes."""
     k = tile(c, compute, "K")
     return sum(tile(c, compute, kind) * k * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))

@@ -1,8 +1,8 @@
 """Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
 
-First the values of all words, each alone; then the rules, in the order of ``ASKED``: a later one may rely
-on what those before it let through. A rule that belongs to one word is in the row of the word
-(words.py); those about blocks, and about several words at once, are here.
+First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
+those before it. The rule of one word is in the row of that word (words.py); rules about blocks and about
+several words are here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_said(schedule: Schedule) -> str | None:
-    """None if every word has one of its values and blocks are made of names and a number."""
+    """None if every word has a legal value and every block has names and a number, else the reason."""
     table = words()
     for word, value in zip(table, _values(table)(schedule), strict=True):
         if value is not word.default and (reason := word.refuses(value)):
@@ -50,12 +50,12 @@ def why_not_said(schedule: Schedule) -> str | None:
     return None
 
 
-# What is made for the sizes that it was chosen for, and the value of the word that does without.
+# Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
 OF_SIZES = (("a", "gather"), ("b", "gather"), ("c", "gather"), ("via", "tl"), ("pack", ""), ("merge", 1),
             ("split_k", 1), ("programs", 0), ("unroll", 0))
 
 
-FEW_WARPS = 4  # whose products overlap in a loop that ends at a run-time size
+FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
@@ -99,7 +99,7 @@ def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | Non
 def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
     m, n, k = (tile(c, compute, kind) for kind in "MNK")
     m *= tile(c, compute, "B")
-    if c.unit == "fma":  # what is written out is multiplied one after another
+    if c.unit == "fma":  # positions that are written out are multiplied one after another
         k = lanes(c, compute, "K")
     if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
         return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
@@ -125,13 +125,14 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def _reordered(c: Schedule, compute: Compute) -> bool:
-    """Whether Triton keeps room beside the operands' to bring a result into the order of its stores:
-    the loads of a program's next tile are under way by then. (Results of 16 bits have had room.)"""
+    """Whether Triton needs shared memory beside the operands' to convert the result to the layout of its
+    store. It does in persistent kernels, where the loads of the next tile occupy the operands' memory; no
+    kernel with 16-bit results has exceeded the limit."""
     return c.via == "tl" and c.programs > 0 and compute.c.tensor.dtype.bits > 16
 
 
-# Words stand for their rules. Those that are not named here are asked last, in the order of the table;
-# `merge` and `pack` come before all, since the others see what they make of the computation.
+# The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
+# the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
     "teams", "keep", "a", "b", "c")
@@ -139,13 +140,13 @@ ASKED: tuple[str | Rule, ...] = (
 
 @lru_cache(maxsize=4)
 def _values(table: tuple[Word, ...]) -> Callable[[Schedule], tuple[Value, ...]]:
-    """What reads all words of a schedule at once: thousands are asked about."""
+    """A function that reads all words of a schedule at once, which is fast; proposals are many."""
     return attrgetter(*(w.name for w in table))
 
 
 @lru_cache(maxsize=4)
 def _rules(table: tuple[Word, ...]) -> tuple[Rule, ...]:
-    """The rules in the order in which they are asked."""
+    """The rules, in the order in which they are checked."""
     known = {w.name: w.why_not for w in table}
     named = {*ASKED, "merge", "pack"}
     asked = [known[x] if isinstance(x, str) else x for x in ASKED]

@@ -1,5 +1,5 @@
-"""Which TMA boxes are legal, and which warp-specialized kernels, whose operands are always boxes: None,
-or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``teams`` and ``keep``.
+"""The rules of the words ``a b c``, ``via``, ``teams`` and ``keep``: which TMA boxes and which
+warp-specialized kernels are legal. Each returns None, or a sentence that says why not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
 
 
 def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """What keeps any of the three from being a box."""
+    """Why no operand or result can be a box, or None."""
     if "box" not in target.features:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
@@ -72,22 +72,22 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def _rank(box: Box, target: Target) -> int:
-    """The dimensions that Triton sees in a box. Those of extent 1 keep a left operand out of the shared
-    memory that ``wgmma`` reads; products are then under way while the loads of the next step overwrite
-    the registers that they read."""
+    """The rank of a box as Triton sees it. With ``wgmma``, dimensions of extent 1 count: with them a left
+    operand goes through registers, and the loads of the next step overwrite these while asynchronous
+    products still read them."""
     return len(box.extents) if "wgmma" in target.features else sum(e > 1 for e in box.extents)
 
 
 def _cut_short(box: Box, view: View) -> bool:
-    """Whether a box that is stored ends within 16 bytes that belong to others (seen on an H200); after
-    a row of a copy nothing lies that anybody reads."""
+    """Whether rows of a stored tensor end between multiples of 16 bytes: TMA then writes beyond their end
+    (observed on an H200). In a copy, the elements beyond are padding that nobody reads."""
     return not view.tensor.copy_of and bool(
         box.tensor.shape[-1] * view.tensor.dtype.bytes % ROW_ALIGN)
 
 
 def _folded(box: Box) -> bool:
-    """Whether the side of the tile that lies innermost runs through more than one dimension of the
-    box, with the other side outside of it: shared memory then has it in the wrong order."""
+    """Whether the innermost side of the tile runs through several dimensions of the box, and the other
+    side is outside of them: shared memory then has the wrong order."""
     kinds = [kind for kind, extent in zip(box.kinds, box.extents, strict=True) if kind and extent > 1]
     return len(set(kinds)) > 1 and kinds.count(kinds[-1]) > 1 and kinds[-2] == kinds[-1]
 

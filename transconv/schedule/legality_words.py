@@ -1,7 +1,7 @@
 """The legality rules of single schedule words: None, or a sentence that says why not.
 
-The table of words refers to them; legality.py says in which order they are asked, and what came before.
-Those of boxes and explicit kernels are in legality_boxes.py. The value alone is checked before all.
+words.py refers to them; legality.py has their order and first checks the value of each word.
+legality_boxes.py has the rules of boxes and explicit kernels.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from transconv.target import Target
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
-MOST_WRITTEN = 128  # positions written out: more take compilers too long, and registers are few
-"""Positions that may be written out."""
-MOST_LOADS = 256  # of a sum written out: LLVM takes 10 s for so many, minutes for twice as many
-LONGEST = 64  # steps: with more, a sum stays a loop
-"""Steps of a sum that may be written out."""
-
+MOST_WRITTEN = 128  # more take too long to compile and too many registers
+"""The most positions that ``regs`` may write out."""
+MOST_LOADS = 256  # of a sum that is written out: LLVM takes 10 s for these, minutes for twice as many
+LONGEST = 64  # a longer sum stays a loop
+"""The most steps of a sum that ``unroll`` writes out."""
 
 
 def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """About the computation as it is."""
+    """Checked for the computation before merging."""
     return why_not_merged(compute, c.merge)
 
 
 def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """About the tensors as they are; the rules after it see the computation over the copies."""
+    """Checked for the original tensors; later rules see the computation over the copies."""
     for letter in letters(c.pack):
         view = view_of(compute, letter)
         if view is None:
@@ -53,7 +52,7 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """Relies on blocks that are pure."""
+    """Relies on ``_blocks_are_pure``."""
     order = c.order.split(".") if c.order else []
     summed = [x.name for x in compute.axes_of("K")]
     if order and sorted(order) != sorted(summed):
@@ -77,7 +76,7 @@ def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 @lru_cache(maxsize=256)
 def _used_twice(compute: Compute) -> str:
-    """The first reduction of elements as they are loaded whose result is used more than once."""
+    """The name of the first reduction of loaded elements whose result is used more than once, or empty."""
     values = [s.value for s in compute.steps if not isinstance(s, Read)]
     for made in (s for s in compute.steps if isinstance(s, Reduction)):
         e = made.value
@@ -140,7 +139,8 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
 
 
 def _uneven(c: Schedule, compute: Compute) -> str | None:
-    """What is computed from nothing beyond the end of a sum may be anything."""
+    """The reason if a block of K does not divide the sum: beyond the end a factor is loaded as 0, but a
+    value computed from it may be anything."""
     for b in c.blocks:
         length = prod(compute.size(a) for a in b.axes)
         if compute.kind(b.axes[0]) == "K" and length % b.extent:
@@ -150,7 +150,7 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
 
 
 def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
-    """The matrix unit wants both factors along the lanes that are summed."""
+    """The reason if a factor does not vary along the summed lanes, as the matrix unit requires."""
     summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.axes[0]) == "K" for a in b.axes]
     for factor, view in zip(compute.factors or (), (compute.a, compute.b), strict=False):
         if view is not None and not compute.roots(factor.var).intersection(summed):
@@ -187,7 +187,7 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
 
 
 def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """Relies on sums that ``reduce`` lets through."""
+    """Relies on the rule of ``reduce``."""
     steps = k_steps(c, compute)
     if compute.again and c.split_k > 1:
         return f"split_k={c.split_k}: elements of a row are needed again, by one that has all of them"

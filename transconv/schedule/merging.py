@@ -1,18 +1,18 @@
 """Merging of groups: the same sums with several adjacent groups treated as one.
 
-The matrix unit multiplies 16 features and more at a time, and the copy engine prefers rows of 128
-bytes. Groups of 4 features leave both mostly empty. Seen as one, 16 of them are a group of 64 features,
-and B is zero but for the blocks on its diagonal:
+The matrix unit multiplies at least 16 features at a time, and the copy engine is fastest for rows of 128
+bytes; groups of 4 features use little of either. 16 such groups merged are one group of 64 features, in
+which B is block diagonal:
 
     merge=16    g=32 k=4 n=4                 ->  g=2 k=64 n=64
                 A[m, g*4 + k]                    A[m, g*64 + k]
                 B[g*4 + n, k]                    B[g*64 + n, k % 4]  where k//4 == n//4
                 C[m, g*4 + n]                    C[m, g*64 + n]
 
-It is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), and a mask: B is zero off the diagonal,
-and a sum over positions is only stored on it. The products grow by the factor, the bytes do not. A
-zero of B is multiplied by the neighbours' values: an infinity or NaN in one group is a NaN in those
-merged with it.
+Merging is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), and a mask: B is zero off the
+diagonal, and results that have B's dimensions (sums over positions) are stored on the diagonal only. There
+are 16 times as many products, of the same bytes. Zeros of B are multiplied by the values of other groups,
+so an infinity or NaN in one group gives NaN in the groups merged with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transconv.simplify import Facts, simplify
 
 
 def why_not_merged(compute: Compute, merge: int) -> str | None:
-    """None if so many neighbouring groups can be seen as one, else the reason."""
+    """None if ``merge`` adjacent groups can be merged into one, else the reason."""
     group = _group(compute)
     if merge < 1:
         return f"merge={merge}: at least one group is seen as one"
@@ -49,8 +49,8 @@ def why_not_merged(compute: Compute, merge: int) -> str | None:
 
 
 def _apart(compute: Compute, group: Axis) -> str | None:
-    """Why the groups of a computation cannot be seen as one; None where all tensors have the features
-    of a group next to those of its neighbour."""
+    """Why the groups of a computation cannot be merged; None if in each tensor one dimension holds groups
+    and their features."""
     features = {x.var for x in compute.axes if x.role == "feature"}
     if len(features) != 2:
         return f"{compute.name} has {len(features)} axes of features, not two"
@@ -64,8 +64,8 @@ def _apart(compute: Compute, group: Axis) -> str | None:
 
 
 def merged(compute: Compute, merge: int) -> Compute:
-    """The computation that sees ``merge`` neighbouring groups as one. One that does so already, or that
-    has no such groups (``why_not_merged`` tells), is returned as it is."""
+    """The computation with ``merge`` adjacent groups merged into one. It is returned unchanged if it is
+    merged already, or if that is not legal (``why_not_merged``)."""
     return compute if merge in (1, compute.merge) else _made(compute, merge)
 
 
@@ -82,8 +82,8 @@ def _made(compute: Compute, merge: int) -> Compute:
 
 
 def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
-    """A view through merged groups. The feature that shares a coordinate with the group says which
-    group it is; another feature has to be of the same one."""
+    """A view through merged groups. The feature that shares a coordinate with the group determines the
+    original group; a mask requires that another feature is of the same group."""
     features = [x for x in compute.axes if x.role == "feature"]
     facts = Facts()
     for x in features:
@@ -108,15 +108,15 @@ def _group(compute: Compute) -> Axis | None:
 
 
 def inner_feature(view: View, compute: Compute) -> Axis | None:
-    """The axis that runs across the diagonal of a view; None where the view has no blocks, or is of
-    a copy that has the zeros around them."""
+    """The feature axis of a view's second dimension, across the diagonal. None if the view is not block
+    diagonal, or if it is of a copy that stores the zeros as well."""
     across = _across(view, compute) if compute.merge > 1 else None
     return None if across is None or view.dims[1].coord is across.var else across
 
 
 @lru_cache(maxsize=512)
 def _across(view: View, compute: Compute) -> Axis | None:
-    """The one of two features that does not count the groups."""
+    """The one of two feature axes that does not share a coordinate with the groups."""
     seen = {v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
     features = [x for x in compute.axes if x.role == "feature" and x.var in seen]
     across = [x for x in features if x.var not in free_vars(view.dims[0].coord)]

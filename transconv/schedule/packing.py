@@ -1,26 +1,25 @@
 """Packing: a computation over copies of some of its tensors in another order.
 
-A box needs rows of features: elements that follow one another along the feature dimension. A tensor
-without them is copied first, by a kernel of its own, and the main kernel reads the copy through the same
-view. Here n counts positions, f and c count features:
+A box needs features to be contiguous. A tensor in which they are not is copied first, by a kernel of its
+own, and the main kernel reads the copy through the same view. Here n, h and w are positions, f and c
+features:
 
     pack=a      A[n, c, h, w]  -- pack_A -->  A_packed[n, h, w, c]  -- main -->  C
     pack=a.c    ... main -->  C_packed[n, h, w, f]  -- unpack_C -->  C[n, f, h, w]
 
-The matrix unit reads operands of 32 bits along the sum only. Where the sum runs over dimension 0 of an
-operand, the copy has that dimension innermost:
+The matrix unit takes 32-bit operands only with the summed dimension innermost. If the sum runs over
+dimension 0 of an operand, that is the innermost dimension of the copy:
 
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
     pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
 
-A copy is a computation like any other, ``c = a`` with no second factor and nothing to sum, and goes
-through the same pipeline. What will be multiplied as tf32 is rounded to it on the way, which may be reason
-enough for a copy: else each element is rounded in registers whenever it is gathered. Where one plan needs
-a tensor both ways, it has two copies: ``A_packed`` and ``A_packed_exact``. Rows of a copy
-begin at multiples of 16 bytes, if they are not shorter; what lies between them is never read,
-because a box knows how long a row is.
+A copy is a computation ``c = a``, without a second factor and without a sum, and goes through the same
+pipeline. An operand that is multiplied as tf32 is rounded in its copy. That alone can be worth a copy:
+otherwise each element is rounded every time it is gathered. A plan that needs both has two copies,
+``A_packed`` and ``A_packed_exact``. Rows of a copy of at least 16 bytes begin at multiples of 16 bytes;
+the padding between them is never read.
 
-The factor of merged groups is copied with the zeros around its blocks, so that boxes can fetch it:
+The factor of merged groups is copied with the zeros around its blocks, so that boxes can load it:
 
     B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
 """
@@ -48,14 +47,14 @@ from transconv.ir import (
 from transconv.schedule.merging import inner_feature
 
 ROW_ALIGN = 16  # bytes
-FEATURES = 1  # the dimension of every tensor that a copy has innermost, as a rule
-LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory
+FEATURES = 1  # the dimension of features in every tensor, innermost in most copies
+LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
 def row_of(view: View, compute: Compute) -> int:
-    """The dimension that a copy has innermost: features. Where there is one feature only and dimension 0
-    counts features or batches as well, as in the factor of a depthwise sum, that is dimension 0; so it
-    is where there is no other."""
+    """The innermost dimension of a copy: that of features. It is dimension 0 if there is only one feature
+    and dimension 0 has features or batches, as in the factor of a depthwise sum, or if there is no other
+    dimension."""
     if len(view.tensor.shape) < 2:
         return 0
     seen = free_vars(view.dims[0].coord)
@@ -64,8 +63,8 @@ def row_of(view: View, compute: Compute) -> int:
 
 
 def innermost(compute: Compute, letter: str) -> int:
-    """The dimension that lies innermost in the copy of an operand: its features. The matrix unit reads
-    f32 along the sum, so that f32 has dimension 0 innermost where that is summed."""
+    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 that the
+    matrix unit multiplies and that is summed along dimension 0."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
@@ -78,9 +77,9 @@ def innermost(compute: Compute, letter: str) -> int:
 
 
 def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1) -> Tensor:
-    """The workspace for a tensor: dimension ``inner`` innermost, the others in their order (the outer
-    one of the first two outermost), rows of 16 bytes and more padded to multiples of that. Dimensions,
-    shape and dtype stay; but the factor of merged groups has the features of all of them."""
+    """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
+    outermost, the rest in order between them, and rows of at least 16 bytes padded to multiples of 16.
+    Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long."""
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = ROW_ALIGN // tensor.dtype.bytes
@@ -100,25 +99,26 @@ def letters(pack: str) -> list[str]:
 
 
 def with_letter(pack: str, letter: str) -> str:
-    """The word ``pack=`` with an operand more: ``a``, c -> ``a.c``."""
+    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
     return ".".join(sorted({*letters(pack), letter}))
 
 
 def without(pack: str, letter: str) -> str:
-    """The word ``pack=`` without an operand: ``a.c``, c -> ``a``."""
+    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
     return ".".join(x for x in letters(pack) if x != letter)
 
 
 def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
-    """The tensors that the copies are made in, or the main kernel writes to."""
+    """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
+    result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
     return [_workspace(compute, x, unit) for x in named]
 
 
 def _workspace(compute: Compute, letter: str, unit: str) -> Tensor:
-    """The copy of an operand for a unit. What the matrix unit multiplies as tf32 is rounded to it in its
-    copy, for the unit would cut off what it does not take, twice as far from the number. Other products
-    take all of f32: they have a copy of their own, of another name, whatever ``math`` says."""
+    """The copy of an operand for a unit. An operand that the matrix unit multiplies as tf32 is rounded in
+    its copy, because the unit would truncate it, with twice the error. Other products of f32 need the
+    exact values and have a copy with another name."""
     view = view_of(compute, letter)
     assert view is not None
     made = copy_of(view.tensor, innermost(compute, letter), diagonal(view, compute))
@@ -134,13 +134,13 @@ def view_of(compute: Compute, letter: str) -> View | None:
 
 
 def diagonal(view: View, compute: Compute) -> int:
-    """How many blocks lie on the diagonal of what a view sees: 1 unless groups are merged in it."""
+    """The number of blocks on the diagonal of a view: 1 unless it is a factor of merged groups."""
     return 1 if inner_feature(view, compute) is None else compute.merge
 
 
 @lru_cache(maxsize=512)
 def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
-    """The computation whose views look at the copies of the tensors that ``pack`` names, for a unit."""
+    """The computation with views of copies, for the operands in ``pack`` and a unit."""
     for letter in letters(pack):
         view = view_of(compute, letter)
         assert view is not None, f"{compute.name} has no operand {letter}"
@@ -153,9 +153,11 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
 
 
 def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Compute]:
-    """The kernels that ``pack`` asks for beside the main one, those before it first.
+    """The computations that copy the operands in ``pack``; that of the result C, after the main kernel, is
+    the last one.
 
-    The parts of a split sum lie as the copy of C would; their sum goes to C itself, no kernel more.
+    With a split sum, C needs no copy: the partial sums have the copy's layout, and the kernel that adds
+    them stores to C.
     """
     for letter in letters(pack):
         if letter == "c" and split > 1:
@@ -175,7 +177,8 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
 
 
 def _in_blocks(view: View, compute: Compute) -> ViewDim:
-    """Which inner feature a point of the copy shows, and whether it is in a block."""
+    """The inner feature of the original for a point of the copy, and the condition that it is in a
+    block."""
     outer, inner = (Var(n) for n in view.tensor.dims[:2])
     across = inner_feature(view, compute)
     along = next(x for x in compute.axes if x.role == "feature" and x is not across)
@@ -185,10 +188,10 @@ def _in_blocks(view: View, compute: Compute) -> ViewDim:
 
 def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compute,
           feature: ViewDim | None = None) -> Compute:
-    """``c = a`` for all elements. The innermost dimension of the copy counts fastest, then features where
-    the original has them innermost. Neighbouring dimensions that are one run of memory in both tensors
-    are one axis. ``feature``: which feature of A goes to one of C, if not the same one. A copy that lies
-    as the original does is one run from end to end."""
+    """``c = a`` for all elements. The innermost dimension of the copy varies fastest, then features if
+    they are innermost in the original. Adjacent dimensions that are contiguous in both tensors are one
+    axis; if both have the same dense layout, all are. ``feature``: the feature of A for one of C, if not
+    the same."""
     whole = () if feature else _whole(a, c)
     runs = [whole] if whole else _runs(a, c, inner)
     fastest, features = (0, 0) if whole else (runs.index((inner,)), runs.index((FEATURES,)))
@@ -205,7 +208,7 @@ def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compu
 
 
 def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
-    """All dimensions, outermost first, if both tensors are the same run of memory without gaps."""
+    """All dimensions, outermost first, if both tensors have the same dense layout; else none."""
     strides = c.layout.strides()
     if strides is None or strides != a.layout.strides():
         return ()
@@ -219,7 +222,8 @@ def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
 
 
 def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
-    """Which dimensions become one. Those of size 1 join any neighbour but the features."""
+    """The dimensions grouped into runs that are contiguous in both tensors. A dimension of size 1 joins
+    any neighbour; ``inner`` and the features stay separate."""
     apart = {inner, FEATURES}
     runs: list[tuple[int, ...]] = []
     strides = [t.layout.strides() for t in (a, c)]
@@ -236,7 +240,7 @@ def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
 
 
 def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
-    """The same memory with fewer dimensions."""
+    """The tensor with each run of dimensions merged into one."""
     if all(len(run) == 1 for run in runs):
         return tensor
     strides = tensor.layout.strides()
@@ -260,13 +264,13 @@ def rounds(copy: Compute) -> bool:
 
 
 def wants_rounding(view: View, compute: Compute) -> bool:
-    """Whether an operand for the matrix unit has to be rounded to tf32, and no copy has done it."""
+    """Whether an operand of the matrix unit must be rounded to tf32 and is not a rounded copy."""
     return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
 def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str | None:
-    """None if a copy of an operand would lie in another way than it does, else the reason. A copy that
-    the matrix unit's operand is ``gathered`` from may lie in the same way, if it is rounded."""
+    """None if a copy of an operand is useful, because its layout differs, else the reason. If the operand
+    is ``gathered`` for the matrix unit, a copy that rounds is useful also with the same layout."""
     view = view_of(compute, letter)
     assert view is not None
     name = view.tensor.name
@@ -287,9 +291,8 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str
 
 
 def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
-    """Whether a tensor already lies as a copy with dimension ``inner`` innermost would: that dimension
-    without gaps, everything else at multiples of 16 bytes if rows are not shorter. One
-    dimension can lie in no other order."""
+    """Whether a tensor already has the layout of a copy: stride 1 along ``inner``, and the other strides
+    multiples of 16 bytes unless rows are shorter. True for a tensor of one dimension."""
     strides = tensor.layout.strides()
     if len(tensor.shape) < 2:
         return True
@@ -302,7 +305,7 @@ def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
 
 
 def share(compute: Compute) -> float:
-    """The part of the copies' cost that a computation has to bear: all of it, or, as one of several
-    stride phases, what it owns of the result."""
+    """The fraction of the copies' cost that counts for a computation: 1, or for a stride phase its
+    fraction of the result, because all phases share the copies."""
     owned = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
     return min(1.0, owned / max(1, prod(compute.c.tensor.shape))) if compute.phase else 1.0

@@ -16,18 +16,17 @@ from transconv.schedule.box_rules import ENGINE_EXTENT, ROW, SHORTEST
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
 
-FEWEST_ROWS = 16  # of boxes that lie below one another: the pattern of a swizzle is 8 rows long
+FEWEST_ROWS = 16  # of boxes that lie below one another; the swizzle repeats every 8 rows
 
 
 def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
-    """How many features each box of a pile holds, 0 for a block that is no pile.
+    """The number of features in each box of a pile; 0 if the block is not a pile.
 
-    A block that runs through the elements of a window and then through features (``kh.kw.c:256``) is no
-    box: every window element sees the same positions from another corner. An explicit kernel fetches a
-    box per window element. Where features are innermost, boxes of up to 128 bytes of them (a row of
-    shared memory) lie side by side; rows of less than 32 bytes have no layout that could be read across
-    boxes. Where summed positions are innermost, boxes of all features lie below one another. Boxes begin
-    at multiples of 16 bytes: such a window has one element along a row, or steps of 16 bytes.
+    A block that runs through window elements and then through features (``kh.kw.c:256``) is not one box,
+    because each window element has a corner of its own. An explicit kernel loads a box per window element.
+    If features are innermost, boxes of at most 128 bytes of features (a row of shared memory) lie side by
+    side; rows of less than 32 bytes have no layout that can be read across boxes. If summed positions are
+    innermost, boxes of all features lie below one another.
     """
     *window, feature = block.axes
     roles = {x.name: x.role for x in compute.axes}

@@ -1,16 +1,16 @@
 """How a schedule divides the rows that are reduced, and whether they stay in registers.
 
-    red=lane     a thread has pieces of a row to itself, and what it adds up is the row's
-    red=warp     threads of one warp share a row, and meet by shuffles
-    red=block    threads of several warps share a row, and meet in shared memory
-    red=split    several programs share a row, and meet in memory (``reduce=`` says how)
+    red=lane     one thread reduces a row
+    red=warp     threads of one warp share a row and combine their results by shuffles
+    red=block    threads of several warps share a row and combine their results in shared memory
+    red=split    several programs share a row and combine their results in memory (see ``reduce=``)
 
     row=held     a tile covers the row: its elements are loaded once for all sweeps
     row=again    it does not: every sweep loads them again
 
-Both follow from the blocks, the warps and ``split_k``; a schedule that says the words is held to them.
-Triton deals the threads of a program along the innermost block first, each with 16 bytes of it, then
-along what is beside it.
+Both follow from the blocks, the warps and ``split_k``; a schedule whose words contradict them is illegal.
+Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, then
+along the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
 
 VECTOR = 16  # bytes that a thread loads at once
-NOWHERE = 1 << 40  # how far apart neighbours are along a block that the tensor does not have
+NOWHERE = 1 << 40  # the stride along a block that the tensor does not vary along
 
 MEANS = {"lane": "a thread has pieces of a row to itself",
          "warp": "threads of one warp share a row",
@@ -40,8 +40,8 @@ EXPECTED = {"lane": "no block of what is reduced, or one of 16 bytes",
 
 
 def divided(c: Schedule, compute: Compute, target: Target) -> str:
-    """How rows are divided: ``lane``, ``warp``, ``block`` or ``split``; empty where nothing is reduced,
-    and for products, whose sums are on the matrix unit or written out."""
+    """How rows are divided: ``lane``, ``warp``, ``block`` or ``split``; empty if nothing is reduced, and
+    for products."""
     if not compute.streams or compute.sum is None:
         return ""
     if c.split_k > 1:
@@ -50,8 +50,8 @@ def divided(c: Schedule, compute: Compute, target: Target) -> str:
 
 
 def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute, warp: int) -> str:
-    """How the threads of one program divide rows, of which a tile has ``length`` elements: ``lane``,
-    ``warp`` or ``block``."""
+    """How the threads of one program divide rows, if a tile has ``length`` elements of each: ``lane``,
+    ``warp`` or ``block``. ``warp``: threads of a warp."""
     strides, size, reduced = _read_most(compute)
     threads = warps * warp
     inner = min(blocks, key=lambda b: abs(strides[b.axes[-1]]) or NOWHERE, default=None)
@@ -68,8 +68,7 @@ def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute,
 
 @lru_cache(maxsize=256)
 def _read_most(compute: Compute) -> tuple[dict[str, int], int, frozenset[str]]:
-    """Of the tensor that most bytes are read of: its strides and the bytes of an element; and the axes
-    that are reduced."""
+    """The strides and the element's bytes of the largest input, and the reduced axes."""
     view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute),
                default=compute.c)
     reduced = frozenset(x.name for x in compute.axes_of("K"))
@@ -77,20 +76,21 @@ def _read_most(compute: Compute) -> tuple[dict[str, int], int, frozenset[str]]:
 
 
 def kept(c: Schedule, compute: Compute) -> str:
-    """``held`` or ``again``; empty where no element of a row is needed in a second sweep."""
+    """``held`` or ``again``; empty if there is only one sweep."""
     if len(compute.sweeps.each) < 2:
         return ""
     return "held" if k_steps(c, compute) == 1 else "again"
 
 
 def told(c: Schedule, compute: Compute, target: Target) -> str:
-    """Both words as the schedule implies them, for people; empty where nothing is reduced."""
+    """The values of ``red`` and ``row`` that a schedule implies, as text: ``red=warp row=held``; empty if
+    nothing is reduced."""
     found = {"red": divided(c, compute, target), "row": kept(c, compute)}
     return " ".join(f"{word}={value}" for word, value in found.items() if value)
 
 
 def why_not_red(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """Relies on a split that is legal."""
+    """Relies on the rule of ``split_k``."""
     if not c.red:
         return None
     found = divided(c, compute, target)

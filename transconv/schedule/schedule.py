@@ -2,10 +2,10 @@
 
     n.h.w:128 co:128 ci:64 | mma | a=gather b=gather | group_m=8 stages=3 warps=8
 
-A block is an ordered group of fused axes and an extent, the piece of them that one program (or one
-step of the sum) handles. Axes without a block are handled one by one: M, N and B axes by separate
-programs, K axes by separate steps. ``Schedule.parse(str(c)) == c``. What each word means and which values
-it has is said in words.py, and by ``python -m transconv words``; legality.py says which are legal.
+A block is an ordered group of fused axes and an extent: how many of their positions one program (or one
+step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
+positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
+give the meaning and the values of each word; legality.py says which schedules are legal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transconv.schedule.words import WORDS, by_name, words
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Fused axes, outermost first, and how many consecutive positions of them form a tile."""
+    """Fused axes, outermost first, and the number of consecutive positions in a tile."""
 
     axes: tuple[str, ...]
     extent: int
@@ -35,9 +35,8 @@ _DEFAULTS: dict[str, Any] = {w.name: w.default for w in WORDS}
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Blocks and words. A word of the table has a field here, so that ``schedule.stages`` has a type;
-    one without a field, such as a registered one, is kept in ``more`` unless it is at its default,
-    and is asked for by ``schedule.word(name)``.
+    """Blocks and words. The words of ``WORDS`` have a field here, so that ``schedule.stages`` has a type.
+    Registered words are in ``more`` unless they have their default; read them by ``schedule.word(name)``.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -76,8 +75,8 @@ class Schedule:
 
     @staticmethod
     def parse(text: str) -> Schedule:
-        """Read the one-line form; words may be left out (their defaults hold) and come in any order.
-        Raises ScheduleError."""
+        """Read the one-line form. Words may be left out, for their default, and come in any order. Raises
+        ScheduleError."""
         blocks: list[Block] = []
         said: dict[str, Value] = {}
         table = by_name()
@@ -104,7 +103,7 @@ class Schedule:
         return made.with_words(**said) if len(own) < len(said) else made
 
     def word(self, name: str) -> Value:
-        """The value of a word, of one that is registered too. Raises ScheduleError."""
+        """The value of a word, including registered ones. Raises ScheduleError for an unknown word."""
         if name in _FIELDS:
             value: Value = getattr(self, name)
             return value
@@ -113,17 +112,17 @@ class Schedule:
         return dict(self.more).get(name, by_name()[name].default)
 
     def with_words(self, **changes: Any) -> Schedule:
-        """``dataclasses.replace`` for every word, registered ones too."""
+        """``dataclasses.replace`` for words, including registered ones."""
         more = {n: v for n, v in changes.items() if n not in _FIELDS and n != "blocks"}
         if more:
             changes = {n: v for n, v in changes.items() if n not in more}
             for name in more:
-                self.word(name)  # there is one
+                self.word(name)  # raises if there is no such word
             kept = {**dict(self.more), **more}
             changes["more"] = tuple(sorted((n, v) for n, v in kept.items() if v != by_name()[n].default))
         return replace(self, **changes)
 
-    if not TYPE_CHECKING:  # a word that is misspelled has no type
+    if not TYPE_CHECKING:  # so that mypy finds misspelled words
 
         def __getattr__(self, name: str) -> Value:
             if name in by_name() and name not in _FIELDS:
@@ -132,21 +131,21 @@ class Schedule:
 
     @property
     def unpacks(self) -> bool:
-        """Whether a last kernel copies the result to where it belongs."""
+        """Whether a last kernel copies the result from a workspace."""
         return "c" in letters(self.pack) and self.split_k == 1
 
     @property
     def varies(self) -> bool:
-        """Whether the bits of a sum differ from run to run."""
+        """Whether the bits of a sum may differ from run to run."""
         return self.split_k > 1 and self.reduce == "atomic"
 
     def in_registers(self, block: Block) -> bool:
-        """Whether the positions of a block are written out and are no lanes."""
+        """Whether the word ``regs`` writes out the positions of a block, so that they are no lanes."""
         return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
 
     @property
     def written(self) -> list[tuple[str, int]]:
-        """The axes whose positions are written out, and how many of each."""
+        """The axes whose positions are written out, and their number of positions."""
         return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
 
     def block_of(self, axis: str) -> Block | None:
@@ -165,4 +164,4 @@ def _block(token: str) -> Block | None:
     return None
 
 
-Config = Schedule  # its name before 0.1; for one release
+Config = Schedule  # deprecated alias

@@ -17,8 +17,8 @@ from transconv.target import Target
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A computation as a schedule for a target sees it. It need not be legal: ask for ``main`` when
-    ``why_not`` has no reason against it. Nobody else merges groups or sees tensors through copies."""
+    """A computation with a schedule and a target. The properties are defined if ``why_not`` is None. No
+    other code merges groups or replaces tensors by copies."""
 
     compute: Compute
     schedule: Schedule
@@ -26,7 +26,7 @@ class Scheduled:
 
     @cached_property
     def grouped(self) -> Compute:
-        """The computation that sees neighbouring groups as one, over the tensors as they are."""
+        """The computation with groups merged, over the original tensors."""
         return merged(self.compute, self.schedule.merge)
 
     @cached_property
@@ -37,12 +37,13 @@ class Scheduled:
 
     @property
     def copies(self) -> tuple[Compute, ...]:
-        """The kernels beside the main one, those before it first."""
+        """The computations that copy operands, and last the one that copies the result."""
         c = self.schedule
         return tuple(copies(self.grouped, c.pack, c.split_k, c.unit))
 
     @property
     def workspaces(self) -> list[Tensor]:
-        """What the copies are made in, or the main kernel writes to."""
+        """The tensors that hold the copies, and the one that the main kernel writes if its result is
+        copied afterwards."""
         c = self.schedule
         return workspaces(self.grouped, c.pack, c.split_k, c.unit)

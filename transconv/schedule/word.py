@@ -23,12 +23,12 @@ Propose = Callable[["Schedule", Compute, Target], "Iterable[Schedule]"]
 Price = Callable[[float, "Schedule", Compute, Target], float]
 
 ENDLESS = sys.maxsize
-TEXT = re.compile(r"[\w.]*", re.ASCII)  # what stays one token of a line, and one line
+TEXT = re.compile(r"[\w.]*", re.ASCII)  # a text of one token
 
 
 @dataclass(frozen=True)
 class Such:
-    """Values that a predicate holds for, and what they are called."""
+    """The texts for which ``holds`` is true; ``says`` describes them in errors and documentation."""
 
     holds: Callable[[str], object]
     says: str
@@ -41,17 +41,18 @@ class Such:
 class Word:
     """One word. The parser, the printer, the rules, the fuzzer and the documentation read this row.
 
-    default   the value where a schedule does not say the word; its type is the type of all values
-    says      one plain sentence
+    default   the value of a schedule without the word; its type is the type of all values
+    says      the meaning, in one sentence
     values    a tuple of all legal values, a ``range`` of numbers, or ``Such`` texts
-    expects   the end of the sentence that refuses another value; default: made from ``values``
-    why_not   the rule of the word: None, or why a schedule with it is not legal. It sees the computation
-              of the main kernel: groups merged, operands over their copies
-    draw      what the fuzzer draws: values to pick from (none: it leaves the word alone), or a function;
+    expects   the end of the error for other values; default: made from ``values``
+    why_not   the rule of the word: returns None, or why a schedule with it is not legal. It gets the
+              computation of the main kernel: groups merged, operands over their copies
+    draw      what the fuzzer draws: values to pick from (none: it keeps the default), or a function;
               default: from ``values``
     together  words that decide whether this one is legal; the fuzzer draws them along with it
-    always    printed also where the value is the default
-    propose   schedules to try beside a legal one; price: estimated microseconds, corrected
+    always    whether the text form prints the default
+    propose   schedules to try in addition to a legal one
+    price     the estimated microseconds of a schedule with the word, from those without
     """
 
     name: str
@@ -68,7 +69,7 @@ class Word:
 
     @cached_property
     def expected(self) -> str:
-        """The legal values in words."""
+        """A description of the legal values."""
         if isinstance(self.values, Such):
             return self.values.says
         if isinstance(self.values, range):
@@ -84,7 +85,7 @@ class Word:
         return type(self.default)
 
     def refuses(self, value: object) -> str | None:
-        """None if the value is one of the word's, else why not, in one line."""
+        """None if the value is legal, else the reason in one line."""
         if value is self.default or type(value) is self.kind and value in self.values:
             return None
         shown = value if type(value) is int or TEXT.fullmatch(str(value)) else repr(value)
@@ -93,10 +94,10 @@ class Word:
         return f"{self.name}={shown}, expected {self.expected}"
 
     def read(self, text: str) -> Value:
-        """The value of a text. Raises ValueError with the whole reason.
+        """The value of a text. Raises ValueError with the reason.
 
-        Whether a number is in range is left to the rules: a text of an older version reads, and is
-        refused in words where it is used.
+        ``refuses`` checks the range of numbers later, so that the text of an older version can be read,
+        and is refused with a reason when it is used.
         """
         if self.kind is int:
             if not re.fullmatch("-?[0-9]+", text):

@@ -1,7 +1,7 @@
 """The words of a schedule: one table, a row for each, in the order in which they are printed.
 
-A word of the project is a row of ``WORDS``; one from outside is added to the table by ``register``, for
-this process. Whoever goes through all words goes through ``words()``.
+The package's words are the rows of ``WORDS``; ``register`` adds others, in this process. ``words()`` has
+all of them.
 """
 
 from __future__ import annotations
@@ -114,18 +114,19 @@ def priced() -> tuple[Word, ...]:
 
 @cache
 def proposing() -> tuple[Word, ...]:
-    """The words that propose schedules themselves."""
+    """The words that propose schedules."""
     return tuple(w for w in words() if w.propose is not None)
 
 
 def registered() -> tuple[Word, ...]:
-    """The words from outside the package."""
+    """The registered words."""
     return tuple(_registered)
 
 
 def register(word: Word) -> None:
-    """Add a word of your own to the table, for this process: schedules with it are read, printed, drawn,
-    and refused by its rule; passes ask for it by ``schedule.word(name)``. Raises ScheduleError."""
+    """Add a word to the table, in this process. The parser, printer, rules and fuzzer then use it; passes
+    read it by ``schedule.word(name)``. Raises ScheduleError for a name that is taken, or values that the
+    text form cannot have."""
     from transconv.schedule.schedule import Schedule
 
     if not re.fullmatch(r"[a-z]\w*", word.name, re.ASCII) or hasattr(Schedule, word.name):
@@ -143,7 +144,7 @@ def register(word: Word) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a registered word out again; one that is not registered is no error."""
+    """Remove a registered word. Does nothing if there is none of this name."""
     _registered[:] = [w for w in _registered if w.name != name]
     _changed()
 

@@ -1,11 +1,11 @@
 """The choice of schedules for a computation on a target: candidates in order, each with its reason.
 
-The heuristics propose and estimate; the database moves to the front what was measured: the schedule
-tuned for this very workload, else the one tuned for the likest one, clipped to this one's sizes.
-A neighbour corrects the estimate by as much as the estimate was wrong at the neighbour: where the
-schedule that won there was estimated to be 1.2 times as slow as the first, its like may be here too.
-Where nothing was tuned for tensors that lie as these do, the schedule of the same workload with features
-innermost is tried over copies of them (``pack``). With ``TRANSCONV_SCHEDULE`` the user decides.
+The heuristics propose schedules and rank them by their estimates. The database puts a measured schedule
+first: the one tuned for this workload, else the one tuned for the nearest workload, clipped to the sizes
+of this one. A neighbour's schedule may be estimated to be slower than the best by the factor by which the
+estimate was wrong for the neighbour: 1.2, if the schedule that won there was estimated to take 1.2 times
+the best estimate. If nothing was tuned for these layouts, the schedule of the same workload with features
+innermost is tried over copies (``pack``). ``TRANSCONV_SCHEDULE`` overrides all of this.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from transconv.target import Target
 # the first for a row of the same workload, the second for another's. `python -m bench trials` measures how
 # good the nearest tuned problem's schedule is for problems left out of a log (docs/trials.md).
 EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
-SLACK = 1.05  # two estimates that differ by less are equal
+SLACK = 1.05  # estimates that differ by a smaller factor count as equal
 OTHER_ORDER = 0.5  # the distance to the same workload with another order in memory
-MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # nothing beyond is worth compiling
+MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # limits of words in rows of the database
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A legal schedule. ``us``: its estimate; ``row``: where tuning found it (None: nowhere);
-    ``away``: the distance from the row's workload to this one (0: the same)."""
+    """A legal schedule. ``us``: its estimate in microseconds; ``row``: the tuned row that it comes from,
+    or None; ``away``: the distance from the row's workload to this one (0: the same)."""
 
     schedule: Schedule
     us: float
@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def why(self) -> str:
-        """Why it stands where it stands, in a sentence."""
+        """The reason for its rank, in a sentence."""
         if self.row is None:
             return "the heuristics estimate it to be fast"
         measured = f"{self.row.us:.4g} us, the fastest of {self.row.tried} tried"
@@ -63,9 +63,9 @@ class Choice:
 
 def ranked(compute: Compute, target: Target, workload: Workload | None = None,
            most: int = heuristics.MOST) -> list[Choice]:
-    """At most so many legal schedules, the most promising first. Without a workload, and for one that no
-    rows speak of, the estimate alone ranks. Raises ScheduleError when nothing is legal, or what
-    TRANSCONV_SCHEDULE says is not; text that is no schedule counts as not set."""
+    """At most ``most`` legal schedules, the most promising first. Without a workload, and for one without
+    tuned rows, the estimate alone ranks them. Raises ScheduleError if none is legal, or if that of
+    TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a warning."""
     proposed = heuristics.candidates(compute, target, most)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     about = None if workload is None or compute.does != "compute" else workload.about(compute)
@@ -86,7 +86,7 @@ def _given() -> Schedule | None:
 
 
 def schedule_of_user() -> Schedule | None:
-    """What TRANSCONV_SCHEDULE says, if it is set. Raises ScheduleError naming the variable."""
+    """The schedule in TRANSCONV_SCHEDULE, or None. Raises ScheduleError naming the variable."""
     name, text = knobs.schedule.given
     try:
         return Schedule.parse(text) if text else None
@@ -95,13 +95,13 @@ def schedule_of_user() -> Schedule | None:
 
 
 def default(compute: Compute, target: Target, workload: Workload | None = None) -> Schedule:
-    """The schedule that is used by default."""
+    """The schedule with the highest rank. Raises ScheduleError as ``ranked`` does."""
     return ranked(compute, target, workload)[0].schedule
 
 
 def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,
            rows: Sequence[Row]) -> list[Choice]:
-    """What the database puts before the best estimate, if anything."""
+    """The choices that the database puts before the best estimate: one or none."""
     for away, row, other in nearest.nearest(workload, rows):
         try:
             schedule = Schedule.parse(row.schedule)
@@ -120,8 +120,8 @@ def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload
 
 def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
                  workload: Workload) -> list[Choice]:
-    """What was tuned for the same workload with features innermost, over copies that lie so; the result
-    too is a copy's, or is stored as it lies."""
+    """The schedule tuned for the same workload with features innermost, over copies with that layout. The
+    result is either copied as well, or stored to its own layout."""
     twin = workload.innermost()
     if twin is None:
         return []
@@ -146,8 +146,8 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
 
 def of_neighbour(schedule: Schedule, row: Row, away: float, other: Workload,
                  choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
-    """The best of the schedules that are for this computation what the winner of another workload is for
-    that, if the estimate does not speak against it louder than it did there."""
+    """The best of the ``relatives`` of another workload's winner, if its estimate exceeds the best one by
+    no larger factor than the winner's did for the other workload."""
     found = relatives(schedule, choices, compute, target)
     factor = surprise(schedule, compute, target, other) if found else 0.0
     return _cheap(found, min(NEAR_FACTOR, SLACK * factor), row, away, choices, compute, target)
@@ -155,7 +155,7 @@ def of_neighbour(schedule: Schedule, row: Row, away: float, other: Workload,
 
 def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
            choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
-    """Of some schedules the one with the best estimate, if that is within a factor of the best."""
+    """The schedule with the best estimate, if that is at most ``factor`` times the best of all choices."""
     made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
     made = [c for c in made if c.us <= factor * choices[0].us
             and not too_long(c.schedule, compute, target)]
@@ -163,8 +163,8 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
 
 
 def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload) -> float:
-    """How many times as long as the best estimate the winner of another workload was estimated to
-    take there; 0 if it is no schedule for that workload."""
+    """The estimate of another workload's winner relative to the best estimate for that workload, at least
+    1; 0 if it is not a legal schedule there."""
     there = other.named(compute.name)
     if there is None or any(x.size == 0 for x in there.axes):
         return 0.0
@@ -179,8 +179,8 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
 
 
 def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
-    """A schedule for all stride phases splits the sum of a short phase no further than it goes, and
-    writes out no more positions than the phase has."""
+    """The schedule clipped to a stride phase, which may be smaller than others: it splits a sum into no
+    more parts than it has steps, and writes out no more positions than there are."""
     known = {x.name for x in compute.axes}
     if not compute.phase or not all(a in known for b in schedule.blocks for a in b.axes):
         return schedule
@@ -192,8 +192,8 @@ def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
 
 
 def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
-    """Legal, and with words that could come from tuning: whoever writes to a database must not be
-    able to make us compile for minutes."""
+    """Whether a schedule is legal and its words are within limits, so that a bad row of a database cannot
+    cause minutes of compilation."""
     if why_not(schedule, compute, target) is not None:
         return False
     grouped = Scheduled(compute, schedule, target).grouped
@@ -205,8 +205,8 @@ def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
 
 def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
               target: Target) -> list[Schedule]:
-    """Schedules for this computation that are what another workload's schedule is for that one: itself
-    with its blocks clipped, and those of the choices with the same words and sizes of the tile."""
+    """Schedules for this computation that correspond to another workload's schedule: that schedule with
+    its blocks clipped, and those choices that have the same words and extents of the tile."""
     known = {x.name for x in compute.axes}
     if not all(a in known for b in schedule.blocks for a in b.axes):
         return []
@@ -225,13 +225,14 @@ def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
 
 
 def _room(size: int, unit: str) -> int:
-    """The extent that holds so many positions: a power of two, not under what a unit takes."""
+    """The smallest power of two that holds ``size`` positions, at least the minimum of the unit."""
     least = 16 if unit == "mma" else 1
     return max(least, 1 << max(0, size - 1).bit_length())
 
 
 def _family(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
-    """All words, and the extents of the tile; not how a kind's blocks share its extent."""
+    """The words and the extents of the tile along each kind; schedules that agree in these are
+    relatives."""
     words = tuple(getattr(schedule, f.name) for f in fields(schedule)
                   if f.name not in ("blocks", "split_k", "merge", "programs"))
     extents = (tile(schedule, compute, kind) for kind in "BMNK")

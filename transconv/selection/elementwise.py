@@ -1,4 +1,4 @@
-"""Proposed schedules without the matrix unit: elementwise products, sums of parts, and copies.
+"""Proposed schedules without the matrix unit: elementwise products, sums of partial sums, and copies.
 
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 """
@@ -15,8 +15,8 @@ from transconv.schedule import Block, Schedule, k_steps
 from transconv.selection.tiling import fusable, splits
 from transconv.target import Target
 
-MOST_UNROLLED = 25  # steps of a sum element by element
-MOST_PRODUCTS = 4096  # that a program of 4 warps keeps in registers, with their addresses
+MOST_UNROLLED = 25  # the most steps of a sum that is unrolled
+MOST_PRODUCTS = 4096  # the most products that fit the registers of 4 warps, with their addresses
 
 
 def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
@@ -26,7 +26,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
     few = (1,) if big else (1, 4, 16)
     lanes = [x.name for x in compute.axes_of("B")] or [x.name for x in compute.axes_of("N")]
     rows = fusable(compute.axes_of("M"), compute) if compute.axes_of("M") else [()]
-    if compute.b is None:  # a sum of parts: every element of C is alike, in memory order
+    if compute.b is None:  # a sum of partial sums: one block along all elements of C, in memory order
         rows = [tuple(x.name for x in compute.axes_of("M"))]
         wide = wide if big else (*wide, 512, 1024)
     sums = fusable(compute.axes_of("K"), compute) if compute.axes_of("K") else [()]
@@ -54,8 +54,8 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Square tiles of positions and features: rows of 128 bytes on either side. Few features are rows of
-    their own, and what is one run of memory is cut into pieces of it."""
+    """Square tiles of positions and features, with contiguous rows on both sides; for few features, one
+    block holds them all; a copy of one axis (contiguous memory) has one block."""
     positions = tuple(x.name for x in compute.axes if x.role == "position")
     features = next(x for x in compute.axes if x.role == "feature")
     big = target.backend == "interpreter"
@@ -73,7 +73,7 @@ def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def transposed_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Sums of parts that lie in another order than the result: square tiles, as for copies."""
+    """Square tiles, as for copies, for partial sums whose order in memory differs from the result's."""
     rows = [x for x in compute.axes_of("M") if x.size > 1]
     if len(rows) < 2 or target.backend == "interpreter":
         return

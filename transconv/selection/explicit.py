@@ -1,9 +1,9 @@
 """Proposed schedules of warp-specialized kernels (``via=gluon``): tiles that fill shared memory, divided
 so that no multiprocessor idles, nor its matrix unit while a tile is stored.
 
-A product reads both sides straight from shared memory, so tiles are large and deep: as many stages as
-fit. Where whole tiles would leave multiprocessors idle, the sum is split, or the steps of all tiles
-are dealt out evenly.
+Products read both operands from shared memory, so tiles are large and have as many stages as fit. If whole
+tiles would leave multiprocessors idle, the sum is split (split-K), or the steps of all tiles are divided
+evenly (stream-K).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from transconv.selection.tiling import Run, extents, rows_of_positions, run_of, 
 from transconv.target import Target
 
 BARRIERS = 1024  # bytes of shared memory that are not tiles
-DEEPEST = 6  # stages; more have never been faster
-FEWEST = 3  # one is read, one is waited for, one is filled
-FEWEST_TURNED = 2  # of each ring: two are read or waited for, two are transposed or filled
-SMALL = (64, 64)  # worth it where turning costs more than the products
+DEEPEST = 6  # stages; more were not faster in any sweep
+FEWEST = 3  # stages: one is read, one is waited for, one is filled
+FEWEST_TURNED = 2  # stages of each of two rings, if operands are transposed
+SMALL = (64, 64)  # an extra tile if operands are transposed, which then takes longer than the products
 SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 
 def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Schedules worth asking about, legal or not."""
+    """Proposals of explicit kernels, legal or not."""
     if "wgmma" not in target.features or compute.b is None:
         return
-    if diagonal(compute.b, compute) > 1:  # it is in no box
+    if diagonal(compute.b, compute) > 1:  # a block diagonal operand cannot be a box
         return
     wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
             for kind in "MNK"}
@@ -83,7 +83,8 @@ def _summing_positions(compute: Compute, target: Target,
 
 
 def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
-    """Features alone, and with the window before them: a pile of boxes (see ``piles.py``)."""
+    """The axes of a block of rows: features alone, or with the window before them, which is a pile of
+    boxes (see ``schedule/piles.py``)."""
     features, every = axes[-1:], tuple(x.name for x in axes)
     found: list[Run] = [((features[0].name,), features[0].size)]
     if len(axes) > 1 and features[0].role == "feature":
@@ -93,10 +94,10 @@ def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
 
 def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute,
            target: Target) -> Iterator[Schedule]:
-    """The words that go with a tile: its stages, its sides, and who works at it.
+    """The words for a tile: stages, ``swap``, programs, consumers and parts of the sum.
 
-    The wider side is the right one, which the matrix unit reads once for 64 rows of the left one; of
-    a sum over positions the side whose neighbours are neighbours in memory is, for the stores' sake.
+    The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
+    sum over positions the contiguous one is, because that makes the stores contiguous.
     """
     swap = 1 if m >= n or compute.axes_of("K")[-1].role == "position" else 0
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
@@ -108,7 +109,7 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
     waves = tiles / target.sms
     yield from _persistent(schedule, m, n, k, compute, target) if waves > 1 else [schedule]
-    if waves < 1:  # every tile is then shared, none is written twice
+    if waves < 1:  # then several programs share each tile
         yield replace(schedule, reduce="stream", programs=target.sms, group_m=1)
     parts = [int(waves * target.sms / tiles) for waves in (0.5, 1, 2, 3, 5)]
     for split in (*parts, fewest_parts(schedule, compute, target)):
@@ -120,8 +121,8 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
 
 def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 target: Target) -> Iterator[Schedule]:
-    """As many programs as are needed; their warps all at one tile, or two teams of them in turns; and what
-    all tiles of one multiply is kept."""
+    """The persistent forms of a schedule: with as many programs as needed; with two ping-pong consumers;
+    and with operand B resident, if all tiles of a program multiply the same boxes of it."""
     made = [replace(schedule, programs=needed(schedule, compute, target))]
     stages = _stages(m, n, k, schedule.c, 2, 0, compute, target)
     if schedule.warps == 4 and stages >= FEWEST and not transposed_bytes(schedule, compute):
@@ -137,8 +138,8 @@ def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
 
 def _stages(m: int, n: int, k: int, c: str, teams: int, transposed: int, compute: Compute,
             target: Target, kept: int = 0) -> int:
-    """As many as fit beside the tiles that wait to be stored; ``transposed``: the bytes of a step that are
-    written once more; ``kept``: those of B that stay, which then is no part of a stage."""
+    """The number of stages that fit shared memory beside the tiles to be stored. ``transposed``: bytes of
+    a step that are transposed; ``kept``: bytes of B if it is resident and thus not part of a stage."""
     waiting = teams * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
     stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + transposed
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)

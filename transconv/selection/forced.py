@@ -3,8 +3,8 @@
     red=block row=held           ->   n:4 k:4096 | fma | red=block row=held stages=1 warps=8
     k:1024 | fma | red=split     ->   k:1024 | fma | split_k=16 red=split
 
-A schedule with blocks is taken at its word, but for how many programs share a row. One without gets the
-best tile, by the estimate, that is divided as it says.
+A schedule with blocks keeps them, and gets at most a ``split_k``. One without blocks gets the tile with
+the best estimate among those that satisfy its words.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from transconv.selection import heuristics
 from transconv.selection.maps import even, maps, with_whole_rows
 from transconv.target import Target
 
-PARTS = 64  # programs that share a row, at most, where one multiprocessor would have it
-BROUGHT = ("unit", "warps", "stages")  # by the tile
+PARTS = 64  # the most programs that share a row
+BROUGHT = ("unit", "warps", "stages")  # words that come with the tile
 
 
 def completed(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
-    """The schedule as ``red=`` and ``row=`` complete it; one without them as it is. Raises ScheduleError
-    where no tile of the computation is divided so."""
+    """The schedule, completed to satisfy ``red=`` and ``row=``; without these it is returned unchanged.
+    Raises ScheduleError if no tile of the computation satisfies them."""
     if not (schedule.red or schedule.row) or not compute.streams:
         return schedule
     if schedule.blocks:
         return _shared(schedule, compute, target)
-    if compute.sum is None:  # a kernel between others
+    if compute.sum is None:  # one of several kernels, which reduces nothing
         return heuristics.default(compute, target)
     us = {c: estimate(c, compute, target) for c in dict.fromkeys(_asked(schedule, compute, target))}
     ranked = even(sorted(us, key=lambda c: us[c]), us, compute, target) if us else []
@@ -46,7 +46,7 @@ def completed(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
 
 
 def _asked(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
-    """The proposals with the words of a schedule that has no blocks."""
+    """The proposals for maps, with the words of a schedule that has no blocks."""
     said = {w.name: schedule.word(w.name) for w in words() if schedule.word(w.name) != w.default}
     for brought in BROUGHT:
         said.pop(brought, None)
@@ -57,7 +57,8 @@ def _asked(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Sch
 
 
 def _shared(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
-    """The schedule with as many programs to a row as keep the multiprocessors busy, at least two."""
+    """With ``red=split``, the schedule with as many programs a row as keep the multiprocessors busy, at
+    least two."""
     if schedule.red != "split" or schedule.split_k > 1:
         return schedule
     steps = k_steps(schedule, compute)

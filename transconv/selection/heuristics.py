@@ -1,8 +1,8 @@
 """Proposed schedules: the legal schedules of a computation on a target, best estimate first.
 
-Candidates are built from what the axes count (positions, windows, features), ranked by one estimate of
-their time (see ``transconv.cost``) and filtered by ``why_not``. No tree of special cases: a shape gets
-another tile because the estimate says so.
+Candidates are built from the roles of the axes (positions, windows, features), ranked by one estimate of
+their time (see ``transconv.cost``) and filtered by ``why_not``. There are no special cases for shapes: the
+estimate decides which tile a shape gets.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from transconv.target import Target
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
 
-MOST = 200  # candidates that are worth checking and tuning
+MOST = 200  # candidates that are checked and tuned
 FEW_FEATURES = 16
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
 
 def candidates(compute: Compute, target: Target, most: int = MOST) -> list[Schedule]:
-    """Legal schedules, best estimate first; of equal ones, the one proposed first. Never empty for a
-    legal computation, and at most ``most`` long on a GPU."""
+    """Legal schedules, best estimate first; of equal ones, the one proposed first. At most ``most`` on a
+    GPU. Raises ScheduleError if none is legal."""
     legal = _legal(compute, target)
     found = list(legal if target.backend == "interpreter" else itertools.islice(legal, most))
     if not found:
@@ -66,7 +66,7 @@ def candidates(compute: Compute, target: Target, most: int = MOST) -> list[Sched
 
 
 def default(compute: Compute, target: Target) -> Schedule:
-    """The schedule that is used by default."""
+    """The legal schedule with the best estimate. Raises ScheduleError if none is legal."""
     return _default(compute, target, registered_words())
 
 
@@ -86,7 +86,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
     proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
-    if compute.named:  # copies and parts of tensors of any size have no price
+    if compute.named:  # others may have no estimate
         proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"
     us = {c: estimate(c, compute, target) for c in proposed}
@@ -99,7 +99,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def _with_words(schedules: dict[Schedule, None], compute: Compute,
                 target: Target) -> dict[Schedule, None]:
-    """The schedules, and what the words that propose some of their own make of the legal ones."""
+    """The schedules, and those that ``Word.propose`` of any word adds to the legal ones."""
     for word in proposing():
         for schedule in list(schedules):
             if word.propose is not None and why_not(schedule, compute, target) is None:
@@ -108,7 +108,7 @@ def _with_words(schedules: dict[Schedule, None], compute: Compute,
 
 
 def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Schedules worth asking about, legal or not; some come twice. Groups of few features also merged."""
+    """Proposals, legal or not, some of them twice. For groups of few features, also with merged groups."""
     if is_copy(compute):
         yield from copy_tiles(compute, target)
         return
@@ -123,9 +123,9 @@ def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def merges(compute: Compute) -> list[int]:
-    """How many neighbouring groups to see as one: as many as fill a row of ``ROWS`` features on the
-    wider side of B. One feature a group is no product of matrices. f32 that is not rounded is multiplied
-    element by element, and the zeros would take as long as the other products."""
+    """Values of ``merge`` to propose: as many groups as fill a row of ``ROWS`` features on the wider side
+    of B. None for groups of one feature, which are no matrix products, and none for f32 in full precision,
+    which is multiplied element by element, so that the zeros would cost as much as other products."""
     if compute.b is None or compute.a.tensor.dtype is f32 and compute.math == "ieee":
         return []
     features = [x.size for x in compute.axes if x.role == "feature"]
@@ -139,14 +139,14 @@ def merges(compute: Compute) -> list[int]:
 
 
 def _both_sum(compute: Compute) -> bool:
-    """Whether both factors change along all that is summed, as the matrix unit wants them to."""
+    """Whether both factors vary along all summed axes, as the matrix unit requires."""
     seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
             for view in (compute.a, compute.b) if view is not None]
     return all(x.size == 1 or all(x.var in names for names in seen) for x in compute.axes_of("K"))
 
 
 def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Schedules of one way to see the groups."""
+    """Proposals for a product or a sum, without merging groups."""
     if compute.b is None:
         yield from transposed_tiles(compute, target)
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
@@ -192,8 +192,9 @@ def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """The same over copies that are rounded to tf32: an asynchronous unit then gets operands past the
-    registers, which they would go through to be rounded one by one. (Sums over positions do so anyway.)"""
+    """``_matrix`` over copies that are rounded to tf32. An asynchronous unit then reads operands from
+    shared memory; otherwise they go through registers to be rounded. (Sums over positions do so
+    anyway.)"""
     if (ASYNCHRONOUS & target.features and wants_rounding(compute.a, compute)
             and not compute.sums_positions
             and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
@@ -203,7 +204,8 @@ def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
             target: Target) -> Iterator[tuple[Block, ...]]:
-    """Blocks for the sum: the fused axes; positions also as boxes, which no division takes apart."""
+    """Blocks for the sum: the fused axes; for positions also one block per axis, which needs no division
+    to unpack them."""
     yield (Block(axes, extent),)
     positions = compute.axes_of("K")
     if len(axes) > 1 and positions[-1].role == "position" and target.backend != "interpreter":
@@ -212,7 +214,7 @@ def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
 
 def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
               target: Target) -> Iterator[Schedule]:
-    """The words that go with a tile, those that did best in sweeps first."""
+    """The words for a tile of gathered operands, those that were fastest in sweeps first."""
     if target.backend == "interpreter":
         yield Schedule(blocks, warps=8 if results >= 128 * 128 else 4,
                      stages=4 if results <= 128 * 64 else 3)
@@ -221,8 +223,8 @@ def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
     if results < 128 * 128:
         ways = {(4, 4): True, (4, 3): results >= 64 * 64}
     if compute.a.tensor.dtype.memory is f32 and compute.math != "ieee" and "wgmma" in target.features:
-        ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # fed from registers
-    if "async_copy" not in target.features:  # a stage more is registers more
+        ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # for ``mma.sync``
+    if "async_copy" not in target.features:  # stages then take registers
         ways = {(warps, 2): True for warps, _ in ways}
     for (warps, stages), wanted in ways.items():
         if wanted:
@@ -235,7 +237,7 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Positions as boxes on the right side of the product, the other operand as its left side."""
     bits = compute.a.tensor.dtype.bits
     if bits > 16 and not all(along_sum(v, compute) for v in (compute.a, compute.b) if v is not None):
-        return  # Triton would turn them through registers, with every step of the sum
+        return  # Triton would transpose them through registers, in every step of the sum
     wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
             for kind in "MNK"}
     depth = ROW * 8 // bits
@@ -263,8 +265,8 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
                target: Target) -> Iterator[Schedule]:
-    """The words that go with a tile: where the result goes, how many programs, warps and stages. The
-    zeros of merged groups are in no box, except of a copy."""
+    """The words for a tile of boxes: how the result is stored, programs, warps and stages. A block
+    diagonal operand cannot be a box, but its copy can."""
     b = "box" if compute.b is not None and diagonal(compute.b, compute) == 1 else "gather"
     schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
@@ -285,15 +287,15 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
 
 
 def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """The same over copies with features innermost, where the tensors do not lie so."""
+    """Boxes over copies with features innermost, of tensors that have another order."""
     views = (("a", compute.a), ("b", compute.b), ("c", compute.c))
     apart = [letter for letter, view in views if view is not None
              and not why_not_copied(compute, letter)]
     if any(view is not None and (len(view.tensor.shape) < 2 or (
             view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES)) for _, view in views):
-        return  # a box of them is mostly empty
+        return  # rows of so few features are mostly padding
     before = ".".join(x for x in apart if x != "c")
-    small = "c" if compute.sums_positions else "b"  # and rows of positions may do as they lie
+    small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
     ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
                                          ".".join(apart)]))]
     found = 0
@@ -302,7 +304,7 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found += why_not(schedule, packed, target) is None
             yield replace(schedule, pack=pack)
-    # Boxes of summed positions are often refused; transposed f32 seldom is.
+    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
     half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:

@@ -1,9 +1,9 @@
 """The shortlist of a kernel, kept on disk: one process estimates a thousand schedules, and later ones
 read the first few of them.
 
-A record's key is a digest of all that the choice depends on: the computation, the workload, the
-target, the tuned rows that have a say, and this package's own files. What is read back is held against the
-rules of the chip like any row, and its kernel is checked like any other.
+A record's key is a digest of all that the choice depends on: the computation, the workload, the target,
+its tuned rows, and this package's files. A schedule that is read back must be legal, like that of any row,
+and its kernel is checked like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A schedule, why it stands where it stands, and whether tuning found it."""
+    """A schedule, the reason for its rank, and whether tuning found it."""
 
     schedule: Schedule
     why: str
@@ -36,7 +36,8 @@ class Listed:
 
 
 def shortlist(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
-    """The most promising schedules, as ``choice.ranked`` has them. Raises ScheduleError as it does."""
+    """The first ``count`` schedules of ``choice.ranked``, from disk if they are there. Raises
+    ScheduleError as that does."""
     workload = workload.about(compute)
     if compute.does != "compute" or not workload.group(machine(target)):
         return estimated(count, compute, target)
@@ -53,12 +54,12 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
 
 
 def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
-    """The most promising schedules of a computation that no rows speak of."""
+    """The first ``count`` schedules of a computation without tuned rows, by the estimate."""
     return [Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target, most=count)]
 
 
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
-    """The list of a record; none where one makes no sense."""
+    """The list of a record; empty if one of its schedules is unreadable or not legal."""
     try:
         found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True)
                  for c in (content or {})["schedules"]]
@@ -68,20 +69,20 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
-    told = (count, str(compute), workload.text, workload.direction, stamp(workload, target))
-    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+    parts = (count, str(compute), workload.text, workload.direction, stamp(workload, target))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def stamp(workload: Workload, target: Target) -> str:
-    """A text of what a choice depends on beside the question: the target, the tuned rows that have a say,
-    and this package's own files."""
+    """A text of all that a choice depends on besides computation and workload: the target, the tuned rows
+    of the workload's group, and this package's files."""
     groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
     rows = [sorted(map(astuple, store.rows_of(name))) for name in groups if name]
-    return repr((__version__, _told(target), rows, files_digest()))
+    return repr((__version__, _fields(target), rows, files_digest()))
 
 
-def _told(record: object) -> list[str]:
-    """The fields of a record, sets in order."""
+def _fields(record: object) -> list[str]:
+    """The values of a record's fields, with sets sorted, so that their text is reproducible."""
     assert is_dataclass(record)
     values = [getattr(record, f.name) for f in fields(record)]
     return [repr(sorted(map(str, v)) if isinstance(v, frozenset) else v) for v in values]
@@ -89,8 +90,8 @@ def _told(record: object) -> list[str]:
 
 @functools.cache
 def files_digest() -> str:
-    """A digest of the files that choose: another version of them may choose otherwise. Their content
-    counts, not their dates: a cache may be carried to another machine."""
+    """A digest of the package's source files, because another version may choose other schedules. It uses
+    their content, not their dates, so that a cache can be moved to another machine."""
     root = Path(__file__).parents[1]
     seen = hashlib.blake2b(digest_size=16)
     for path in sorted(root.rglob("*.py")):

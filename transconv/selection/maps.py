@@ -1,11 +1,11 @@
 """Proposed schedules of computations without a product: maps, reductions, rows swept several times.
 
-    n.h.w:1024 | fma | stages=1                 a map: lanes along memory
-    h.w:32 c:64 | fma | stages=1                a map that transposes: both sides in runs of memory;
-                                                or a tensor that is the same for all of h.w
-    n:4 k:512 | fma | stages=1                  rows along memory, held if the block covers them
-    c:64 h.w:16 | fma | late=1 stages=1         rows across memory: lanes along what is beside them
-    n.h.w.c:512 | fma | unroll=1                windows: a few elements, written out
+    n.h.w:1024 | fma | stages=1                 a map: lanes along contiguous memory
+    h.w:32 c:64 | fma | stages=1                a map that transposes: loads and stores contiguous;
+                                                or with a tensor that is broadcast along h.w
+    n:4 k:512 | fma | stages=1                  contiguous rows, held if the block covers them
+    c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
+    n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
 EACH = (2, 64)  # elements of a thread, at least and at most
-ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along what a tensor has, others beside it
+ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along the axes that a broadcast tensor has
 WARPS = (1, 2, 4, 8, 16, 32)
-ALIKE, USUAL = 1.04, 16  # estimates that differ by less are equal; elements of a thread
-WINDOW = 64  # elements of a row that are written out rather than counted
-FEW, TURNS = 4, 16  # along each reduced axis and together: written out, whatever the estimate
+ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the preferred elements of a thread
+WINDOW = 64  # the most elements of a row for which unrolling is proposed
+FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
-BESIDE = 0.5  # a tensor that is as large as this part of the largest one has a say in how lanes lie
+BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
 def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Schedules with lanes along memory."""
+    """Proposals with lanes along contiguous memory, legal or not."""
     free, reduced = ([x for x in compute.axes_of(kind) if x.size > 1] for kind in "MK")
     large = _largest(compute)
     if not reduced:
@@ -53,7 +53,7 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
-    """Schedules with threads that have rows to themselves, and a few of their elements a step."""
+    """Proposals in which one thread reduces a row, a few of its elements a step."""
     view = _largest(compute)[0]
     rows, row = (_along([x for x in compute.axes_of(kind) if x.size > 1], view, compute) for kind in "MK")
     count = prod(compute.size(a) for a in rows)
@@ -66,10 +66,10 @@ def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
 
 def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
-    """Ranked schedules with those first that are estimated as good as the best: of them rows that are
-    held, then by how many elements each thread has. The estimate does not see what Triton makes of very
-    few or many. Nor does it see that a coordinate of a turn that is known needs no choice, and that a loop
-    over a few turns computes masks for all of them: a sum of few elements is written out."""
+    """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
+    the best, schedules that hold rows come first, then those whose threads have close to ``USUAL``
+    elements. A sum of few elements is unrolled whatever the estimate: its coordinates are then constants,
+    while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
@@ -84,13 +84,13 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
 
 
 def _few(compute: Compute) -> bool:
-    """Whether so little is reduced for each of the results that it is written out."""
+    """Whether each result reduces so few elements that the sum is unrolled."""
     sizes = [x.size for x in compute.axes_of("K") if x.size > 1]
     return 0 < len(sizes) and max(sizes) <= FEW and prod(sizes) <= TURNS
 
 
 def _largest(compute: Compute) -> list[View]:
-    """The views of the tensors that most bytes are moved of, the first of them first."""
+    """The view that moves the most bytes, and others that move at least ``BESIDE`` times as many."""
     views = list(compute.views())
     sizes = [touched(v, compute) for v in views]
     most = max(range(len(views)), key=lambda i: sizes[i])
@@ -99,13 +99,13 @@ def _largest(compute: Compute) -> list[View]:
 
 
 def _along(axes: list[Axis], view: View, compute: Compute) -> tuple[str, ...]:
-    """Axes in the order in which a view lies in memory, its neighbours last."""
+    """Axes in the order of a view's strides, the smallest last; axes that it does not vary along first."""
     strides = axis_strides(view, compute)
     return tuple(x.name for x in sorted(axes, key=lambda x: -abs(strides[x.name]) or float("-inf")))
 
 
 def _mapped(free: list[Axis], large: list[View], compute: Compute) -> Iterator[Schedule]:
-    """One run of lanes; two, where tensors do not have the same neighbours."""
+    """One block of lanes; two if tensors are contiguous along different axes, or if one is broadcast."""
     orders = dict.fromkeys(_along(free, v, compute) for v in large)
     inner = list(dict.fromkeys(order[-1] for order in orders if order))
     for order in orders:
@@ -128,7 +128,8 @@ def _mapped(free: list[Axis], large: list[View], compute: Compute) -> Iterator[S
 
 
 def _shared(order: tuple[str, ...], compute: Compute) -> list[int]:
-    """Where to part an order: behind it are all axes that some tensor has."""
+    """Where to divide an order of axes in two blocks: a tensor that is broadcast varies only along the
+    axes of the second."""
     found = set()
     for view in compute.views():
         strides = axis_strides(view, compute)
@@ -150,7 +151,7 @@ def _tiled(rows: tuple[str, ...], row: tuple[str, ...], compute: Compute) -> Ite
 
 
 def _splits(schedule: Schedule, compute: Compute, target: Target) -> Iterator[int]:
-    """Parts of the row, where whole ones leave multiprocessors idle."""
+    """Values of ``split_k`` that divide the steps, if whole rows leave multiprocessors idle."""
     steps, tiles = k_steps(schedule, compute), programs(schedule, compute)
     for waves in (1, 2, 4, 8):
         parts = min(steps, waves * target.sms // tiles)

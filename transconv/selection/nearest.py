@@ -13,9 +13,9 @@ OTHER_EPILOGUE = 0.5  # the distance to another kind of epilogue
 
 def nearest(workload: Workload, rows: Iterable[Row],
             most: int = 3) -> list[tuple[float, Row, Workload]]:
-    """The rows about the likest workloads, nearest first: (distance, row, its workload); a distance
-    of 0 is this very text and kind of epilogue.
-    ``rows`` are of one group (see ``Workload.group``); those that are not readable are passed over."""
+    """The ``most`` rows of the nearest workloads, nearest first: (distance, row, its workload). A distance
+    of 0 means the same text and kind of epilogue. ``rows`` are those of one group (see
+    ``Workload.group``); unreadable ones are skipped."""
     found: list[tuple[float, Row, Workload]] = []
     for row in rows:
         other = workload.like(row.problem)

@@ -1,5 +1,5 @@
-"""The kernels of a computation without a product: one, or several with its rows split into parts, where
-there are too few rows to fill the chip and the estimate finds that faster."""
+"""The kernels of a computation without a product: one, or several with its rows split into parts, if there
+are too few rows to fill the chip and the estimate says that several are faster."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from transconv.errors import ScheduleError
 from transconv.selection import heuristics
 from transconv.target import Target
 
-FEW = 2  # rows for each multiprocessor, with which one kernel keeps them all busy
-MANY, HELD = 16, 32768  # rows for each with which it is always one kernel; elements that registers keep
-ALONG = 4096  # elements of a part of a row along memory
-ACROSS = (128, 1024)  # across it: the more, the fewer parts to put together
-BESIDE = 64  # rows that a program has at least where neighbours in memory are of several rows
-FILL = 16 * BESIDE  # parts for each multiprocessor that keep it busy
-SHORT = 64  # elements: reduced axes that lie innermost and are shorter are left to the second stage
+FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
+MANY, HELD = 16, 32768  # the same for longer rows; the most elements of a row that registers hold
+ALONG = 4096  # elements of a part, if rows are contiguous
+ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
+BESIDE = 64  # the fewest rows of a program, if rows have a stride
+FILL = 16 * BESIDE  # parts that keep a multiprocessor busy
+SHORT = 64  # innermost reduced axes with fewer elements are left to the second kernel
 
 
 @lru_cache(maxsize=256)
 def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
-    """The computation by itself, or kernels of parts of its rows: where that is estimated to be faster, or
-    wherever it can be, if ``asked`` for (``red=split``)."""
-    if compute.named:  # how many parts there are would depend on the sizes
+    """The computation alone, or the computations of several kernels with rows in parts: if the estimate
+    says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible."""
+    if compute.named:  # the number of parts would depend on the sizes
         return (compute,)
     if asked:
         made = _in_parts(compute, target) if compute.again and compute.streams else None
@@ -49,15 +49,15 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
 
 
 def _along(compute: Compute) -> bool:
-    """Whether neighbours in memory are of one row."""
+    """Whether the largest input is contiguous along a reduced axis."""
     view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
     gap = axis_strides(view, compute)
     return any(abs(gap[x.name]) == 1 for x in compute.axes_of("K") if x.size > 1)
 
 
 def _in_parts(compute: Compute, target: Target) -> tuple[Compute, ...] | None:
-    """The kernels of the computation with its reduced axes in parts that lie together; None where no part
-    of a sensible size divides them."""
+    """The computations of the kernels, with parts that are close together in memory; None if no suitable
+    length of a part divides the axes."""
     view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
     gap = {a: abs(s) for a, s in axis_strides(view, compute).items()}
     summed = sorted((x for x in compute.axes_of("K") if x.size > 1), key=lambda x: -gap[x.name])

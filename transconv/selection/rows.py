@@ -5,9 +5,8 @@ A row is one line of a CSV file, or one object of a record in the user's cache:
     problem,prop,epilogue,machine,schedule,us,tried,lowering,triton
 
 ``problem``, ``prop`` and ``epilogue`` are a workload's text, direction and kind, ``machine`` is a target
-with its multiprocessors.
-Rows are hints: whatever they say, a schedule is parsed, judged by ``why_not`` and proven like any
-other, so a damaged or malicious row costs speed and nothing else.
+with its number of multiprocessors. The schedule of a row is parsed, checked by ``why_not`` and its result
+verified like any other, so a damaged or malicious row can cost speed but not correctness.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from typing import Any
 from transconv.compute import Workload
 from transconv.target import Target, triton_version
 
-# The generation of kernels: raise it when the same schedule text comes to mean kernels of another
-# speed. Rows of other generations, and of another minor version of Triton, are not read.
+# The generation of kernels: raise it when the kernels of schedules change in speed. Rows of other
+# generations, and of other minor versions of Triton, are ignored.
 LOWERING = 1
 LONGEST, PROBLEM = 1000, 1 << 14  # characters of a field, and of a workload's text
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The fastest of ``tried`` schedules for a workload on a machine; ``us``
-    microseconds. All are text, which is parsed when rows of its group are needed."""
+    """The fastest of ``tried`` schedules for a workload on a machine, which took ``us`` microseconds.
+    Texts are parsed when rows of their group are needed."""
 
     problem: str
     prop: str
@@ -50,28 +49,28 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What a row is about; of two rows with one key the newer holds."""
+        """Workload and machine; of two rows with one key the newer one counts."""
         return self.problem, self.prop, self.epilogue, self.machine
 
 
 DIGITS = "%.6g"
 COLUMNS = tuple(f.name for f in fields(Row))
-FORMER = {"config": "schedule"}  # columns under the names that older files have
+FORMER = {"config": "schedule"}  # names of columns in older files
 
 
 def _same_triton(one: str, other: str) -> bool:
-    """Same major and minor version. Where none is installed, nothing is launched either."""
+    """Whether major and minor versions are equal. True if no Triton is installed: nothing is launched."""
     return not other or one.split(".")[:2] == other.split(".")[:2]
 
 
 def make(workload: Workload, target: Target, schedule: str, us: float, tried: int) -> Row:
-    """A row of what was measured here and now; the time with as many digits as a file keeps."""
+    """A row of a measurement with this version; the time is rounded to the digits of a file."""
     return Row(workload.text, workload.direction, workload.kind, machine(target), schedule,
                float(DIGITS % us), tried, LOWERING, triton_version())
 
 
 def machine(target: Target) -> str:
-    """The chip and how many multiprocessors it has: ``sm_90x132``."""
+    """The chip and its number of multiprocessors: ``sm_90x132``."""
     return f"{target.name}x{target.sms}"
 
 
@@ -79,7 +78,7 @@ def machine(target: Target) -> str:
 
 
 def read_rows(text: str) -> list[Row]:
-    """The rows of a CSV text; lines that are no rows are left out, and of another header all."""
+    """The rows of a CSV text, without invalid lines; none if the header is another."""
     if "\0" in text:
         return []
     try:
@@ -89,7 +88,7 @@ def read_rows(text: str) -> list[Row]:
 
 
 def of_mapping(found: Any) -> Row | None:
-    """A row from a mapping of its columns; None where one is missing or makes no sense."""
+    """A row from a mapping of its columns; None if one is missing or invalid."""
     try:
         found = {FORMER.get(name, name): value for name, value in found.items()}
         if set(found) != set(COLUMNS):
@@ -106,7 +105,7 @@ def of_mapping(found: Any) -> Row | None:
 
 
 def write_rows(rows: Iterable[Row]) -> str:
-    """The CSV text of rows, sorted, so that two versions of a file can be compared."""
+    """The CSV text of rows, sorted by key, so that versions of a file can be compared."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -121,5 +120,5 @@ def mapping(row: Row) -> dict[str, Any]:
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """All rows, each key once: the new where both have it."""
+    """All rows, one per key; new rows replace old ones."""
     return list({row.key: row for row in (*old, *new)}.values())

@@ -2,9 +2,9 @@
 
     n.h:32 w:8 g:32 kw:7 | regs=w.kw          14 elements loaded for 56 products, 8 of g in a thread
 
-Lanes run along g, as many in a thread as one access takes, and along rows of positions. A few positions
-of the row and a whole row of the window (or all of its rows, when they are few) are written out. Where
-positions are summed, each lane keeps its own sum until the end.
+Lanes run along g, as many in a thread as one access takes, and along rows of positions. A few positions of
+the row and a whole row of the window (or all of its rows, if they are few) are written out. If positions
+are summed, each lane keeps a sum of its own until the end (``late``).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from transconv.selection.tiling import splits
 from transconv.target import Target
 
 LANES = (64, 128, 256, 512, 1024, 32, 16)
-ALONG = 8  # positions of an axis that are written out at most
-LONGEST = 32  # or all of an axis of no more
-WASTE = 1.2  # positions with those beyond the end, relative to those that there are
+ALONG = 8  # the most positions of an axis that are written out
+LONGEST = 32  # an axis of at most this size may be written out whole
+WASTE = 1.2  # the most computed positions, relative to the size of an axis
 
 
 def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Schedules worth asking about, legal or not. Where neighbours of g are apart in memory, what
-    slides is copied first; a result where they are apart is stored as it lies, or copied after."""
+    """Proposals, legal or not. Operands that are not contiguous along g are copied first; such a result is
+    stored to its own layout, or copied afterwards."""
     if target.backend == "interpreter" or compute.b is None or not compute.axes_of("B"):
         return
     apart = [x for x, v in (("a", compute.a), ("b", compute.b)) if not _in_rows(v, compute)]
@@ -43,8 +43,8 @@ def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def sliding_down(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """A window of one or two features, which would leave a matrix unit's columns empty: lanes along the
-    last positions, and those before them slide over the window's rows in registers.
+    """Proposals for a window of one or two features, which cannot fill a matrix unit: lanes run along the
+    last positions, and the positions before them slide over the window's rows in registers.
 
         n.w:256 h:6 s:17 | regs=h.s               22 elements loaded for 102 products
     """
@@ -69,7 +69,7 @@ def _in_rows(view: View, compute: Compute) -> bool:
 
 
 def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Schedule]:
-    """The schedules for tensors where neighbours of g are neighbours in memory."""
+    """Proposals for tensors that are contiguous along g."""
     group = compute.axes_of("B")[-1]
     positions = [x for x in compute.axes_of("K" if summed else "M") if x.role == "position"]
     window = [x for x in compute.axes_of("M" if summed else "K") if x.role == "window"]
@@ -88,7 +88,7 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
 
 
 def _written(position: Axis, window: list[Axis]) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
-    """Blocks of a row's positions and of the window that slides over them, and the axes they are of."""
+    """Blocks of a row's positions and of the window that slides over them, and their axes."""
     rows = [[window[-1]], [*window[-2:]]] if len(window) > 1 and window[-2].size > 1 else [[window[-1]]]
     for along, axes in product(_even(position.size), rows):
         for last in _even(window[-1].size) if len(axes) == 1 else [window[-1].size]:
@@ -100,7 +100,8 @@ def _written(position: Axis, window: list[Axis]) -> Iterator[tuple[tuple[Block, 
 
 
 def _even(size: int) -> list[int]:
-    """Extents that divide an axis with little waste: the two largest, all of a short axis, and half."""
+    """Extents that cover an axis with little waste: the two largest up to ``ALONG``, half of ``ALONG``,
+    and the whole of a short axis."""
     found = [n for n in range(min(ALONG, size), 0, -1) if -(-size // n) * n <= WASTE * size]
     whole = [size] if ALONG < size <= LONGEST else []
     return [*whole, *found[:2], *(n for n in found[2:] if n == ALONG // 2)]
@@ -108,7 +109,7 @@ def _even(size: int) -> list[int]:
 
 def _rows(positions: list[Axis], window: list[Axis], written: list[str], summed: bool,
           count: int) -> Iterator[tuple[tuple[Block, ...], tuple[Block, ...]]]:
-    """Lanes along ``count`` rows; also along rows of the window, where each has its own sums."""
+    """Lanes along ``count`` rows of positions; if positions are summed, also along rows of the window."""
     names = tuple(x.name for x in positions if x.size > 1) or tuple(x.name for x in positions[-1:])
 
     def lanes(n: int) -> tuple[Block, ...]:

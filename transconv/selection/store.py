@@ -1,9 +1,9 @@
 """The tuning database's files: one that the user names, the user's cache, and the package's own.
 
-A workload is looked up in this order, and the first place that has it holds. The package's rows are
-read once per process, the user's group by group when a workload of the group is first met. What a row
-is about, only the front end can say that wrote its text: each registers its reader. Rows about
-computations by themselves, whose text begins with ``compute``, are read here, apart from all others.
+Files are searched in this order, and the first row of a workload counts. The package's rows are read once
+per process, the user's when a workload of their group is first looked up. Only the front end that wrote a
+row's text can parse it, so each registers a reader. Texts that begin with ``compute`` are computations;
+they are parsed here, and only when the group is one of computations.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Reader = Callable[[str, str, str], Workload | None]
 _readers: list[Reader] = []
 
 _lock = threading.Lock()
-_users: Groups = {}  # what was read of the user's records
-_files: dict[tuple[str, bool], Groups] = {}  # by path ("": the package's), and whether of computations
+_users: Groups = {}  # the user's records read so far
+_files: dict[tuple[str, bool], Groups] = {}  # by path ("": the package's), and whether for computations
 
 
 def register_reader(read: Reader) -> Reader:
-    """Have a function say which workload a text, a direction and what is behind its sums are; None: not
-    one of its front end."""
+    """Register a function from a row's text, direction and epilogue to a workload, or to None if they are
+    not those of its front end. Returns the function."""
     with _lock:
         _readers.append(read)
-        _files.clear()  # rows that could not be read before
+        _files.clear()  # they may have rows that only this reader can parse
     return read
 
 
 def rows_of(name: str) -> list[Row]:
-    """All rows of a group that count, those that hold first; none with TRANSCONV_TUNED=0."""
+    """The rows of a group, one per key; none with TRANSCONV_TUNED=0."""
     switch = knobs.tuned()
     if switch == "0":
         return []
@@ -61,8 +61,8 @@ def rows_of(name: str) -> list[Row]:
 
 
 def remember(rows: Iterable[Row]) -> int:
-    """Keep rows in the user's cache, beside what other processes keep there at the same time.
-    Returns how many the disk has taken (none where the cache folder cannot be trusted)."""
+    """Add rows to the user's cache; other processes may do so at the same time. Returns how many were
+    written (none if the cache folder is not trusted)."""
     kept = 0
     for name, news in grouped(rows).items():
         DRAWER.update(name, lambda old, news=news: {  # type: ignore[misc]
@@ -74,8 +74,8 @@ def remember(rows: Iterable[Row]) -> int:
 
 
 def load(path: Path) -> list[Row]:
-    """The rows of a file, of whatever version; none where there is no file. Raises ValueError for
-    a file that holds something else, OSError."""
+    """The rows of a file, of all versions; none if there is no file. Raises ValueError for a file without
+    rows, OSError if it cannot be read."""
     if not path.exists():
         return []
     text = read_named(path, "a table of tuned schedules", LONGEST)
@@ -87,12 +87,12 @@ def load(path: Path) -> list[Row]:
 
 
 def save(path: Path, rows: Iterable[Row]) -> None:
-    """Write a file of rows, whole or not at all. Raises OSError."""
+    """Write a file of rows atomically. Raises OSError."""
     replace_named(path, write_rows(rows))
 
 
 def forget() -> None:
-    """Read everything anew when it is next asked for."""
+    """Clear what was read, so that files are read again."""
     with _lock:
         _users.clear()
         _files.clear()
@@ -105,8 +105,8 @@ def _read(content: Content | None) -> list[Row]:
 
 
 def _of_file(path: str, name: str) -> Groups:
-    """The current rows of a file (of the package's, if empty), by group: those of computations by
-    themselves, or all others, as the name of a group asks."""
+    """The current rows of a file (the package's, if ``path`` is empty), by group: those of computations if
+    ``name`` is such a group, else all others."""
     key = (path, COMPUTE in name)
     if key not in _files:
         _files[key] = grouped(r for r in (_named(path) if path else _package())
@@ -119,7 +119,7 @@ def _is_compute(text: str) -> bool:
 
 
 def workload_of(text: str, direction: str = "", behind: str = "") -> Workload | None:
-    """The workload of a row's texts; None where no front end reads them."""
+    """The workload of a row's texts; None if no front end can parse them."""
     if _is_compute(text):
         try:
             return Alone(parse(text))
@@ -145,7 +145,7 @@ def _package() -> list[Row]:
 
 
 def grouped(rows: Iterable[Row]) -> Groups:
-    """Rows by group; those that no front end can read are left out."""
+    """Rows by group, without those that no front end can parse."""
     found: Groups = {}
     for row in rows:
         about = workload_of(row.problem, row.prop)

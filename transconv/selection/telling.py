@@ -23,8 +23,8 @@ WIDTH = 88
 
 
 def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
-    """Lines about a schedule that is not the first choice, beside the one that is: the caller named
-    it, or stride phases agreed on it."""
+    """Lines about a schedule that is not the first choice, because the caller set it or stride phases
+    share it, and about the first choice."""
     first = choices[0]
     by = "by the caller, or together with the other stride phases" if compute.phase else (
         "by the caller")
@@ -34,7 +34,7 @@ def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: T
 
 
 def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
-    """Lines that say why the first choice was taken before the others."""
+    """Lines that give the reason for the first choice, its estimate, and the next best schedule."""
     lines = _wrapped("chosen", choice.why)
     if choice.row is not None:
         first = next((c for c in choices if c.row is None), None)
@@ -49,8 +49,8 @@ def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Tar
 
 
 def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
-    """What the estimate of a schedule is made of: waves, the idle share of the last, steps, floating
-    point operations and bytes, each with the time it would take alone."""
+    """The parts of a schedule's estimate: waves, the idle fraction of the last one, steps, floating point
+    operations and bytes, each with the time that it would take alone."""
     total = estimate(schedule, compute, target)
     w = count(schedule, compute, target)
     if target.backend == "interpreter":
@@ -83,7 +83,8 @@ def _counted(number: int, what: str) -> str:
 
 
 def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
-    """The proposals that were not legal, counted by reason (numbers are those of one of them)."""
+    """Lines about the proposals that are not legal, counted by reason; the numbers are those of one of
+    them."""
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
     for schedule in dict.fromkeys(heuristics.proposals(compute, target)):

@@ -14,9 +14,9 @@ from transconv.target import Target
 
 
 def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
-    """Ways to fuse the axes of one kind: positions all together; window and features all together where
-    they are one run of memory; else features alone, or with window axes before them when there are fewer
-    than 16."""
+    """Ways to fuse the axes of one kind: all positions; window and features together if they are
+    contiguous in memory; else features alone, or with window axes before them if there are fewer than 16
+    features."""
     axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
     positions = tuple(x.name for x in axes if x.role == "position")
     if positions and len(positions) == len(axes):
@@ -32,7 +32,7 @@ def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
 
 
 def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
-    """Whether the axes, the last counting fastest, are gapless in every tensor that has them."""
+    """Whether the axes are contiguous, in row-major order, in each tensor that varies along them."""
     for view in (compute.a, compute.b, compute.c):
         if view is None:
             continue
@@ -46,8 +46,9 @@ def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
 
 def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
             row: int = 1) -> list[tuple[Block, ...]]:
-    """Boxes of ``volume`` positions over some axes, least overhang first: 14x14 images of 128 are
-    tiled without loss by 32 images x 2 rows x 2 columns. ``row``: the least extent of the last."""
+    """Blocks of ``volume`` positions over some axes, the ``few`` with the least waste: 14x14 images of a
+    batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. ``row``: the smallest extent of
+    the last axis."""
     steps = range(volume.bit_length())
     shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
               if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
@@ -63,8 +64,8 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
 
 def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
                       compute: Compute) -> list[tuple[Block, ...]]:
-    """Long rows of positions, for a tensor that has them innermost; all axes but the first where they are
-    one run of memory."""
+    """Long rows of positions, for a tensor that has positions innermost; also one block of all axes but
+    the first."""
     if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, compute)):
         return []
     image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
@@ -72,35 +73,35 @@ def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
 
 
 def summed_rows(axes: tuple[Axis, ...], extent: int, compute: Compute) -> list[tuple[Block, ...]]:
-    """A run of the summed axis that lies innermost in both operands: images, where they do."""
+    """A block of each summed axis that has stride 1 in both operands."""
     views = [v for v in (compute.a, compute.b) if v is not None]
     return [(Block((x.name,), extent),) for x in axes
             if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)]
 
 
-Run = tuple[tuple[str, ...], int]  # axes that lie in memory one after another, and their positions
+Run = tuple[tuple[str, ...], int]  # fused axes, and the number of their positions
 
 
 def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
-    """All the axes where they are one run of memory, else the innermost one."""
+    """All axes if they are contiguous in memory, else the innermost one."""
     run = axes if _one_run(axes, compute) else axes[-1:]
     return tuple(x.name for x in run), prod(x.size for x in run)
 
 
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
-    """Extents along features that are not mostly empty."""
+    """Extents along a run of features, without those that would be mostly padding."""
     least = min(most, 32) if most <= 64 else 64
     return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
                  and (e == least or e < 2 * run[1]))
 
 
-MOST_TRIED = 1 << 12  # numbers of parts that are tried for one that divides the steps
+MOST_TRIED = 1 << 12  # numbers of parts tried to find one that divides the steps
 
 
 def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
-    """Split the sum only where whole tiles leave multiprocessors idle, then so that the programs
-    fill whole waves; and where an accumulator would take too many products (chains.py). Boxes need a
-    split that divides the steps, others are better off with one."""
+    """Values of ``split_k``: 1, more parts if whole tiles leave multiprocessors idle, so that the programs
+    fill whole waves, and more if an accumulator would take too many additions (chains.py). Boxes need a
+    number that divides the steps; others are faster with one."""
     if target.backend == "interpreter" or compute.b is None:
         return [1]
     tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
@@ -109,7 +110,7 @@ def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
         split = min(int(waves * target.sms / tiles), steps // 4)
         if split < 2 or tiles > target.sms * 2:
             continue
-        even = -(-steps // -(-steps // split))  # as many programs as this chunk length needs
+        even = -(-steps // -(-steps // split))  # the fewest parts of the same length
         divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
         found |= {divisor} if "box" in (schedule.a, schedule.b) else {even}
         found |= {divisor} if divisor * 4 >= split * 3 else set()

@@ -1,4 +1,4 @@
-"""Rules for ``< <= == !=`` and ``~``: each comparison is a polynomial against a constant."""
+"""Rules for ``< <= == !=`` and ``~``: a comparison of integers is written as a polynomial against 0."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from transconv.simplify.ranges import multiple_of, range_of_poly
 
 
 def negate(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``~x``: the opposite comparison, or the constant."""
     match e:
         case Not(Const(value, _)):
             return FALSE if value else TRUE
@@ -35,7 +36,7 @@ def negate(e: Expr, facts: Facts, again: Again) -> Expr:
             return Ne(a, b)
         case Not(Ne(a, b)):
             return Eq(a, b)
-        # Not for floats: a < b and b <= a are both false of a NaN.
+        # Integers only: for a NaN, a < b and b <= a are both false.
         case Not(Lt(a, b)) if _integers(a, b):
             return Le(b, a)
         case Not(Le(a, b)) if _integers(a, b):
@@ -48,14 +49,14 @@ def _integers(a: Expr, b: Expr) -> bool:
 
 
 def compare(e: Expr, facts: Facts, again: Again) -> Expr:
-    """``a < b`` and ``a <= b``: as L >= 0, written ``c <= x`` or ``x < c``."""
+    """``a < b`` and ``a <= b``: transformed as L >= 0, returned as ``c <= x`` or ``x < c``."""
     limit = _limit(e, facts)
     if limit is None or not isinstance(e, (Lt, Le)):
         return e
     r = range_of_poly(limit, facts)
     if r.low >= 0 or r.high < 0:
         return TRUE if r.low >= 0 else FALSE
-    # g*x + d >= 0 exactly when x + d//g >= 0, where d//g is the same number for every d
+    # g*x + d >= 0 if and only if x + d//g >= 0, where d//g is the same number for every d
     while (found := common_factor(limit, 0, facts)) is not None:
         limit = found[1]
     match limit.single:
@@ -67,7 +68,7 @@ def compare(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def _limit(e: Expr, facts: Facts) -> Poly | None:
-    """What is 0 or more where a comparison of integers holds."""
+    """L such that a comparison of integers holds if and only if L >= 0; None for others."""
     match e:
         case Lt(a, b) | Le(a, b) if _integers(a, b):
             return facts.poly(b).plus(facts.poly(a), -1).shifted(-1 if isinstance(e, Lt) else 0)
@@ -75,7 +76,7 @@ def _limit(e: Expr, facts: Facts) -> Poly | None:
 
 
 def both_bounds(low: Expr, high: Expr, facts: Facts) -> Expr | None:
-    """``x == c`` for the bounds ``c <= x`` and ``x < c + 1``, in whatever words; None for others."""
+    """``x == c`` for two bounds equivalent to ``c <= x`` and ``x < c + 1``; None for others."""
     p, q = _limit(low, facts), _limit(high, facts)
     if p is None or q is None or p.plus(q) != Poly():
         return None
@@ -88,7 +89,8 @@ def _width(a: Expr, b: Expr) -> DType:
 
 
 def _bound(limit: Poly, dtype: DType) -> Expr:
-    """``limit >= 0`` with the constant on its own side; ``x < y`` stays so."""
+    """``limit >= 0`` with the constant on one side, or ``x < y`` and ``x <= y`` for a difference of two
+    terms."""
     if not limit.terms:
         return TRUE if limit.const >= 0 else FALSE
     if sorted(k for _, k in limit.terms) == [-1, 1] and limit.const in (0, -1):
@@ -102,7 +104,7 @@ def _bound(limit: Poly, dtype: DType) -> Expr:
 
 
 def equate(e: Expr, facts: Facts, again: Again) -> Expr:
-    """``a == b`` and ``a != b``: variables on the left, the constant on the right."""
+    """``a == b`` and ``a != b``: variables to the left, the constant to the right."""
     match e:
         case Eq(a, b) if a.dtype.kind == "bool" and b.dtype.kind == "bool":
             return _same_truth(e, a, b)

@@ -15,6 +15,7 @@ Again = Callable[[Expr], Expr]
 
 
 def divide(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``x // y`` of positions."""
     match e:
         case _ if not _of_positions(e):
             return e
@@ -64,6 +65,7 @@ def _divide_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
 
 
 def remainder(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``x % y`` of positions."""
     match e:
         case _ if not _of_positions(e):
             return e
@@ -86,7 +88,7 @@ def _remainder_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
     """p % c for a constant c > 1."""
     if (k := range_of_poly(p, facts).cell(c)) is not None:
         return rebuild(p.shifted(-k * c), e.dtype)
-    for q, n in facts.residues:  # q is a multiple of n, and of c: so is it in p - q
+    for q, n in facts.residues:  # n divides q; if c divides n, p and p - q have one remainder by c
         for sign in (1, -1):
             rest = p.plus(q, -sign)
             if n % c == 0 and _all_divisible(rest, c, facts):
@@ -104,9 +106,10 @@ def _remainder_by(e: Expr, p: Poly, c: int, facts: Facts) -> Expr:
 
 
 def _reduced(p: Poly, c: int, facts: Facts) -> Poly:
-    """The same modulo c: without multiples of c, without inner ``% (n*c)``.
+    """A polynomial equal to p modulo c: without multiples of c and without inner ``% (n*c)``.
 
-    A coefficient becomes 1 where it can; others stay, for ``x // c`` most often uses the same sum.
+    Only coefficients that are 1 modulo c become 1. Others stay, because ``x // c`` often uses the same
+    sum.
     """
     total = Poly(const=p.const % c)
     for mono, k in p.terms:
@@ -125,7 +128,8 @@ def _all_divisible(p: Poly, c: int, facts: Facts) -> bool:
 
 
 def _split_exact(p: Poly, c: int, facts: Facts) -> tuple[Poly, Poly]:
-    """(q, r) with p = c*q + r; what its coefficient or a known divisor makes divisible is in q."""
+    """(q, r) with p = c*q + r. q has the terms whose coefficients and known divisors make them multiples
+    of c."""
     whole, rest = Poly(const=p.const // c), Poly(const=p.const % c)
     for mono, k in p.terms:
         need = c // math.gcd(k, c)
@@ -145,7 +149,7 @@ def _split_exact(p: Poly, c: int, facts: Facts) -> tuple[Poly, Poly]:
 
 
 def _split_factor(p: Poly, y: Poly) -> tuple[Poly, Poly]:
-    """(q, r) with p = y*q + r, for a y that is one product of atoms."""
+    """(q, r) with p = y*q + r. For a y that is not one product of atoms, q is 1 if p = y, else 0."""
     whole, rest = Poly(), Poly(const=p.const)
     if len(y.terms) != 1 or y.const:
         return (Poly(const=1), Poly()) if p == y else (Poly(), p)
@@ -169,8 +173,9 @@ def _in_first_cell(p: Poly, y: Poly, facts: Facts) -> bool:
 
 
 def common_factor(p: Poly, c: int, facts: Facts) -> tuple[int, Poly, Poly] | None:
-    """The largest g > 1 that divides c and some coefficients, while the other terms d together
-    have one quotient d // g. Returns g, (p - d) / g + d // g, and d % g."""
+    """The largest g > 1 that divides c and some coefficients, such that the sum d of the other terms has
+    one quotient d // g for all values. Returns g, (p - d) / g + d // g, and d - d // g * g; None if there
+    is no such g."""
     ks = [k for _, k in p.terms]
     pairs = (math.gcd(a, b, c) for a, b in combinations(ks, 2))
     for g in sorted({*pairs, *(math.gcd(k, c) for k in ks)} - {1}, reverse=True):
@@ -182,7 +187,7 @@ def common_factor(p: Poly, c: int, facts: Facts) -> tuple[int, Poly, Poly] | Non
 
 
 def collect(p: Poly, facts: Facts, again: Again) -> Poly:
-    """Use what holds between ``//`` and ``%`` on a sum, as long as that makes it lighter.
+    """Apply identities between ``//`` and ``%`` to a sum, while they make it cheaper.
 
     k*b*(y // b) + k*(y % b) -> k*y        y - (y // b)*b -> y % b        y - y % b -> (y // b)*b
     (y // a % b)*a + y % a -> y % (a*b)
@@ -199,7 +204,7 @@ def collect(p: Poly, facts: Facts, again: Again) -> Poly:
 
 
 def _identities(p: Poly, facts: Facts, again: Again) -> Iterable[Poly]:
-    """Polynomials that are 0, each with a ``//`` or ``%`` of the sum in it."""
+    """Polynomials equal to 0, each with a ``//`` or ``%`` of the sum in it."""
     def poly(e: Expr) -> Poly:
         return facts.poly(again(e))
 
@@ -215,7 +220,7 @@ def _identities(p: Poly, facts: Facts, again: Again) -> Iterable[Poly]:
 
 
 def _of_sizes(p: Poly, facts: Facts, poly: Callable[[Expr], Poly]) -> Iterable[Poly]:
-    """The same for divisors that are no numbers but expressions above 0."""
+    """``_identities`` for divisors that are expressions known to be positive."""
     atoms = dict.fromkeys(a for mono, _ in p.terms for a in mono)
     for at in atoms:
         match at:
@@ -230,7 +235,8 @@ def _of_sizes(p: Poly, facts: Facts, poly: Callable[[Expr], Poly]) -> Iterable[P
 
 
 def _divisions(p: Poly) -> Iterable[tuple[Expr, int]]:
-    """The y and b of each ``y // b`` and ``y % b`` in a sum, those hidden in two quotients too."""
+    """The (y, b) of each ``y // b`` and ``y % b`` in a sum. ``x // a`` and ``x // (a*n)`` give
+    ``(x // a, n)`` as well."""
     atoms = [mono[0] for mono, _ in p.terms if len(mono) == 1]
     found: dict[tuple[Expr, int], None] = {}
     quotients: dict[Expr, list[int]] = {}
@@ -257,5 +263,6 @@ def _cancelling(p: Poly, zero: Poly) -> Iterable[int]:
 
 
 def _weight(p: Poly) -> int:
+    """The cost of a sum: 10 for each division, 2 or 3 for each term, 1 for a constant."""
     divisions = sum(isinstance(n, (FloorDiv, Mod)) for m, _ in p.terms for a in m for n in walk(a))
     return 10 * divisions + sum(2 + (k not in (1, -1)) for _, k in p.terms) + (p.const != 0)

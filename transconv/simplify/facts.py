@@ -13,10 +13,10 @@ from transconv.simplify.ranges import range_of_poly
 
 
 class Facts:
-    """An immutable set of facts; ``with_range``, ``assume`` and ``with_multiple`` return more.
+    """An immutable set of facts; ``with_range``, ``assume`` and ``with_multiple`` return larger sets.
 
-    A lane is known to lie in ``0 .. extent - 1`` without being mentioned. Analyses remember their
-    results here, in dicts keyed by node, and the results are immutable.
+    The range ``0 .. extent - 1`` of a lane need not be stated. Analyses cache their results here, in
+    dicts keyed by node.
     """
 
     __slots__ = (
@@ -42,12 +42,12 @@ class Facts:
 
     @property
     def ranges(self) -> Mapping[Expr, Range]:
-        """What is known of the values of expressions."""
+        """The known ranges of expressions."""
         return MappingProxyType(self._ranges)
 
     @property
     def multiples(self) -> Mapping[Expr, int]:
-        """Numbers that divide expressions."""
+        """The known divisors of expressions."""
         return MappingProxyType(self._multiples)
 
     @property
@@ -56,42 +56,42 @@ class Facts:
         return tuple(self._true)
 
     def with_range(self, var: Expr, lo: int | None, hi: int | None) -> Facts:
-        """Know also ``lo <= var <= hi`` (None: no bound). ``var`` may be any integer expression."""
+        """These facts and ``lo <= var <= hi`` (None: no bound). ``var`` may be any integer expression."""
         more = self._copy()
         more._learn_range(var, Range(lo, hi))
         return more
 
     def with_multiple(self, var: Expr, n: int) -> Facts:
-        """Know also that ``n`` divides ``var``."""
+        """These facts and that ``n`` divides ``var``."""
         more = self._copy()
         more._multiples[var] = math.lcm(n, more._multiples.get(var, 1))
         return more
 
     def assume(self, cond: Expr) -> Facts:
-        """Know also that a condition holds, for example inside a mask or an ``if``."""
+        """These facts and that a condition holds, for example inside a mask or an ``if``."""
         return self.knowing([self._simplified(cond)])
 
     def knowing(self, parts: Iterable[Expr]) -> Facts:
-        """``assume`` for conditions that are simplified already."""
+        """``assume`` for conditions that are already simplified."""
         more = self._copy()
         for part in parts:
             more._learn(part)
         return more
 
     def stated_range(self, e: Expr) -> Range:
-        """The range given for this very expression."""
+        """The range given for exactly this expression."""
         return self._ranges.get(e, ANY)
 
     def stated_multiple(self, e: Expr) -> int:
-        """The divisor given for this very expression."""
+        """The divisor given for exactly this expression; 1 if there is none."""
         return self._multiples.get(e, 1)
 
     def truth(self, cond: Expr) -> bool | None:
-        """Whether this very condition is known to hold or not to hold."""
+        """Whether exactly this condition is known to hold (True) or not to hold (False), else None."""
         return True if cond in self._true else False if cond in self._false else None
 
     def poly(self, e: Expr) -> Poly:
-        """The polynomial of an expression over its atoms as they stand."""
+        """The polynomial of an expression over its atoms, which are not simplified."""
         found = self._polys.get(e)
         if found is None:
             sum_like = isinstance(e, Const) or is_polynomial(e)
@@ -100,8 +100,8 @@ class Facts:
 
     @property
     def unlimited(self) -> Facts:
-        """These facts without the inequalities: what those are weighed with, so that no analysis
-        asks for its own result."""
+        """These facts without the inequalities. The analyses of inequalities use it, which keeps them
+        from infinite recursion."""
         if not self.limits:
             return self
         if self._unlimited is None:
@@ -112,7 +112,7 @@ class Facts:
 
     @property
     def without_residues(self) -> Facts:
-        """The same facts without those about remainders."""
+        """These facts without those about remainders."""
         if not self.residues:
             return self
         if self._without_residues is None:
@@ -122,7 +122,7 @@ class Facts:
         return self._without_residues
 
     def forget_if_large(self, entries: int) -> None:
-        """Drop remembered results beyond a number of entries: the empty facts live for ever."""
+        """Clear the caches if they have more entries: ``NO_FACTS`` lives as long as the process."""
         if len(self.simple) > entries:
             self._forget()
 
@@ -158,7 +158,7 @@ class Facts:
         self._forget()
 
     def _learn(self, cond: Expr) -> None:
-        """Take in a simplified condition."""
+        """Add a simplified condition to the facts."""
         if cond is TRUE:
             return
         if isinstance(cond, And):
@@ -197,7 +197,7 @@ class Facts:
                 self.residues += ((p, n),)
 
     def _learn_limits(self, limits: list[Poly]) -> None:
-        """Remember that each is >= 0, and pass its bound on to each atom of it."""
+        """Add that each is >= 0, and the bounds that follow for its atoms."""
         self.limits += tuple(p for p in limits if p.terms)
         for p in limits:
             for mono, c in p.terms:
@@ -223,12 +223,12 @@ def _integers(a: Expr, b: Expr) -> bool:
 
 
 def _unwidened(e: Expr) -> Expr:
-    """The narrow node under the cast that ``atom`` put around it, for it has the same value."""
+    """The operand of the cast that ``atom`` puts around nodes that are no positions."""
     return e.x if isinstance(e, Cast) and e.x.dtype.kind in ("int", "bool") else e
 
 
 def facts_of(sizes: Sizes | None) -> Facts:
-    """What the requirements say of sizes that are arguments; no facts without them."""
+    """The requirements of sizes that are arguments, as facts; no facts for None."""
     return Facts(true=sizes.requirements) if sizes else Facts()
 
 

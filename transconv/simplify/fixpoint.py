@@ -38,15 +38,15 @@ from transconv.simplify.rules import RULES
 MAX_STEPS = 100
 MAX_REMEMBERED = 100_000
 
-# Is shown the name of a rule, what the rule was given, what it made of it, and the facts.
+# Called with the name of a rule, the expression before and after it, and the facts.
 Witness = Callable[[str, Expr, Expr, Facts], None]
 _witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
 
 
 @contextmanager
 def witnessed(by: Witness) -> Iterator[None]:
-    """Within ``with``, pass every rewrite of this thread to a function that may check it, inner nodes
-    first, those that change nothing too. What older facts remember is not rewritten again."""
+    """Within ``with``, call ``by`` with every rewrite of this thread, inner nodes first, including those
+    that change nothing. Results that existing ``Facts`` have cached are not rewritten again."""
     NO_FACTS.forget_if_large(-1)
     token = _witness.set(by)
     try:
@@ -57,11 +57,11 @@ def witnessed(by: Witness) -> Iterator[None]:
 
 
 def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
-    """An equal expression, of the same type, that is shorter to compute and read.
+    """An equal expression of the same type that is cheaper to compute and shorter to read.
 
-    Equal for every assignment that the facts allow, with division rounding down, and undefined
-    where a divisor is 0. Integers are taken as unbounded (8-bit arithmetic is left as it stands),
-    and floats are never reassociated. The result simplifies to itself.
+    Equal for all values that the facts allow, except where a divisor is 0. Division rounds down.
+    Positions are unbounded integers; arithmetic of other integers wraps around and is not rearranged,
+    nor are floats reassociated. The result simplifies to itself.
     """
     facts.forget_if_large(MAX_REMEMBERED)
     return _simple(e, facts)
@@ -94,7 +94,7 @@ def _simple(e: Expr, facts: Facts) -> Expr:
 
 
 def rule_name(e: Expr) -> str:
-    """The rule that rewrites a node: that of its class, or of sums or of conditions."""
+    """The name of the rule that rewrites a node, for witnesses and traces."""
     if isinstance(e, (Const, Lane, Var)):
         return "leaf"
     if is_polynomial(e):
@@ -123,9 +123,9 @@ def _step(e: Expr, facts: Facts) -> Expr:
 
 
 def _settled(made: Expr, e: Expr, facts: Facts) -> Expr:
-    """What became of a node: in the type of the node, and a constant where its value is known."""
+    """The result of a rule, cast to the type of the node; a constant if its value is known."""
     made = _typed(made, e.dtype)
-    if isinstance(made, (Const, Lane)):  # a lane gives a tile its shape, also when it is only 0
+    if isinstance(made, (Const, Lane)):  # a lane of extent 1 is kept: it gives a tile its shape
         return made
     if made.dtype.kind == "bool":
         known = facts.truth(made)
@@ -147,7 +147,7 @@ def _typed(e: Expr, dtype: DType) -> Expr:
 def _with_simple_children(e: Expr, facts: Facts) -> Expr:
     def new(value: Any) -> Any:
         if isinstance(value, Expr):
-            # The lane of a reduction is a name, not a value.
+            # Lanes are kept: a Reduce and a Spread name lanes.
             return value if isinstance(value, Lane) else _simple(value, facts)
         return tuple(map(new, value)) if isinstance(value, tuple) else value
 
@@ -157,11 +157,11 @@ def _with_simple_children(e: Expr, facts: Facts) -> Expr:
 
 
 def _logic(e: Logic, facts: Facts) -> Expr:
-    """``a & b & ...`` (or ``a | b | ...``) without what follows from the other parts.
+    """``a & b & ...`` (or ``a | b | ...``) without parts that follow from the others.
 
-    In a conjunction each part is weighed with the others taken as true; one that is then true is
-    dropped, one that is false makes the whole false. A disjunction is the mirror image.
-    Two bounds that leave one value become that value (see ``one_value``).
+    In a conjunction each part is simplified under the assumption that the others hold. A part that is
+    then true is dropped; one that is false makes the conjunction false. A disjunction is the dual.
+    Two bounds that leave one value become an equality (see ``one_value``).
     """
     kind, unit, zero = (And, TRUE, FALSE) if isinstance(e, And) else (Or, FALSE, TRUE)
     parts: dict[Expr, None] = {}
@@ -176,10 +176,10 @@ def _logic(e: Logic, facts: Facts) -> Expr:
         if not others or _has_load(part):
             continue
         given = others if kind is And else [_simple(Not(o), facts) for o in others]
-        weighed = _simple(part, facts.knowing(given))
-        if weighed is zero:
+        simple = _simple(part, facts.knowing(given))
+        if simple is zero:
             return zero
-        if weighed is unit:
+        if simple is unit:
             kept.remove(part)
     if kind is And:
         return one_value(all_of(kept), facts)
@@ -190,9 +190,9 @@ def _logic(e: Logic, facts: Facts) -> Expr:
 
 
 def one_value(e: Expr, facts: Facts = NO_FACTS) -> Expr:
-    """A conjunction in which two bounds that leave one value, ``(c <= x) & (x < c + 1)``, are ``x == c``.
+    """A conjunction with ``x == c`` instead of bounds that leave one value, ``(c <= x) & (x < c + 1)``.
 
-    LLVM of Triton 3.6 takes such a pair of a sum of remainders for false.
+    The LLVM of Triton 3.6 folds such a pair to false if x is a sum of remainders.
     """
     parts = conjuncts(e)
     for low, high in permutations(parts, 2):

@@ -1,4 +1,4 @@
-"""Intervals of integers, which may lack a lower or an upper end, and their arithmetic."""
+"""Intervals of integers, possibly without a lower or an upper bound, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Range:
 
     @property
     def low(self) -> float:
-        """The lower end as a number: an int, or minus infinity."""
+        """The lower bound: an int, or minus infinity."""
         return -INF if self.lo is None else self.lo
 
     @property
     def high(self) -> float:
-        """The upper end as a number: an int, or infinity."""
+        """The upper bound: an int, or infinity."""
         return INF if self.hi is None else self.hi
 
     def __contains__(self, value: int) -> bool:
@@ -47,11 +47,11 @@ class Range:
 
     @property
     def value(self) -> int | None:
-        """The only member, when there is just one."""
+        """The only member, or None if there are several."""
         return self.lo if self.lo == self.hi else None
 
     def cell(self, size: int) -> int | None:
-        """The ``k`` with every member in ``k*size .. k*size + size - 1``, if there is one."""
+        """The quotient ``x // size`` if it is the same for all members, else None."""
         if self.lo is None or self.hi is None or self.lo // size != self.hi // size:
             return None
         return self.lo // size
@@ -67,7 +67,7 @@ BIT = Range(0, 1)
 
 
 def between(lo: float, hi: float) -> Range:
-    """The range with these ends, which may be infinite."""
+    """The range with these bounds, which may be infinite."""
     return Range(None if lo == -INF else int(lo), None if hi == INF else int(hi))
 
 
@@ -76,7 +76,7 @@ def _times(a: float, b: float) -> float:
 
 
 def _floor(a: float, b: float) -> float:
-    """``a // b`` for ends that may be infinite; b > 0."""
+    """``a // b`` for bounds that may be infinite; b > 0."""
     if math.isinf(a):
         return a
     if math.isinf(b):
@@ -85,7 +85,7 @@ def _floor(a: float, b: float) -> float:
 
 
 def quotient(a: Range, b: Range) -> Range:
-    """Where ``x // y`` lies for x in ``a`` and y in ``b``; what is divided by 0 is not looked at."""
+    """The range of ``x // y`` for x in ``a`` and y in ``b``, y not 0."""
     if b.high < 0:
         a, b = -a, -b
     if b.low < 1:

@@ -1,9 +1,9 @@
 """Polynomial normal form of integer expressions; SymPy multiplies the polynomials out.
 
-An integer expression is a sum of monomials over *atoms*: whatever is not ``+ - *``, unary minus or
-a constant is opaque here. Sums and products by constants are done on the terms at once; a product
-of two polynomials goes through SymPy's sparse polynomials over the integers. This is the only file
-that imports SymPy, and it does so at the first product: the import takes a third of a second.
+An integer expression is a sum of monomials over *atoms*: nodes other than ``+ - *``, unary minus and
+constants, which are opaque here. Sums and products by constants are computed on the terms; SymPy's sparse
+polynomials over the integers compute the product of two polynomials. This is the only file that imports
+SymPy, and it does so at the first product, because the import takes a third of a second.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Mono = tuple[Expr, ...]
 
 @dataclass(frozen=True, slots=True)
 class Poly:
-    """``sum(coefficient * product of atoms) + const``; terms in order of first appearance, none of
-    them with coefficient 0."""
+    """``sum(coefficient * product of atoms) + const``; terms in order of first appearance, without
+    coefficients of 0."""
 
     terms: tuple[tuple[Mono, int], ...] = ()
     const: int = 0
@@ -57,12 +57,12 @@ class Poly:
 
     @property
     def content(self) -> int:
-        """The greatest common divisor of the coefficients, the constant left out; 0 for none."""
+        """The greatest common divisor of the coefficients, without the constant; 0 if there are none."""
         return math.gcd(*(c for _, c in self.terms))
 
     @property
     def single(self) -> tuple[Expr, int] | None:
-        """The atom and its coefficient when the only term is a multiple of one atom."""
+        """The atom and its coefficient if the only term is a multiple of one atom, else None."""
         if len(self.terms) == 1 and len(self.terms[0][0]) == 1:
             return self.terms[0][0][0], self.terms[0][1]
         return None
@@ -73,17 +73,17 @@ def _nonzero(total: dict[Mono, int]) -> tuple[tuple[Mono, int], ...]:
 
 
 def is_polynomial(e: Expr) -> bool:
-    """Whether the node is ``+ - *`` of positions; what a tensor holds wraps around and is left alone."""
+    """Whether the node is ``+ - *`` of positions. Other integers wrap around, so they are excluded."""
     return isinstance(e, (Add, Sub, Mul, Neg)) and e.dtype.kind == "index"
 
 
 def atom(e: Expr) -> Poly:
-    """A node taken as it is. What is no position is cast to one, or a sum of two could wrap around."""
+    """The polynomial of an opaque node. Other integers are cast to positions, so that sums do not wrap."""
     return Poly.of(e if e.dtype.kind == "index" else Cast(e, index))
 
 
 def expand(e: Expr, leaf: Callable[[Expr], Poly] = atom) -> Poly:
-    """The polynomial of an integer expression; ``leaf`` says what an atom stands for."""
+    """The polynomial of an integer expression; ``leaf`` gives the polynomial of an atom."""
     total: dict[Mono, int] = {}
     const = 0
     stack = [(e, 1)]
@@ -153,7 +153,7 @@ def _ring(count: int) -> Any:
 
 
 def _multiply(p: Poly, q: Poly) -> Poly:
-    """The product, expanded and collected by SymPy; each atom is one of its generators."""
+    """The product, expanded and collected by SymPy; each atom is a generator of the ring."""
     atoms = list(dict.fromkeys(a for side in (p, q) for mono, _ in side.terms for a in mono))
     ring = _ring(len(atoms))
 
@@ -173,5 +173,5 @@ def _multiply(p: Poly, q: Poly) -> Poly:
 
 
 def _name(e: Expr) -> tuple[str, str]:
-    """Orders the factors of a product in the same way in every process."""
+    """A sort key that orders the factors of a product in the same way in every process."""
     return str(e), e.dtype.name

@@ -1,4 +1,4 @@
-"""Where the value of an integer expression lies, and what divides it, under facts."""
+"""The range and the known divisor of an integer expression, under facts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def range_of(e: Expr, facts: Facts) -> Range:
-    """Where the value of an integer (or truth) expression lies, for all values the facts allow.
+    """The range of an integer or boolean expression, for all values that the facts allow.
 
-    Taken from the tree, from the polynomial (so that ``x - x`` is 0), from the ranges that the
-    facts give, and from the inequalities that they hold.
+    It is the intersection of the ranges by the tree, by the polynomial (so that ``x - x`` is 0), by the
+    stated ranges and by the inequalities of the facts.
     """
     found = facts.known_ranges.get(e)
     if found is None:
@@ -50,7 +50,7 @@ def range_of(e: Expr, facts: Facts) -> Range:
 
 
 def range_of_poly(p: Poly, facts: Facts) -> Range:
-    """Where the value of a polynomial lies."""
+    """The range of a polynomial."""
     return _interval(p, facts) & _limited(p, facts)
 
 
@@ -75,7 +75,7 @@ def _of_product(mono: Mono, facts: Facts) -> Range:
 
 
 def _limited(p: Poly, facts: Facts) -> Range:
-    """What the known inequalities say about a polynomial."""
+    """The range of a polynomial by the known inequalities."""
     if not facts.limits or not p.terms:
         return ANY
     return between(_at_least(p, facts), -_at_least(p.scaled(-1), facts))
@@ -84,7 +84,7 @@ def _limited(p: Poly, facts: Facts) -> Range:
 def _at_least(p: Poly, facts: Facts) -> float:
     """A lower bound from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
 
-    Multiples of several of them are taken away, each where it makes the bound of the rest better.
+    Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
     best = _low_end(p, facts.unlimited)
     for limit in facts.limits:
@@ -148,13 +148,13 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
             found = _of_bits(e, range_of(a, facts), range_of(b, facts))
         case _:
             return narrow
-    # A value that does not fit into its width has wrapped around to any that does.
+    # If the range exceeds the width of the type, the value may have wrapped around to any number.
     return found & narrow if found | narrow == narrow else narrow
 
 
 def _half(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
-    """Where (a + b) / 2 lies, rounded down or ``up``: the lesser of two is at most that, the greater at
-    least, so that max(x, -x) is never negative."""
+    """The range of (a + b) / 2, rounded down (``up`` = 0) or up (1): at least min(a, b) and at most
+    max(a, b). It shows that max(x, -x) is never negative."""
     return quotient(range_of_poly(facts.poly(a).plus(facts.poly(b)).shifted(up), facts), Range(2, 2))
 
 
@@ -184,7 +184,7 @@ def _of_bits(e: Expr, a: Range, b: Range) -> Range:
 
 
 def multiple_of(e: Expr, facts: Facts) -> int:
-    """The largest number known to divide the value; 0 when the value is known to be 0."""
+    """The largest number known to divide the value; 0 if the value is known to be 0."""
     found = facts.known_multiples.get(e)
     if found is None:
         facts.known_multiples[e] = found = _multiple(e, facts)
@@ -226,7 +226,7 @@ def _divisor(p: Poly, facts: Facts) -> int:
 
 
 def _congruent(p: Poly, found: int, facts: Facts) -> int:
-    """Use the known q % n == 0: what divides both n and p - q divides p."""
+    """``found``, improved by facts q % n == 0: a divisor of both n and p - q divides p."""
     if p.terms:
         plain = facts.without_residues
         for q, n in facts.residues:

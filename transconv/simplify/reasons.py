@@ -11,8 +11,8 @@ from transconv.simplify.ranges import range_of
 
 
 def reason(condition: Expr, facts: Facts) -> str:
-    """What decides a condition, such as ``qh - th + 1 in 0..28 by qh in 0..27, th in 0..1``, or
-    ``qh*2 - th*2 is a multiple of 2`` for a test of divisibility that the facts prove."""
+    """The facts that decide a condition, such as ``qh - th + 1 in 0..28 by qh in 0..27, th in 0..1``, or
+    ``qh*2 - th*2 is a multiple of 2`` for a test of divisibility."""
     match condition:
         case Eq(Mod(x, Const(n)), Const(0)):
             short = simplify(x, facts)
@@ -32,7 +32,7 @@ def reason(condition: Expr, facts: Facts) -> str:
 
 
 def ranges(parts: Iterable[Expr], facts: Facts) -> str:
-    """``qh in 0..27, th in 0..1`` for the variables of some expressions."""
+    """``qh in 0..27, th in 0..1`` for the variables of the expressions whose ranges are finite."""
     leaves: set[Var | Lane] = set()
     for e in parts:
         leaves |= set(free_vars(e)) | set(find(e, Lane))

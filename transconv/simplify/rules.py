@@ -1,8 +1,8 @@
 """Rewrite rules of the simplifier, one function for each kind of node.
 
-A rule is given a node whose children are simplified. It returns an equal expression, which the
-caller simplifies again, or the node itself when nothing applies. ``again`` simplifies an
-expression that a rule needs before it can decide. Division and comparison have their own files.
+A rule takes a node whose children are simplified. It returns an equal expression, which the caller
+simplifies again, or the node itself if no case applies. ``again`` simplifies an expression that a rule
+builds to decide. Division and comparison have their own files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rule = Callable[[Expr, Facts, Again], Expr]
 
 
 def extreme(e: Expr, facts: Facts, again: Again) -> Expr:
-    """Min and Max."""
+    """``min`` and ``max`` of integers."""
     if not isinstance(e, (Min, Max)) or not e.dtype.is_integer:
         return e
     kind, fold = (Min, min) if isinstance(e, Min) else (Max, max)
@@ -60,6 +60,7 @@ def extreme(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def choose(e: Expr, facts: Facts, again: Again) -> Expr:
+    """Selects with a known condition, equal values or boolean constants."""
     match e:
         case Select(Const(cond), yes, no):
             return yes if cond else no
@@ -75,13 +76,14 @@ def choose(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def convert(e: Expr, facts: Facts, again: Again) -> Expr:
+    """Casts that keep the type, of constants, and of casts that lose nothing."""
     match e:
         case Cast(x, to) if to is x.dtype:
             return x
         case Cast(Const(int(value)), to) if e.x.dtype.kind != "float" and to.is_integer:
             return Const(value, to) if to.kind == "index" or _holds(to, value, value) else e
         case Cast(Const(int(value)), to) if e.x.dtype.is_integer and to.kind == "float":
-            # What is exact in the usual float types; others have fewer digits.
+            # Integers up to 256 are exact in f16 and bf16; 8-bit floats have fewer digits.
             return Const(float(value), to) if abs(value) <= min(256, 2**to.digits) else e
         case Cast(Cast(x, through), to) if _keeps(x.dtype, through) and to.is_integer:
             return Cast(x, to)
@@ -89,7 +91,7 @@ def convert(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def _keeps(inner: DType, outer: DType) -> bool:
-    """Whether every value of one integer type is a value of the other."""
+    """Whether every value of ``inner`` is a value of the integer type ``outer``."""
     both = inner.kind != "float" and outer.is_integer
     return both and _holds(outer, *inner.limits)
 
@@ -100,6 +102,7 @@ def _holds(dtype: DType, low: int, high: int) -> bool:
 
 
 def shift(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``<<`` and ``>>`` by 0 and of constants."""
     match e:
         case Shl(x, Const(0)) | Shr(x, Const(0)):
             return x
@@ -111,6 +114,7 @@ def shift(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def exclusive(e: Expr, facts: Facts, again: Again) -> Expr:
+    """``^`` of integers and booleans."""
     match e:
         case Xor(Const(int(a)), Const(int(b))):
             return Const(a ^ b, e.dtype)
@@ -140,7 +144,8 @@ def bits(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 def multiply(e: Expr, facts: Facts, again: Again) -> Expr:
-    """Products that are no polynomial: what a tensor holds wraps around, floats are left as they are."""
+    """``x * 1`` of integers that are no positions. Other products of them, which wrap around, and products
+    of floats are not rewritten."""
     match e:
         case Mul(x, Const(1)) | Mul(Const(1), x) if e.dtype.kind == "int" and x.dtype is e.dtype:
             return x

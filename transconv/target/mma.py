@@ -1,7 +1,7 @@
 """Matrix instructions: which instruction multiplies given operand types on a chip, and its requirements.
 
 Sources: PTX ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA,
-WMMA), Intel's XMX description (DPAS). Shapes are the least of a family that Triton uses.
+WMMA), Intel's XMX description (DPAS). Shapes are the smallest of a family that Triton uses.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from transconv.ir import DType, f32, f64, i32
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """A matrix instruction for one pair of operand types: at least m x n results of sums of k products,
-    (m, k) times (k, n). ``asynchronous``: it runs while the program goes on, and is waited for.
-    ``a_from`` and ``b_from``: where each operand may be, ``registers`` or ``shared`` memory."""
+    """A matrix instruction for one pair of operand types: (m, k) times (k, n) is its smallest shape.
+    ``asynchronous``: the program issues it and waits for it later. ``a_from`` and ``b_from``: the memories
+    that it reads each operand from, ``registers`` or ``shared``."""
 
     name: str
     m: int
@@ -31,7 +31,7 @@ REGISTERS, SHARED = frozenset({"registers"}), frozenset({"shared"})
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The instructions of one unit: (m, n, k) by the operands' bits."""
+    """The instructions of one matrix unit. ``shapes``: (bits of the operands, (m, n, k))."""
 
     name: str
     shapes: tuple[tuple[int, tuple[int, int, int]], ...]
@@ -40,7 +40,7 @@ class Family:
     b_from: frozenset[str] = REGISTERS
 
     def of(self, bits: int) -> Mma | None:
-        """The instruction for operands of so many bits."""
+        """The instruction for operands of ``bits`` bits, or None."""
         found = dict(self.shapes).get(bits)
         return found and Mma(self.name, *found, self.asynchronous, self.a_from, self.b_from)
 
@@ -56,7 +56,7 @@ NUMPY = Family("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, 
 
 
 def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Family, ...]:
-    """The matrix units of a chip, the one that kernels use first."""
+    """The matrix units of a chip, the preferred one first; empty if it has none."""
     if "mma" not in features:
         return ()
     newest = tuple(f for f in (WGMMA, TCGEN05) if f.name in features)
@@ -65,5 +65,5 @@ def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Fa
 
 
 def sums(a: DType) -> DType:
-    """The type that products of this type are added up in."""
+    """The accumulator's type for operands of this type."""
     return i32 if a.kind == "int" else f64 if a.bits == 64 else f32

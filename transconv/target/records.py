@@ -1,7 +1,7 @@
 """The chips that kernels are generated for: one record each, with numbers from data sheets.
 
-A record describes the usual product of its architecture; ``detect`` replaces the counts by what the
-device at hand reports. To add a GPU, add a row, or ``register`` one from outside.
+A record describes one common product of its architecture; ``detect`` replaces its counts by those that the
+device reports. To add a GPU, add a row, or call ``register``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ KIB, MIB = 1 << 10, 1 << 20
 FEATURES = ("mma", "async_copy", "box", "wgmma", "tcgen05", "early")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
-F8 = (f8e4m3, f8e5m2)  # gfx942 multiplies others of 8 bits, whose zero and infinities differ
+F8 = (f8e4m3, f8e5m2)  # not on gfx942: it multiplies the fnuz formats, with another zero and no infinities
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine. ``shared_bytes``: fast memory that one block may use; ``regs``: 32-bit registers
-    of one multiprocessor; ``tflops``: dense 16-bit matrix rate; ``mma_dtypes``: operands of its
-    matrix unit; ``precisions``: how a dot may multiply f32; ``min_dot``: least (m, n, k) of a
-    16-bit dot.
+    """A chip. ``sms``: its multiprocessors; ``shared_bytes``: shared memory that one program may use;
+    ``regs``: 32-bit registers of one multiprocessor; ``bandwidth_gbs``: of its memory, in GB/s;
+    ``tflops``: dense rate of 16-bit matrix products; ``mma_dtypes``: operand types of its matrix unit;
+    ``precisions``: of a dot of f32; ``min_dot``: the smallest (m, n, k) of a 16-bit dot.
 
-    ``features``: ``mma`` (matrix unit), ``async_copy`` (global to shared past the registers),
+    ``features``: ``mma`` (matrix unit), ``async_copy`` (from global to shared memory without registers),
     ``box`` (a tensor-copy engine that moves boxes), ``wgmma`` and ``tcgen05`` (asynchronous matrix
-    units), ``early`` (a kernel may be made ready before the last one has ended).
-    ``upcast16``: 16-bit arithmetic is wrong there, operands are cast to f32 after their load.
-    ``rates``: what was measured, for estimates; those of sm_90 until a chip has its own.
+    units), ``early`` (programmatic dependent launch: a kernel's programs may start before the kernel
+    before it has ended). ``upcast16``: 16-bit arithmetic is wrong, so operands are cast to f32 after
+    their load. ``rates``: measured rates for estimates; those of sm_90 until a chip has its own.
     """
 
     name: str
@@ -64,26 +64,27 @@ class Target:
 
     @property
     def ridge(self) -> float:
-        """Operations a byte above which 16-bit matrix products are bound by arithmetic."""
+        """Operations a byte (FLOP/B) above which 16-bit matrix products are bound by arithmetic."""
         return self.tflops * 1e3 / self.bandwidth_gbs
 
     def mma(self, a: DType, b: DType, acc: DType) -> Mma | None:
-        """The matrix instruction that multiplies operands of types ``a`` and ``b`` and adds their
-        products up in ``acc``; None where the chip has none."""
+        """The matrix instruction that multiplies operands of types ``a`` and ``b`` and accumulates in
+        ``acc``; None if the chip has none."""
         if not {a, b} <= self.mma_dtypes or (a.kind, a.bits) != (b.kind, b.bits) or acc is not sums(a):
             return None
         found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
         return next((m for m in found if m is not None), None)
 
     def lacks(self, a: DType, b: DType, acc: DType) -> bool:
-        """Whether no dot of operands of 8 bits is compiled for these types; wider ones are cast."""
+        """Whether an operand has 8 bits and there is no instruction: such a dot does not compile. A dot of
+        wider types does, because its operands are cast."""
         return 8 in (a.bits, b.bits) and self.mma(a, b, acc) is None
 
     @staticmethod
     def parse(name: str) -> Target:
-        """The target of this name; a sibling of a known chip (``sm_103``, ``gfx1101``) is that chip
-        under its own name, with the features that the user switched. Raises ScheduleError listing the
-        names, and for words of TRANSCONV_FEATURES that do not fit the chip."""
+        """The target of this name, with the features that TRANSCONV_FEATURES switches. A chip of a known
+        family (``sm_103``, ``gfx1101``) gets that family's record under its own name. Raises ScheduleError
+        for an unknown name, and for words of TRANSCONV_FEATURES that do not fit the chip."""
         found = _nearest(name)
         if found is None:
             raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}")
@@ -100,7 +101,7 @@ def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: f
 
 def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, bandwidth: float,
          tflops: float, *features: str, precisions: tuple[str, ...] = IEEE) -> Target:
-    # The matrix units of wave-64 chips multiply f32 as it is; those of wave-32 chips refuse it.
+    # The matrix units of wave-64 chips multiply f32; those of wave-32 chips do not.
     dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
     dtypes |= {*F8} if arch in ("gfx950", "gfx1201") else set()
     return Target(arch, "hip", arch, warp_size, sms, shared, regs, l2 * MIB, bandwidth, tflops,
@@ -122,7 +123,7 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
     _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),                      # RX 9070 XT
     Target("xpu", "xpu", "pvc", 16, 64, 128 * KIB, 131072, 204 * MIB, 1638, 419,  # Max 1550 die
            frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32, (1, 16, 16)),
-    # Triton's interpreter: no limit on what fits. Its bf16 arithmetic reads raw bits as integers.
+    # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
     Target("interpreter", "interpreter", "numpy", 32, 1, 1 << 30, 1 << 30, MIB, 10, 0.01,
            frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32, (1, 1, 1),
            upcast16=True),
@@ -131,8 +132,8 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
 
 
 def register(target: Target) -> Target:
-    """Add a chip; after that it is found by its name, and related newer chips by theirs. ValueError
-    for a name that is taken, ScheduleError for a feature that no pass knows."""
+    """Add a chip and return it. ``Target.parse`` then knows its name, and newer chips of its family.
+    ValueError for a name that is taken, ScheduleError for an unknown feature."""
     if target.name in TARGETS:
         raise ValueError(f"there is a record of {target.name} already")
     for feature in sorted(target.features - {*FEATURES}):
@@ -143,12 +144,13 @@ def register(target: Target) -> Target:
 
 
 def unregister(name: str) -> None:
-    """Take a chip out again. KeyError for a name that has no record."""
+    """Remove a chip. KeyError for an unknown name."""
     del TARGETS[name]
 
 
 def _nearest(name: str) -> Target | None:
-    """The record of this name, or of the newest older chip of its family, renamed."""
+    """The record of this name, or that of the newest older chip of its family (of any age for gfx1...)
+    under this name; None if there is none."""
     if name in TARGETS:
         return TARGETS[name]
     family, number = _family(name)
@@ -161,7 +163,8 @@ def _nearest(name: str) -> Target | None:
 
 
 def _switched(target: Target) -> Target:
-    """Raises ScheduleError where the words of TRANSCONV_FEATURES do not fit the chip."""
+    """The chip with the features that TRANSCONV_FEATURES switches. Raises ScheduleError for words that do
+    not fit the chip."""
     if reason := why_no_switches():
         raise ScheduleError(reason)
     made = set(target.features)
@@ -175,14 +178,15 @@ def _switched(target: Target) -> Target:
 
 
 def why_no_switches() -> str:
-    """Why the words of TRANSCONV_FEATURES switch nothing on any chip, or empty."""
+    """Why TRANSCONV_FEATURES is invalid on every chip; empty if it is not."""
     unknown = [feature for feature, _ in knobs.features() if feature not in FEATURES]
     return f"{knobs.features.name}: there is no feature '{unknown[0]}'; expected some of " \
            f"{' '.join(FEATURES)}" if unknown else ""
 
 
 def _family(name: str) -> tuple[str, int]:
-    """Chips of one family run one another's kernels as far as a record can tell: ("sm_8", 86)."""
+    """The family and the number of a chip, ("sm_8", 86) for sm_86; ("", 0) if the name is unreadable.
+    Records of one family differ in counts and rates, so one can replace another."""
     if found := re.fullmatch(r"sm_(\d+)\d", name):
         return f"sm_{found.group(1)}", int(name[3:])
     if found := re.fullmatch(r"(gfx9|gfx11|gfx12)[0-9a-f]{2}", name):
@@ -191,9 +195,9 @@ def _family(name: str) -> tuple[str, int]:
 
 
 def detect(device: torch.device | int | None = None) -> Target:
-    """The target of a torch device (default: the current one), with the counts it reports; the
-    interpreter where there is no GPU, no torch, or TRITON_INTERPRET=1. Raises Unsupported for a GPU
-    that no record describes."""
+    """The target of a torch device (default: the current one), with the counts that it reports. The
+    interpreter if there is no GPU or no torch, or with TRITON_INTERPRET=1. Raises Unsupported for a GPU
+    of a family without a record."""
     if knobs.interpret():
         return TARGETS["interpreter"]
     try:
@@ -220,9 +224,9 @@ def _of_gpu(index: int) -> Target:
 
 
 def from_properties(properties: Any, is_hip: bool = False) -> Target:
-    """The record that fits torch's properties of a device, with the counts they tell and the features
-    that the user switched; where those do not fit the chip, a warning instead. Raises Unsupported
-    (``target:sm_75``)."""
+    """The record for torch's properties of a device, with the counts that they report and the features
+    that TRANSCONV_FEATURES switches; warns if those do not fit the chip. Raises Unsupported
+    (``target:sm_75``) if there is no record."""
     p = properties
     name = p.gcnArchName.split(":")[0] if is_hip else f"sm_{p.major}{p.minor}"
     found = _nearest(name)
@@ -235,10 +239,10 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
         knobs.ignore(str(error))
     clock_khz = getattr(p, "memory_clock_rate", 0)
     bits = getattr(p, "memory_bus_width", 0)
-    # Two transfers a clock. Drivers that do not tell say 0.
+    # Two transfers a clock. Some drivers report 0.
     bandwidth = 2 * clock_khz * (bits // 8) / 1e6 or found.bandwidth_gbs
     sms = p.multi_processor_count or found.sms
-    # HIP counts multiprocessors one by one or in pairs, depending on the chip.
+    # HIP reports compute units or pairs of them, depending on the chip, so the rate is not scaled there.
     share = 1.0 if is_hip else sms / found.sms
     return replace(found, sms=sms, l2_bytes=getattr(p, "L2_cache_size", 0) or found.l2_bytes,
                    bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share)

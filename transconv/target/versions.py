@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @functools.cache
 def triton_version() -> str:
-    """The version of the installed Triton; empty where there is none."""
+    """The version of the installed Triton; empty if there is none."""
     try:
         return version("triton")
     except PackageNotFoundError:

@@ -11,9 +11,10 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
                w: Strided | None = None, b: Strided | None = None, training: bool = True,
                momentum: float = 0.1, eps: float = 1e-5, saves: bool = False,
                y: Strided | None = None) -> Formula:
-    """Of x [n, c, ...] over all but c; ``mean`` and ``variance`` are running statistics of c elements.
-    In training x is normalised by its own statistics, and the running ones, moved by ``momentum`` towards
-    them (the variance without bias), are results ``newP`` and ``newQ``; else by the running ones."""
+    """Of x [n, c, ...] over all dims but c; ``mean`` and ``variance`` are running statistics of c
+    elements. In training x is normalised by its own statistics, and the running ones, updated by
+    ``momentum`` (with the unbiased variance), are results ``newP`` and ``newQ``. Otherwise x is normalised
+    by the running ones. ``saves``: mean and one over the deviation are stored for gradients."""
     page = _page(x, mean, variance, w, b, y or x.like(), saves)
     count = page.count("k")
     words: dict[str, object] = {"count": float(count), "eps": float(eps), "new": float(momentum),

@@ -12,8 +12,8 @@ from transconv.ir import DType, f32, f64
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A text that reads operands, results, ``G`` (the gradient of the first result) and what gradients
-    before it have stored. ``of``: the stores that are gradients, each with its operand."""
+    """A text that reads operands, results, ``G`` (the gradient of the first result) and tensors that
+    earlier gradients store. ``of``: the stored tensors that are gradients, each with its operand."""
 
     text: str
     of: Mapping[str, str]
@@ -21,8 +21,9 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands in the order of
-    a call. ``results``: what the caller gets; what the text stores besides, gradients read."""
+    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands, in the order of
+    a call. ``results``: the tensors that the caller gets; gradients read the others that the text
+    stores."""
 
     page: Page
     text: str
@@ -32,10 +33,10 @@ class Formula:
 
 
 def held(dtype: DType) -> DType:
-    """The type of what is kept for gradients: the one that is computed in."""
+    """The type of tensors stored for gradients: the type of arithmetic."""
     return dtype if dtype is f64 else f32
 
 
 def lines(text: str) -> tuple[str, ...]:
-    """The steps of a text, one a line."""
+    """The lines of a text, stripped."""
     return tuple(line.strip() for line in text.strip().splitlines())

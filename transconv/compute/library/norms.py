@@ -1,8 +1,8 @@
 """layer_norm, rms_norm, group_norm, and instance_norm as one group for each feature.
 
-Variance is the mean of squared deviations from the mean: a second sweep over a row that is held, and no
-difference of large numbers. ``W`` and ``B`` scale and shift; either may be missing. What gradients need
-of a row, its mean ``M`` and ``R``, one over its deviation, is stored in the type that is computed in.
+The variance is the mean of squared deviations from the mean: that takes a second sweep, but subtracts no
+large numbers. ``W`` and ``B`` scale and shift; either may be missing. Gradients need the mean ``M`` of
+each row and ``R``, one over its deviation, which are stored in the type of arithmetic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SAVED = """read x = {X}
 
 def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | None = None,
                eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
-    """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored
-    too."""
+    """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored as
+    well."""
     rank = len(x.shape)
     return _norm("layer_norm", ["n"] * (rank - count) + ["k"] * count, x, "k", range(rank - count),
                  range(rank - count, rank), w, b, eps, saves, y)
@@ -35,7 +35,7 @@ def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | No
 
 def group_norm(x: Strided, groups: int, w: Strided | None = None, b: Strided | None = None,
                eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
-    """Of x [n, groups * c, ...] over c and what follows; w and b have groups * c elements."""
+    """Of x [n, groups * c, ...] over c and the dims after it; w and b have groups * c elements."""
     size = x.shape[1] // groups
     x, y = x.split(1, groups, size), (y or x.like()).split(1, groups, size)
     w, b = (t and t.split(0, groups, size) for t in (w, b))
@@ -64,7 +64,7 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
 
 def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6, saves: bool = False,
              y: Strided | None = None) -> Formula:
-    """x over the root of its mean square along the last ``count`` dims, scaled by w."""
+    """x divided by its root mean square along the last ``count`` dims, scaled by w."""
     rank = len(x.shape)
     page = _page(["n"] * (rank - count) + ["k"] * count, x, range(rank - count),
                  range(rank - count, rank), w, None, y or x.like())
@@ -94,7 +94,7 @@ def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Seque
 
 
 def _axes(page: Page, names: str) -> str:
-    """The axes of several names that have any; the first name where none has."""
+    """The axes of several names; the first name if none has axes."""
     found = " ".join(page[name] for name in names.split() if page.classes.get(name))
     return found or names.partition(" ")[0]
 
@@ -111,7 +111,7 @@ def _affine(value: str, w: Strided | None, b: Strided | None) -> list[str]:
 
 def _of_affine(page: Page, name: str, saved: str, w: Strided | None, b: Strided | None,
                words: dict[str, object]) -> list[Gradient]:
-    """The gradients of scale and shift: sums over the rows, of one kernel."""
+    """The gradients of scale and shift: sums over the rows, in one text."""
     if not (w or b):
         return []
     steps = [*(lines(saved) if w else ["read g = {G}"]), "let dw = sum(g*h; {over})" if w else "",

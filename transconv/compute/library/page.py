@@ -10,8 +10,8 @@
         read   x = X[n, k]
         store  Y[n, k] = x + x
 
-Dims of one name become one axis where every tensor lets them: a tensor of any layout has as few axes as
-its strides allow, and texts of different shapes are often one text."""
+Dims of one name become one axis if the strides of every tensor allow it. Texts thus have few axes, and
+different shapes often have the same text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COORDINATES = re.compile(r"\[(.*?)\]")
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """A tensor without its values: sizes, steps between neighbours in elements, type of elements."""
+    """The metadata of a tensor: shape, strides in elements, and type."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -38,12 +38,12 @@ class Strided:
 
     @staticmethod
     def dense(shape: Sequence[int], dtype: DType) -> Strided:
-        """Without gaps, the last dim innermost."""
+        """A tensor without gaps, with the last dim innermost."""
         steps = [prod(max(1, n) for n in shape[i + 1:]) for i in range(len(shape))]
         return Strided(tuple(shape), tuple(steps), dtype)
 
     def like(self, dtype: DType | None = None) -> Strided:
-        """Without gaps, the dims in the same order of memory: what torch makes beside a tensor."""
+        """A tensor without gaps, with the dims in the same order in memory, as torch's ``empty_like``."""
         order = sorted(range(len(self.shape)), key=lambda d: (-self.strides[d], d))
         steps = [0] * len(self.shape)
         step = 1
@@ -53,21 +53,21 @@ class Strided:
         return Strided(self.shape, tuple(steps), dtype or self.dtype)
 
     def split(self, dim: int, *sizes: int) -> Strided:
-        """The same memory with one dim seen as several."""
+        """The same memory with one dim split into several."""
         step = self.strides[dim]
         steps = [step * prod(sizes[i + 1:]) for i in range(len(sizes))]
         return Strided((*self.shape[:dim], *sizes, *self.shape[dim + 1:]),
                        (*self.strides[:dim], *steps, *self.strides[dim + 1:]), self.dtype)
 
 
-Dim = int | str  # a dim of the space, or a coordinate of its own
+Dim = int | str  # a dim of the space, or the text of a coordinate
 Placed = tuple[Strided, Sequence[Dim]]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a tensor becomes the text's: ``t.reshape(shape).permute(order).reshape(sizes)``; its
-    coordinates there."""
+    """The view of a tensor that the text uses: ``t.reshape(shape).permute(order).reshape(sizes)``, with
+    its strides in elements and its coordinates."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -77,9 +77,9 @@ class Seen:
 
 
 class Page:
-    """A space of dims with names, and tensors placed in it. A tensor's dim of size 1 is left out: it is
-    the same along that dim of the space. ``called``: the names of tensors that are placed a second time;
-    ``keeps``: names whose dims of size 1 stay."""
+    """A space of named dims, and tensors placed in it. A tensor's dim of size 1 is left out: the tensor is
+    broadcast along that dim of the space. ``called``: for tensors that are placed twice, the name of the
+    first; ``keeps``: names whose dims of size 1 stay."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
                  called: Mapping[str, str] | None = None, keeps: str = "") -> None:
@@ -100,7 +100,7 @@ class Page:
         self.seen = {name: self._view(t, dims) for name, (t, dims) in tensors.items()}
 
     def _steps(self, dim: int) -> list[int | None]:
-        """How far apart neighbours along a dim are in each tensor; None where it lacks the dim."""
+        """The stride along a dim in each tensor; None for tensors without the dim."""
         own = [(t, list(dims).index(dim)) if dim in dims else None for t, dims in self.placed.values()]
         return [at[0].strides[at[1]] if at and self._has(*at, dim) else None for at in own]
 
@@ -136,27 +136,27 @@ class Page:
                     tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
 
     def __getitem__(self, word: str) -> str:
-        """What a word of a text's lines stands for: a tensor with its coordinates, or axes."""
+        """The replacement of a word in braces: a tensor with its coordinates, or axes."""
         if word in self.seen:
             return f"{self.called.get(word, word)}[{', '.join(self.seen[word].coords)}]"
         return " ".join(self.classes.setdefault(word, []) or [word])
 
     def count(self, *names: str) -> int:
-        """How many points the axes of these names have."""
+        """The number of points of the axes of these names."""
         return prod(self.size(axis) for name in names for axis in self.classes.get(name, ()))
 
     def size(self, axis: str) -> int:
-        """How many elements an axis of the text has."""
+        """The size of an axis of the text."""
         return prod(self.sizes[d] for d in self.groups.get(axis, ()))
 
     def place(self, name: str) -> str:
-        """The number of a point among those of the dims of a name, in their order, the last one fastest:
-        an expression of the axes."""
+        """The index of a point over the dims of a name, in their order, the last one fastest, as an
+        expression of the axes."""
         dims = [d for d, own in enumerate(self.names) if own == name]
         terms: list[tuple[int, str]] = []
         for axis in self.classes.get(name, ()):
             group = self.groups[axis]
-            runs: list[list[int]] = []  # of dims that follow one another in both orders
+            runs: list[list[int]] = []  # dims that are consecutive in both orders
             for d in group:
                 if runs and [x for x in dims if runs[-1][-1] < x < d and self.sizes[x] > 1] == [] and (
                         d > runs[-1][-1]):
@@ -174,8 +174,8 @@ class Page:
         return " + ".join(f"{part}*{step}" if step > 1 else part for step, part in terms) or "0"
 
     def text(self, name: str, *lines: str, **words: Any) -> str:
-        """The computation of these lines; ``{X}`` in them is a tensor, ``{k}`` the axes of a name, and
-        ``words`` say what else stands in braces. None of the lines is left out but empty ones."""
+        """The text of a computation with these lines. In them ``{X}`` is a tensor, ``{k}`` the axes of a
+        name; ``words`` are other replacements. Empty lines are left out."""
         said = [line.format_map(_Words(self, words)) for line in lines if line]
         inside = [coords for line in said for coords in COORDINATES.findall(line)]
         read = {word for coords in inside for word in WORD.findall(coords)}
@@ -193,7 +193,7 @@ class Page:
                           *(f"    {word:<6} {rest}" for word, rest in steps)])
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as the texts declare it."""
+        """A tensor with the shape and layout that texts declare."""
         seen, dtype = self.seen[name], self.tensors[name].dtype
         strides = f"strides({','.join(map(str, seen.strides))})"
         return Tensor(name, tuple(f"{name}_{i}" for i in range(len(seen.sizes))), seen.sizes,
@@ -209,7 +209,7 @@ class Page:
 
 
 def _without(line: str, gone: set[str]) -> str:
-    """The line without reductions over axes of size 1 that nothing differs along."""
+    """The line without reductions over the axes ``gone``, which have size 1 and no coordinate."""
     for found in reversed([*SUMMED.finditer(line)]):
         names = found[1].split()
         left = [axis for axis in names if axis not in gone]

@@ -1,8 +1,8 @@
 """Pools: the maximum or the mean of a window that slides over the last one to three dims; adaptive pools
 take the number of windows instead of their size.
 
-Sizes of windows, strides, padding and dilation are tuples, one number for each of these dims. Padding is
-never the maximum, and counts in a mean only if the caller says so.
+Sizes of windows, strides, padding and dilation are tuples, with one number for each of these dims. Padding
+is never the maximum, and counts in a mean only with ``pads``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transconv.ir import i32
 
 Ints = Sequence[int]
 LETTERS = "dhw"
-BEYOND = 1 << 30  # no place, and more places than a tensor may have
+BEYOND = 1 << 30  # a number that is no element's index; tensors must have fewer elements
 
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
              saves: bool = False, at: Strided | None = None) -> Formula:
-    """``y``: the result, whose sizes say how often windows fit. ``saves``: where each largest element
-    is (the first of equals, the last NaN) is stored too, for gradients; ``at``: as a result. ValueError
-    for ``BEYOND`` places."""
+    """``y``: the result, whose sizes are the numbers of windows. ``saves``: the index of each maximum (the
+    first of equal elements, the last NaN) is stored as well, for gradients; ``at``: as a result.
+    ValueError for ``BEYOND`` or more positions."""
     page, n = _page(x, y, window, stride, padding, dilation, at), len(window)
     _few_places(x, n)
     words = {"window": _window(page, n)}
@@ -39,8 +39,9 @@ def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: In
 
 
 def _which(place: str, inside: str = "") -> tuple[str, str]:
-    """The place of the largest element as torch has it: the first of equals, but of NaN the last, which
-    counts down from -1 meanwhile. ``inside``: where -inf is an element, not the padding before it."""
+    """The steps that store the index of the maximum as torch defines it: the first of equal elements, but
+    the last NaN. For a NaN the minimum is taken over -1 - index. ``inside``: a condition that excludes
+    padding, for windows whose maximum is -inf."""
     return (f"let which = min(where(a != a, -1 - i32({place}), where(a == m{inside}, i32({place}), "
             f"{BEYOND})); {{window}})", "store {I} = where(which < 0, -1 - which, which)")
 
@@ -52,7 +53,7 @@ def _few_places(x: Strided, n: int) -> None:
 
 def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strided, pads: bool = True,
                  divisor: int | None = None) -> Formula:
-    """``pads``: places of the padding count in a mean, as zeros; ``divisor``: instead of a count."""
+    """``pads``: padding counts in a mean, as zeros; ``divisor``: replaces the number of elements."""
     n = len(window)
     page = _page(x, y, window, stride, padding, (1,) * n)
     sizes, words = x.shape[-n:], {"window": _window(page, n)}
@@ -74,8 +75,8 @@ def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strid
 
 def _counted(place: str, size: int, results: int, window: int, stride: int, padding: int,
              pads: bool) -> str:
-    """How many elements a window counts along a dim, of its place in the result: a number where it is the
-    same for all."""
+    """The number of elements of a window along a dim, as an expression of the window's position; a number
+    if it is the same for all windows."""
     lowest, highest = (-padding, size + padding) if pads else (0, size)
     first, last = -padding, (results - 1) * stride - padding
     if first >= lowest and last + window <= highest:
@@ -86,8 +87,8 @@ def _counted(place: str, size: int, results: int, window: int, stride: int, padd
 
 def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
                       saves: bool = False) -> Formula:
-    """The largest elements of as many windows of the last ``n`` dims as ``y`` has, which may overlap;
-    ``at``: where they are. ``saves`` and ValueError as max_pool."""
+    """The maxima of as many windows of the last ``n`` dims as ``y`` has elements; windows may overlap.
+    ``at``, ``saves`` and ValueError as in max_pool."""
     page, inside, back_inside = _adapted(x, n, y, at)
     _few_places(x, n)
     sizes, words = x.shape[-n:], {"window": _window(page, n)}
@@ -103,7 +104,7 @@ def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
 
 
 def adaptive_average_pool(x: Strided, n: int, y: Strided) -> Formula:
-    """The means of as many windows of the last ``n`` dims as ``y`` has, which may overlap."""
+    """The means of as many windows of the last ``n`` dims as ``y`` has elements; windows may overlap."""
     page, inside, back_inside = _adapted(x, n, y)
     here = "*".join(_length(f"o{c}", *of) for c, of in _dims(x, y, n))
     behind = "*".join(_length(f"({_begun(f'i{c}', f't{c}', o, i)})", i, o) for c, (i, o) in _dims(x, y, n))
@@ -115,7 +116,7 @@ def adaptive_average_pool(x: Strided, n: int, y: Strided) -> Formula:
 
 
 def _dims(x: Strided, y: Strided, n: int) -> list[tuple[str, tuple[int, int]]]:
-    """The letter of each dim, how many elements it has, and how many windows."""
+    """For each dim, its letter and its numbers of elements and of windows."""
     return list(zip(LETTERS[-n:], zip(x.shape[-n:], y.shape[-n:], strict=True), strict=True))
 
 
@@ -124,13 +125,13 @@ def _turns(page: Page, n: int) -> str:
 
 
 def _begun(of: str, within: str, size: int, places: int) -> str:
-    """An element of window ``of``. Windows have elements as elements have windows: with the numbers of
-    both exchanged it is a window of element ``of``."""
+    """The element ``within`` window ``of``. With the numbers of elements and windows exchanged, it is the
+    window ``within`` those that contain element ``of``."""
     return f"{of}*{size} // {places} + {within}"
 
 
 def _length(of: str, size: int, places: int) -> str:
-    """How many elements a window has, or how many windows an element."""
+    """The number of elements of a window, or of windows that contain an element."""
     return f"((({of} + 1)*{size} + {places - 1}) // {places} - {of}*{size} // {places})"
 
 
@@ -139,7 +140,8 @@ def _longest(size: int, places: int) -> int:
 
 
 def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple[Page, str, str]:
-    """The page of windows of several sizes, and the conditions inside of a window and of an element."""
+    """The page of windows of different sizes, and the conditions that an element is in a window, and a
+    window contains an element."""
     begin, dims = len(x.shape) - n, _dims(x, y, n)
     letters = LETTERS[-n:]
     lead: list[Dim] = [*range(begin)]
@@ -175,20 +177,20 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
 
 
 def _ahead(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
-    """The place of an element of a window."""
+    """The coordinates of an element of a window."""
     return [f"o{c}*{s} + k{c}*{d} - {p}"
             for c, s, d, p in zip(LETTERS[-len(stride):], stride, dilation, padding, strict=True)]
 
 
 def _behind(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
-    """The place in the result whose window has an element at a place of its own."""
+    """The coordinates of the window that has an element as its element k."""
     near = [f"i{c} + {p} - k{c}*{d}"
             for c, p, d in zip(LETTERS[-len(stride):], padding, dilation, strict=True)]
     return [f"({e}) // {s}" if s > 1 else e for e, s in zip(near, stride, strict=True)]
 
 
 def _fits(stride: Ints, padding: Ints, dilation: Ints) -> str:
-    """The condition under which there is such a place."""
+    """The condition that there is such a window."""
     near = _behind([1] * len(stride), padding, dilation)
     found = [f"({e}) % {s} == 0" for e, s in zip(near, stride, strict=True) if s > 1]
     return f" where {' and '.join(found)}" if found else ""
@@ -199,7 +201,7 @@ def _window(page: Page, n: int) -> str:
 
 
 def _place(coords: Sequence[str], sizes: Ints) -> str:
-    """The number of a place among all, the last dim counting fastest."""
+    """The row-major index of a position."""
     said = coords[0]
     for coord, size in zip(coords[1:], sizes[1:], strict=True):
         said = f"({said})*{size} + {coord}"

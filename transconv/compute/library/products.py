@@ -14,7 +14,8 @@ from transconv.ir import DType, Var, readable
 def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "", math: str = "ieee",
            saves: bool = False, y: Strided | None = None) -> Formula:
     """activation(x w' + b) of x [..., k], w [n, k] and b [n]. ``saves``: the sum before the activation is
-    stored too, as ``Z``. ``math``: how f32 is multiplied."""
+    stored as well, as ``Z``. ``math``: the precision of products of f32. ValueError if w has not two
+    dims."""
     if len(w.shape) != 2:
         raise ValueError(f"a weight of {len(w.shape)} dims; expected two")
     rank = len(x.shape)
@@ -78,7 +79,7 @@ def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w
 
 
 def _slope(activation: str, dtype: DType) -> str:
-    """The derivative of an activation at z, as a text has it."""
+    """The derivative of an activation at z, as text."""
     derivative = OPS[activation].derivative
     assert derivative is not None, activation
     slope, = derivative(Var("z", dtype))
@@ -87,6 +88,6 @@ def _slope(activation: str, dtype: DType) -> str:
 
 
 def _axes(page: Page, *names: str) -> str:
-    """The axes of several names; one of the last name where none has any."""
+    """The axes of several names; an axis of the last name if none has axes."""
     found = [axis for name in names for axis in page.classes.get(name, ())]
     return " ".join(found) or page[names[-1]]

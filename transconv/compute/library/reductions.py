@@ -3,8 +3,8 @@
     formula = reduced("sum", Strided.dense((4, 5, 6), f32), dims=(0, 2))
     formula.text                the computation; formula.gradients: those of its gradients
 
-Results have torch's shapes; values are computed in f32, or in f64 where a tensor is f64. Rows:
-``sum mean prod amax amin logsumexp var std norm any all``. Where an extreme lies: ``extreme``.
+Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows:
+``sum mean prod amax amin logsumexp var std norm any all``. ``extreme`` gives argmax and argmin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Row:
 ROWS = {
     "sum": Row("store {Y} = sum(x; {k})", "store {dX} = g"),
     "mean": Row("store {Y} = sum(x; {k}) / {count}", "store {dX} = g / {count}"),
-    # Of a product with one zero only the zero has a gradient, with two of them nothing has.
+    # In a product with one zero only that element has a gradient; with two zeros none has.
     "prod": Row("store {Y} = prod(x; {k})", """let zeros = sum(where(x == 0.0, 1.0, 0.0); {k})
         let rest = prod(where(x == 0.0, 1.0, x); {k})
         let others = where(x == 0.0, where(zeros == 1.0, rest, 0.0), where(zeros == 0.0, rest / x, 0.0))
@@ -62,7 +62,6 @@ ROWS = {
 """The reductions by name."""
 SIGN = "where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0))"
 OF_SIZES = EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)
-# The norms that need no power, by their order.
 NORMS = {
     0.0: Row("store {Y} = sum(where(x == 0.0, 0.0, 1.0); {k})", "store {dX} = 0.0 * g"),
     1.0: Row("store {Y} = sum(abs(x); {k})", f"store {{dX}} = g * {SIGN}"),
@@ -76,8 +75,9 @@ NORMS = {
 def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
             y: Strided | None = None, correction: float = 1.0, order: float = 2.0) -> Formula:
     """The reduction ``name`` over ``dims`` (each 0 <= d < rank, at least one element), kept as size 1 or
-    dropped. ``dtype``: of the result, default that of x, boolean for any and all; ``y``: the result as it
-    is to lie in memory; ``correction``: of var and std; ``order``: of a norm, a key of NORMS."""
+    dropped. ``dtype``: that of the result, by default that of x, boolean for any and all; ``y``: shape,
+    strides and type of the result; ``correction``: of var and std; ``order``: of a norm, a key of
+    NORMS."""
     row = NORMS[order] if name == "norm" else ROWS[name]
     dtype = dtype or (boolean if name in ("any", "all") else x.dtype)
     page = _page(x, dims, keep, dtype, y)
@@ -100,8 +100,9 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,
             y: Strided | None = None) -> Formula:
-    """``name``: argmax or argmin; ``at``: the first place of the extreme among the dims, as numbers of
-    them in their order, of NaN the first one; ``y``: the extreme as well, which has a gradient."""
+    """``name``: argmax or argmin. ``at``: the index of the first extreme over the dims, in row-major
+    order; a NaN counts as the extreme. ``y``: the extreme as a second result, which has a gradient.
+    ValueError for more elements than an i32 can number."""
     page = _page(x, dims, keep, (y or x).dtype, y or Strided.dense(at.shape, x.dtype), at)
     place, op = page.place("k"), EXTREMA[name]
     first = (f"{name}(x; {{k}})" if place == page["k"] else

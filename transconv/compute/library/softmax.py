@@ -14,7 +14,7 @@ EXPONENTIALS = """read x = {X}
 
 
 def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> Formula:
-    """exp(x) over its sum along ``dim``; ``dtype`` of the result, default that of x."""
+    """exp(x) divided by its sum along ``dim``; ``dtype``: that of the result, by default that of x."""
     page = _page(x, [dim], y or x.like(dtype))
     text = page.text("softmax", *lines("""read x = {X}
         let top = max(x; {k})
@@ -40,7 +40,7 @@ def log_softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | N
 
 
 def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | None = None) -> Formula:
-    """x over its Euclidean norm along ``dims``, or over ``eps`` where that is larger."""
+    """x divided by its Euclidean norm along ``dims``, or by ``eps`` if that is larger."""
     page = _page(x, dims, y or x.like())
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
     text = page.text("normalize", *size, "store {Y} = x / d", eps=float(eps))
@@ -57,14 +57,14 @@ def _page(x: Strided, dims: Sequence[int], y: Strided) -> Page:
         "X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole)})
 
 
-LARGEST_CLASS = 1 << 24  # beyond it not every number of a class is one in f32
+LARGEST_CLASS = 1 << 24  # larger integers are not all exact in f32
 
 
 def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: DType | None = None,
                   y: Strided | None = None) -> Formula:
-    """``-log_softmax(x)[t]`` along ``dim`` for whole numbers t of the shape of x without it; 0 where t is
-    ``ignore``, infinite where t is no class. ``dtype`` of the result, default f32, or f64 as x. ValueError
-    for more than ``LARGEST_CLASS`` classes."""
+    """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t is
+    ``ignore``, infinite where t is no class. ``dtype``: that of the result, by default f32, or f64 for x
+    of f64. ValueError for ``LARGEST_CLASS`` or more classes."""
     if x.shape[dim] >= LARGEST_CLASS:
         raise ValueError(f"{x.shape[dim]} classes; expected fewer than {LARGEST_CLASS}")
     whole = range(len(x.shape))

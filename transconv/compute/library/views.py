@@ -22,8 +22,8 @@ MOST_JOINED = 16  # tensors of a concatenation
 
 def pad(x: Strided, y: Strided, before: Sequence[int], mode: str = "constant",
         value: float = 0.0) -> Formula:
-    """``before``: how many elements each dim begins with, below 0 how many it leaves out; the result says
-    how many it ends with. ``mode``: a key of MODES; ``value``: of a constant pad."""
+    """``before``: the number of elements added before each dim, negative to remove some; the shape of y
+    gives the number after it. ``mode``: a key of MODES; ``value``: of constant padding."""
     coords: list[Dim] = [
         d if not p and n == size else _padded(mode, f"o{d}", p, n, size - n - p)
         for d, (p, n, size) in enumerate(zip(before, x.shape, y.shape, strict=True))]
@@ -31,7 +31,8 @@ def pad(x: Strided, y: Strided, before: Sequence[int], mode: str = "constant",
 
 
 def _padded(mode: str, at: str, before: int, n: int, behind: int) -> str:
-    """What a place of the result reads. torch's circular pad repeats what is left of the dim."""
+    """The coordinate that a position of the result reads. torch's circular padding repeats the elements
+    that are left after negative padding."""
     if mode == "circular" and min(before, behind) < 0:
         first = max(0, -before)
         n -= first + max(0, -behind)
@@ -41,15 +42,16 @@ def _padded(mode: str, at: str, before: int, n: int, behind: int) -> str:
 
 
 def flip(x: Strided, y: Strided, dims: Sequence[int]) -> Formula:
-    """Some dims from their ends."""
+    """Reverses some dims."""
     return _viewed("flip", x, y, [f"{n - 1} - o{d}" if d in dims and n > 1 else d
                                   for d, n in enumerate(x.shape)])
 
 
 def nearest(x: Strided, y: Strided, scales: Sequence[float | None], exact: bool = False) -> Formula:
-    """The elements that lie nearest, over the last dims; ``exact``: to the middle of a place, not to where
-    it begins. ``scales``: elements for each place, None for the ratio of the sizes. ValueError where the
-    rounding of scales in f32, which torch has, meets other elements than whole numbers do."""
+    """Nearest upsampling and downsampling of the last dims; ``exact``: nearest to the centre of a
+    position, not to its beginning. ``scales``: input elements per position of the result, None for the
+    ratio of the sizes. ValueError if torch's arithmetic in f32 selects other elements than exact
+    arithmetic."""
     lead = len(x.shape) - len(scales)
     coords: list[Dim] = [d if d < lead else _nearest(f"o{d}", x.shape[d], y.shape[d], scales[d - lead],
                                                      exact, d) for d in range(len(x.shape))]
@@ -75,8 +77,8 @@ def _nearest(name: str, size: int, places: int, scale: float | None, exact: bool
 
 
 def shuffle(x: Strided, y: Strided, factor: int, back: bool = False) -> Formula:
-    """Blocks of ``factor`` x ``factor`` positions, which lie apart as numbers of one vector, as places of
-    an image, or back: torch calls it a shuffle."""
+    """Features become blocks of ``factor`` x ``factor`` positions of the last two dims; ``back``: the
+    reverse. (torch calls these a shuffle and an unshuffle.)"""
     image, blocks = (x, y) if back else (y, x)
     rank = len(x.shape)
     split = blocks.split(rank - 3, -(-blocks.shape[-3] // factor**2), factor, factor)
@@ -93,7 +95,7 @@ def shuffle(x: Strided, y: Strided, factor: int, back: bool = False) -> Formula:
 
 
 def join(parts: Sequence[Strided], y: Strided, dim: int) -> Formula:
-    """Tensors one after another along a dim. ValueError for several types, or too many."""
+    """Concatenates tensors along a dim. ValueError for different types, or more than ``MOST_JOINED``."""
     if len(parts) > MOST_JOINED or len({t.dtype for t in (*parts, y)}) > 1:
         raise ValueError(f"{len(parts)} tensors of {len({t.dtype for t in parts})} types; expected at "
                          f"most {MOST_JOINED} of one type")
@@ -118,7 +120,7 @@ def join(parts: Sequence[Strided], y: Strided, dim: int) -> Formula:
 
 
 def take(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
-    """Slices of a dim by their numbers, one after another (torch's index_select)."""
+    """Slices of a dim, selected by their indices (torch's index_select)."""
     coords: list[Dim] = [*range(len(x.shape))]
     coords[dim] = "i"
     page = Page(["o" if d == dim else "n" for d in range(len(y.shape))], y.shape,
@@ -128,7 +130,8 @@ def take(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
 
 
 def gather(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
-    """Of every place of the result the element that its number tells along a dim (torch's gather)."""
+    """For every position of the result, the element that its index selects along a dim (torch's
+    gather)."""
     coords: list[Dim] = [d if n == m else f"o{d}"
                          for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=True))]
     coords[dim] = "i"
@@ -140,7 +143,7 @@ def gather(x: Strided, index: Strided, y: Strided, dim: int) -> Formula:
 
 
 def embedding(index: Strided, table: Strided, y: Strided, left_out: int | None = None) -> Formula:
-    """Rows of a table by their numbers; the row ``left_out`` gets no gradient."""
+    """Rows of a table, selected by their indices; the row ``left_out`` gets no gradient."""
     rank = len(index.shape)
     page = Page(["n"] * rank + ["k"], (*index.shape, table.shape[1]),
                 _placed({"I": (index, range(rank)), "W": (table, ["i", rank])}, y, range(rank + 1)))
@@ -160,7 +163,7 @@ def unfold(x: Strided, y: Strided, window: Sequence[int], stride: Sequence[int],
 
 def fold(x: Strided, y: Strided, window: Sequence[int], stride: Sequence[int], padding: Sequence[int],
          dilation: Sequence[int]) -> Formula:
-    """Columns added up as the windows that they are: x (n, c*kh*kw, columns), y (n, c, h, w)."""
+    """Adds columns to the windows that they came from: x (n, c*kh*kw, columns), y (n, c, h, w)."""
     page = _windows({"Y": y, "G": y}, {"X": x, "dX": x.like()}, window, stride, padding, dilation)
     columns = parse(page.text("fold", "read y = {Y}", "store {X} = y"))
     text = str(transposed(columns, "Y", page.tensor("Y"), page.tensor("X")))
@@ -185,7 +188,7 @@ def _windows(images: Mapping[str, Strided], columns: Mapping[str, Strided], wind
 
 
 def _viewed(name: str, x: Strided, y: Strided, coords: Sequence[Dim], fill: str = "") -> Formula:
-    """One read through a view: ``coords`` of x, each a dim of y, or an expression of their names."""
+    """One read through a view. ``coords`` of x: each a dim of y, or an expression of their names."""
     names = ["n" if d in coords else f"o{d}" for d in range(len(y.shape))]
     page = Page(names, y.shape, _placed({"X": (x, coords)}, y, range(len(y.shape))),
                 keeps=" ".join(n for n in names if n != "n"))
@@ -193,14 +196,15 @@ def _viewed(name: str, x: Strided, y: Strided, coords: Sequence[Dim], fill: str 
 
 
 def _placed(operands: Mapping[str, Placed], y: Strided, dims: Sequence[Dim]) -> dict[str, Placed]:
-    """The operands and the result, and their gradients beside them."""
+    """The operands and the result, with their gradients at the same coordinates."""
     made: dict[str, Placed] = {**operands, "Y": (y, dims), "G": (y, dims)}
     return made | {f"d{name}": (t.like(), at) for name, (t, at) in operands.items() if name != "I"}
 
 
 def _moved(name: str, page: Page, lines: Sequence[str], operands: Sequence[str],
            given: tuple[str, ...] = ()) -> Formula:
-    """The text of these lines, and the gradients of the operands."""
+    """The formula of these lines, with the gradients of the operands. ValueError if the dims of an operand
+    have no order in memory."""
     text = page.text(name, *lines)
     made, g = parse(text), page.tensor("G")
     back = []

@@ -1,7 +1,7 @@
 """Expressions of the IR computed with NumPy, over all iterations and lanes at once.
 
-Every value is an array of one fixed rank. Each independent loop in sight and each lane owns an
-axis; a value has size 1 on the axes that it does not depend on, so broadcasting does the rest.
+Every value is an array of one fixed rank. Each independent loop around and each lane has an axis of its
+own; a value has size 1 along the axes that it does not depend on, and NumPy broadcasts it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _COMPARE: dict[type, Callable[[Array, Array], Array]] = {
 
 
 class Fault(Exception):
-    """An evaluation went wrong at ``position``, an index per axis (None: the axis does not matter).
-    The interpreter turns it into an InterpError that names kernel, statement and indices."""
+    """An evaluation failed at ``position``, an index per axis (None: the value does not vary along it).
+    The interpreter raises it as an InterpError that names kernel, statement and indices."""
 
     def __init__(self, reason: str, position: tuple[int | None, ...] = ()) -> None:
         super().__init__(reason)
@@ -51,9 +51,9 @@ def position(flat: int, shape: tuple[int, ...]) -> tuple[int | None, ...]:
 
 
 def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic]) -> Array:
-    """The product of two arrays of one rank, summed over some axes, which keep size 1.
+    """The product of two arrays of one rank, summed over the axes ``summed``, which get size 1.
 
-    The axes that both have and that are not summed are a batch; this becomes one ``matmul``.
+    Axes that both arrays have and that are not summed are batch axes of one ``matmul``.
     """
     rank = x.ndim
     both = [i for i in range(rank) if x.shape[i] > 1 and y.shape[i] > 1]
@@ -77,15 +77,14 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
 
 
 def _held(x: Array, as_type: DType) -> Array:
-    """The values in the NumPy type that holds ``as_type``, without rounding to bf16."""
+    """The values in the NumPy type that holds ``as_type``, without rounding to ``as_type`` itself."""
     return x.astype(as_type.numpy, copy=False)
 
 
 class Evaluator:
-    """Values of expressions under the bindings ``env``, where ``active`` holds.
+    """Values of expressions, with variables bound by ``env``, where the conditions ``active`` hold.
 
-    ``axes`` gives the axis of each lane; ``rank`` is the rank of every value. A variable that is
-    bound to a value of the environment has the shape of that value.
+    ``axes`` gives the axis of each lane; ``rank`` is the rank of every value.
     """
 
     def __init__(self, memory: Memory, axes: Mapping[ex.Lane, int], rank: int) -> None:
@@ -94,8 +93,8 @@ class Evaluator:
         self.rank = rank
         self.env: dict[ex.Var, Array] = {}
         self.active: Array = np.ones((1,) * rank, np.bool_)
-        self.piece: Callable[[xp.Piece], Array] | None = None  # reads shared memory, in a role
-        self.busy: set[ex.Var] = set()  # sums that products are still being added to
+        self.piece: Callable[[xp.Piece], Array] | None = None  # reads shared memory; None outside of roles
+        self.busy: set[ex.Var] = set()  # accumulators of products in flight
         self._known: dict[ex.Expr, Array] = {}
         self._types: dict[ex.Expr, DType] = {}
         self._fixed: dict[ex.Expr, Array] = {}
@@ -111,11 +110,11 @@ class Evaluator:
         return tuple(self.value(e) for e in exprs)
 
     def along(self, axis: int, values: Array) -> Array:
-        """A 1-D array laid along one axis."""
+        """A 1-D array reshaped to lie along one axis."""
         return values.reshape((1,) * axis + (-1,) + (1,) * (self.rank - axis - 1))
 
     def type_of(self, e: ex.Expr) -> DType:
-        """``e.dtype``, but shared parts of a sum are asked once."""
+        """``e.dtype``, computed once for shared subexpressions."""
         found = self._types.get(e)
         if found is None:
             if isinstance(e, (ex.Arithmetic, ex.Logic)):
@@ -239,18 +238,18 @@ class Evaluator:
         return np.where(mask, data[np.where(mask, offset, 0)], data.dtype.type(e.fill))
 
     def mask(self, e: ex.Expr) -> Array:
-        """A mask, and the conditions around the statement."""
+        """A mask, combined with the conditions around the statement."""
         value = _held(self.value(e), boolean)
         return value if self.active.size == 1 else value & self.active
 
     def forbid(self, bad: Array, reason: str) -> None:
-        """Fault where ``bad`` and the conditions around the statement hold."""
+        """Raise Fault if ``bad`` holds anywhere under the conditions around the statement."""
         bad = bad & self.active
         if bad.any():
             raise Fault(reason, position(int(np.argmax(bad)), bad.shape))
 
     def check_bounds(self, tensor: str, offset: Array, mask: Array) -> None:
-        """Fault unless each offset (int) is within the buffer wherever the mask holds."""
+        """Raise Fault unless each offset is within the buffer wherever the mask holds."""
         span = len(self.memory.buffers[tensor])
         outside = (offset < 0) | (offset >= span)
         if outside.any():

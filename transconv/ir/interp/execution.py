@@ -1,7 +1,7 @@
-"""Executes the statements that every kernel has; ``interp.py`` adds functions and roles.
+"""Executes loops, branches, variables and stores; ``kernel.py`` adds functions and roles.
 
-Loops in sight and lanes are axes of arrays, see ``evaluate.py``. A fault says which statement, and at
-which indices.
+Independent loops and lanes are axes of arrays, see ``evaluate.py``. An error names the statement and the
+indices.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from transconv.ir.rounding import convert
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 from transconv.ir.tensor import Tensor
 
-# Independent loops are cut into pieces so that no array has many more elements than this.
+# Independent loops run in pieces, so that arrays have at most about this many elements.
 _VOLUME = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A loop that is being executed: its values now, along an axis of their own or only one."""
+    """A loop that is being executed, and its current values: along ``axis``, or a single one."""
 
     var: Var
     values: Array
@@ -47,7 +47,7 @@ class Execution:
         self.lane_volume = math.prod(lane.extent for lane in self.axes)
         self.eval = Evaluator(memory, self.axes, max(1, depth + len(self.axes)))
         self.frames: list[Frame] = []
-        self.extents = [1] * self.eval.rank  # of the loops around, by axis
+        self.extents = [1] * self.eval.rank  # how many values each loop around has, by axis
         self.allocated: dict[Var, tuple[int, ...]] = {}
         self.bound: list[Var] = []
 
@@ -58,7 +58,6 @@ class Execution:
                               f"{type(s).__name__}")
         method(s)
 
-    # ---- structure ----
 
     def _Seq(self, s: st.Seq) -> None:
         for part in s.stmts:
@@ -93,14 +92,14 @@ class Execution:
             return range(start, stop, s.programs if s.kind == "dealt" else 1)
 
     def _one_place(self, bound: Expr, word: str) -> int:
-        """The value of a loop's bound, the same for all iterations around that run at once."""
+        """The value of a loop's bound. Raises Fault if iterations of outer loops differ in it."""
         found = self.eval.compute(bound)
         if found.min() != found.max():
             raise Fault(f"the loop should {word} at one place, not at {found.min()}..{found.max()}")
         return int(found.max())
 
     def _iterate(self, s: For, values: Array, axis: int | None) -> None:
-        """Run the body of a loop for some of its iterations."""
+        """Execute the body of a loop for some of its iterations."""
         self.frames.append(Frame(s.var, values, axis))
         if axis is not None:
             self.extents[axis] = len(values)
@@ -130,7 +129,7 @@ class Execution:
 
     @contextmanager
     def _scope(self) -> Iterator[None]:
-        """Variables that are bound within are forgotten at the end."""
+        """Unbind variables at the end of their block."""
         depth = len(self.bound)
         yield
         for var in self.bound[depth:]:
@@ -195,7 +194,7 @@ class Execution:
             at, new, _ = self.eval.compute_all(offset, value, mask)
             where = self.eval.mask(mask)
             self.eval.check_bounds(tensor.name, at, where)
-            # A program writes even if nothing that it writes depends on which program it is.
+            # Every iteration of the loops around writes, also where the offset does not depend on it.
             shape = np.broadcast_shapes(at.shape, new.shape, where.shape, tuple(self.extents))
             where = np.broadcast_to(where, shape)
             offsets = np.broadcast_to(at, shape)[where]
@@ -216,7 +215,7 @@ class Execution:
 
     @contextmanager
     def _blame(self, s: Stmt) -> Iterator[None]:
-        """Say which statement and which indices a fault comes from."""
+        """Raise a Fault as an InterpError that names the statement and the indices."""
         try:
             yield
         except Fault as fault:

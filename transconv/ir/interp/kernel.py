@@ -1,8 +1,8 @@
 """Executes a kernel in NumPy, at any stage, and checks every access.
 
 Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum) and lanes are axes
-of arrays, see ``evaluate.py``; the other loops run in order. Nothing here is fast enough for real
-sizes: problems with dimensions of 5 to 8 are what it is for.
+of arrays, see ``evaluate.py``; the other loops run in order. It is slow: use it on problems with sizes
+of 5 to 8.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from transconv.ir.visit import find
 
 def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
         outputs: Collection[str] = (), seed: int = 0) -> Memory:
-    """Execute a kernel in place on flat arrays by tensor name, or on a memory that other kernels
-    have run on. Returns the memory.
+    """Execute a kernel in place on flat arrays by tensor name, or on the memory of earlier kernels.
+    Returns the memory.
 
     Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
     and added to), an unbound variable, an integer division by zero, an assumption that does not
-    hold, and when an element within the logical shape of a tensor named in ``outputs`` has not been
-    written by the end. Roles take turns as ``seed`` draws them; see ``roles.py`` for what they can
-    do wrong.
+    hold, and an element within the logical shape of a tensor named in ``outputs`` that is never
+    written. ``seed`` draws the order in which roles run; ``roles.py`` lists the errors of roles.
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
@@ -55,8 +54,9 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
 
 
 def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
-    """Whether a tensor is seen as interleaved planes (``boxes.py``), some of which may lack a row, and
-    no element is moved but in boxes: of these every element that they reach is looked at anyway."""
+    """Whether a tensor is a view as interleaved planes (``schedule/boxes.py``), some of which may lack
+    their last row, and is accessed in boxes alone. The interpreter checks the bounds of each element of a
+    box, so the buffer may be shorter than the layout."""
     return tensor.planes and not (
         any(x.tensor is tensor for x in find(kernel, Load))
         or any(x.tensor is tensor for x in find(kernel, st.Store))
@@ -64,7 +64,7 @@ def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
 
 
 def _cut(x: Array) -> Array:
-    """f32 as the matrix unit sees it where it multiplies tf32: what lies behind 10 bits is cut off."""
+    """f32 as a matrix unit reads it for tf32: significands are truncated to 10 fraction bits."""
     if x.dtype != np.float32:
         return x
     bits = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)
@@ -72,16 +72,16 @@ def _cut(x: Array) -> Array:
 
 
 class _Run(Execution):
-    """The same with the functions that kernels call, and with roles that share memory."""
+    """An execution with the functions that kernels call, and with roles that share memory."""
 
     def __init__(self, kernel: Kernel, memory: Memory, seed: int) -> None:
         super().__init__(kernel, memory)
         self.seed = seed
         self.shared = SharedMemory()
         self.turns: Turns | None = None
-        self.running: list[list[Cell]] = []  # what products in flight read, oldest first
-        self.sending: list[list[Cell]] = []
-        self.unfenced: list[Cell] = []  # what the role has put; its own fence shows it to the engine
+        self.running: list[list[Cell]] = []  # what each product in flight reads, oldest first
+        self.sending: list[list[Cell]] = []  # the same of copies from shared memory
+        self.unfenced: list[Cell] = []  # what the role has put since its last fence
 
     def _FuncCall(self, s: st.FuncCall) -> None:
         name, args = s.func.name, s.args
@@ -123,7 +123,7 @@ class _Run(Execution):
         x, y = self.eval.compute_all(a, b)
         if multiplied_as(a.dtype, precision) is tf32:
             x, y = _cut(x), _cut(y)
-        old = self.eval.env[acc]  # products in flight are added in order
+        old = self.eval.env[acc]  # also if busy: products in flight are added in order
         loops = {f.axis for f in self.frames if f.axis is not None}
         summed = [i for i in range(self.eval.rank) if old.shape[i] == 1 and i not in loops]
         self._assign(acc, old + contract(x, y, summed, old.dtype))
@@ -134,7 +134,7 @@ class _Run(Execution):
         self.shared.reserve(s.what)
 
     def _Roles(self, s: xp.Roles) -> None:
-        """Run the roles of one program side by side, each with variables of its own."""
+        """Run the roles of one program concurrently, each with its own variables."""
         turns = Turns(self.seed)
         with self._blame(s):
             turns.run([(role.name, self._player(role, turns)) for role in s.roles])
@@ -161,7 +161,7 @@ class _Run(Execution):
         self.turns.pause(condition, waits_for)
 
     def _meet(self, name: str, barrier: xp.Barrier, slot: Expr, x: Expr) -> None:
-        """Wait at a barrier for a phase, arrive, or announce bytes."""
+        """``wait`` for phase ``x``, ``expect`` ``x`` bytes, or ``arrive`` if ``x`` is true."""
         at, value = (int(v.item()) for v in self.eval.compute_all(slot, x))
         gate = self.shared.gate(barrier, at)
         where = f"{barrier.name}[{at}]"

@@ -17,17 +17,17 @@ _STORED, _ADDED = 1, 2
 
 
 class InterpError(RuntimeError):
-    """A kernel did something that no target would forgive, such as writing out of bounds."""
+    """A kernel did something that is undefined on a GPU, such as an access out of bounds."""
 
 
 class Memory:
     """Flat arrays by tensor name, written in place, with a record of every write.
 
     ``buffers[name]`` is 1-D, has ``tensor.layout.span`` elements and the type
-    ``tensor.dtype.numpy`` (bf16 is float32 that holds only bf16 values). Within one launch an
-    element is stored at most once, or only added to; kernels that run on the same memory belong to
-    the same launch until ``new_launch`` is called. Coverage, which ``check_written`` looks at, is
-    kept from launch to launch.
+    ``tensor.dtype.numpy`` (a bf16 tensor is a float32 array of bf16 values). Within one launch an
+    element is stored at most once, or only added to. Kernels that run on the same memory belong to
+    one launch until ``new_launch`` is called. Which elements were ever written (``check_written``) is
+    kept across launches.
     """
 
     def __init__(self, buffers: Mapping[str, Array]) -> None:
@@ -37,13 +37,13 @@ class Memory:
         self._stamp: dict[str, NDArray[np.int64]] = {}
 
     def new_launch(self) -> None:
-        """From here on elements may be written again; what has been covered stays covered."""
+        """Allow elements to be written again; ``check_written`` still counts earlier writes."""
         for writer in self._writer.values():
             writer[:] = 0
 
     def ends_elsewhere(self, tensor: Tensor) -> bool:
-        """Whether the buffer of a tensor is shorter or longer than its layout. Of one that is seen as
-        planes, some may lack the last row, which no box may reach."""
+        """Whether the buffer of a tensor is shorter or longer than its layout. That is legal for a view
+        as interleaved planes, some of which may lack the last row."""
         data = self.buffers.get(tensor.name)
         return data is not None and data.ndim == 1 and data.size != tensor.layout.span
 
@@ -61,8 +61,8 @@ class Memory:
         return None
 
     def claim(self, tensor: Tensor, offsets: Array, atomic: bool) -> tuple[int, str] | None:
-        """Record that each of the offsets (int64 of shape (n,)) is written, each by a writer of its
-        own. Returns None, or the position of the first write that is one too many and why."""
+        """Record writes to offsets (int64 of shape (n,)), each by another program or lane. Returns None,
+        or the position of the first write that conflicts with another one, and why."""
         writer = self._writer[tensor.name]
         before = writer[offsets]
         conflict = before == _STORED if atomic else before != 0
@@ -76,7 +76,7 @@ class Memory:
             stamp[offsets] = order
             repeated = stamp[offsets] != order
             if repeated.any():
-                # The last writer's stamp stays, so every earlier twin shows: report the second.
+                # Each offset keeps the stamp of its last write, so earlier writes of it are ``repeated``.
                 twin = offsets == offsets[int(np.argmax(repeated))]
                 return int(np.flatnonzero(twin)[1]), "is written twice"
         writer[offsets] = _ADDED if atomic else _STORED
@@ -84,8 +84,8 @@ class Memory:
         return None
 
     def check_written(self, tensor: Tensor) -> None:
-        """InterpError, naming the first coordinate, unless every element within the logical shape
-        of the tensor has been written. Padding of the layout need not be, nor rows that planes lack."""
+        """Raise InterpError with the first coordinate within the logical shape that was never written.
+        Padding of the layout and elements beyond the end of the buffer do not count."""
         covered, offsets = self.covered[tensor.name], offsets_of(tensor)
         there = offsets < covered.size
         written = ~there | covered[np.where(there, offsets, 0)]

@@ -13,16 +13,16 @@ from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 
 @dataclass(slots=True)
 class Shape:
-    """What is known of a statement before it runs."""
+    """Properties of a statement that are known before it is executed."""
 
-    depth: int = 0  # independent loops on top of each other
-    volume: int = 1  # their iterations, multiplied
-    updates: set[Var] = field(default_factory=set)  # of variables that it does not allocate
-    apart: bool = False  # whether programs must run one by one
+    depth: int = 0  # the deepest nesting of independent loops
+    volume: int = 1  # the product of their trip counts
+    updates: set[Var] = field(default_factory=set)  # variables that it changes and does not allocate
+    apart: bool = False  # whether the programs around must be executed one by one
 
 
 class Scan:
-    """Finds the lanes of a kernel and the shape of its statements; shared nodes are seen once."""
+    """Finds the lanes of a kernel and the ``Shape`` of its statements; shared nodes are visited once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.lanes: dict[Lane, None] = {}
@@ -68,12 +68,12 @@ class Scan:
         return out
 
     def is_axis(self, loop: For) -> bool:
-        """Whether the iterations of a loop are executed at once."""
+        """Whether all iterations of a loop are executed together, along an axis of arrays."""
         if loop.kind == "tile":
             return not self.shape(loop.body).updates
         return loop.kind in ("grid", "parallel") and not self.shape(loop.body).apart
 
 
 def _known_bounds(loop: For) -> bool:
-    """Whether a loop has the same iterations wherever it stands."""
+    """Whether a loop has the same iterations in every program."""
     return loop.until is None and isinstance(loop.start, Const)

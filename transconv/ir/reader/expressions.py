@@ -24,7 +24,8 @@ LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What names stand for. Variables and rings are those of the block; binding adds to them in place."""
+    """The meaning of names. ``variables`` and ``rings`` are those of one block; binding adds to them in
+    place."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     header: Header = field(default_factory=lambda: Header({}, {}, {}))
@@ -41,7 +42,7 @@ class Scope:
 
 
 class Expressions:
-    """Reads expressions from words, with the names of a scope."""
+    """Parses expressions from words, with the names of a scope."""
 
     def __init__(self, words: Words, scope: Scope) -> None:
         self.words, self.scope = words, scope
@@ -116,7 +117,7 @@ class Expressions:
         return self.scope.tensors[name]
 
     def lane(self, name: str) -> ex.Lane:
-        """The rest of a lane, from its extent on; its axis and kind are the header's, if not said here."""
+        """The rest of a lane, from its extent on; without an axis here, it is the lane of the header."""
         extent = self.words.count()
         if self.words.accept("axis", "="):
             sign = -1 if self.words.accept("-") else 1
@@ -207,7 +208,7 @@ class Expressions:
         return found
 
     def box(self, tensor: Tensor) -> tuple[tuple[ex.Expr, ...], tuple[ex.Expr, ...], tuple[int, ...]]:
-        """``at=[..], extents=[..]``, and perhaps ``within=[..]``: corner, within, extents."""
+        """``at=[..], extents=[..]`` and optionally ``within=[..]``, as corner, within, extents."""
         self.words.expect("at", "=")
         corner = self.several()
         self.words.expect(",", "extents", "=")

@@ -24,8 +24,8 @@ ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
 
 
 def parse_kernel(text: str) -> Kernel:
-    """The kernel of a text that ``str`` has made. Raises KernelError: one line, with the number of the
-    text's line, what was found and what was expected."""
+    """The kernel of a text that ``str`` printed. Raises KernelError with a message of one line: the
+    number of the text's line, what was found and what was expected."""
     lines = _nested(text)
     notes = [*takewhile(lambda line: line.text.startswith("#"), lines)]
     titles = lines[len(notes):]
@@ -61,7 +61,7 @@ def parse_kernel(text: str) -> Kernel:
 
 
 def _nested(text: str) -> list[Line]:
-    """The lines of a text, each below the one that it is indented under."""
+    """The lines of a text as a tree: each line is ``below`` the one that it is indented under."""
     top = Line(0, "")
     path = [top]
     for number, line in enumerate(text.split("\n"), 1):
@@ -104,7 +104,7 @@ def _title(words: Words) -> tuple[str, dict[str, DType]]:
 
 
 def _sizes(line: Line, scope: Scope) -> Sizes:
-    """The sizes that are arguments, and what must hold of them."""
+    """The sizes that are arguments, and their requirements."""
     reader = Expressions(Words(line.text), scope)
     words = reader.words
     words.expect("sizes")
@@ -162,7 +162,7 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
 
 
 def _about(line: Line, scope: Scope) -> None:
-    """Take in a line of the header."""
+    """Add a ``lanes``, ``box`` or ``piece`` line to the header."""
     reader = Expressions(Words(line.text), scope)
     words, header = reader.words, scope.header
     word = words.name()

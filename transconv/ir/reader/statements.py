@@ -19,7 +19,7 @@ from transconv.ir.reader.words import NAME, Words
 
 @dataclass(slots=True)
 class Line:
-    """A line without its indentation, and the lines below it."""
+    """A line without its indentation, and the lines indented under it."""
 
     number: int
     text: str
@@ -27,7 +27,7 @@ class Line:
 
 
 def block(lines: list[Line], scope: Scope) -> st.Stmt:
-    """The statement that lines are: a sequence, unless it is one."""
+    """The statement of a block: a sequence, unless it has exactly one statement."""
     found = sequence(lines, scope)
     return found[0] if len(found) == 1 else st.Seq(found)
 
@@ -49,11 +49,11 @@ def sequence(lines: list[Line], scope: Scope) -> tuple[st.Stmt, ...]:
 
 
 class Located(KernelError):
-    """An error that says in which line it is."""
+    """An error whose message has the number of its line."""
 
 
 def located(error: KernelError, number: int) -> Located:
-    """The error with the number of its line, which it has if it is of a line within."""
+    """The error with a line number; an error of an inner line has one already."""
     return error if isinstance(error, Located) else Located(f"line {number}: {error}")
 
 
@@ -70,12 +70,12 @@ def _continued(before: list[st.Stmt], line: Line) -> st.Stmt:
 
 
 def comment(text: str) -> str:
-    """What stands behind ``# `` or ``#| ``."""
+    """The text after ``# `` or ``#| ``."""
     return text.removeprefix("#").removeprefix("|").removeprefix(" ")
 
 
 class Statement(Expressions):
-    """One line, with what is below it."""
+    """Parses the statement of one line and the lines below it."""
 
     def __init__(self, line: Line, scope: Scope) -> None:
         super().__init__(Words(line.text), scope)

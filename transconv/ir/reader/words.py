@@ -14,19 +14,19 @@ END = "the end of the line"
 
 
 class Words:
-    """What is left of a line. Whatever does not fit raises KernelError: what was found and expected."""
+    """The unread words of a line. Methods raise KernelError with what was found and what was expected."""
 
     def __init__(self, text: str) -> None:
         self.words = [found[1] for found in WORD.finditer(text)]
         self.at = 0
 
     def next(self, ahead: int = 0) -> str:
-        """The word that comes next, or after so many others; empty at the end."""
+        """The next word, or the one ``ahead`` words after it; empty beyond the end."""
         place = self.at + ahead
         return self.words[place] if place < len(self.words) else ""
 
     def follows(self, *words: str) -> bool:
-        """Whether these come next, in this order."""
+        """Whether these words come next, in this order."""
         return all(self.next(i) == word for i, word in enumerate(words))
 
     def take(self) -> str:
