@@ -276,7 +276,7 @@ class Compute:
     @cached_property
     def names(self) -> Names:
         """What the names of the steps depend on."""
-        return Names(self.axes, self.steps)
+        return Names(self.axes, self.steps, self.named.names if self.named else ())
 
     @cached_property
     def stand_ins(self) -> dict[Expr, Expr]:
