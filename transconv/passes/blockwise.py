@@ -197,7 +197,8 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     if schedule.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
     parts = workspace(compute, schedule.split_k)
-    made: Kernel = _Partials(parts, compute.c, stream.accumulator(kernel), find(shared, Store)).mutate(shared)
+    acc = stream.accumulator(kernel)
+    made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
     used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
     return replace(kernel, params=(*params, parts), body=made.body)
@@ -236,8 +237,9 @@ class _Atomic(Mutator):
 
 
 class _Partials(Mutator):
-    """Store the bare sum to the workspace, where the result is, in the place of the last of several stores:
-    one that needs no sum may come before it. What the epilogue reads is read by the second kernel."""
+    """Store the bare sum to the workspace, where the result is, in the place of the last of several
+    stores: one that needs no sum may come before it. What the epilogue reads is read by the second
+    kernel."""
 
     def __init__(self, parts: Tensor, c: View, acc: Var, stores: Sequence[Store]) -> None:
         self.parts, self.c, self.acc = parts, c, acc

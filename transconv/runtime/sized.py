@@ -32,7 +32,7 @@ def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, 
 
 
 def _told(extent: Expr, size: int) -> tuple[str, int] | None:
-    """The size that a dimension tells, such as M where it is M, M*2 or M + 3 long; None if it tells none."""
+    """The size that a dimension tells, such as M where it is M, M*2 or M + 3 long; None for none."""
     names = free_vars(extent)
     if len(names) != 1:
         return None

@@ -30,7 +30,9 @@ WASTE = 1.2  # positions with those beyond the end, relative to those that there
 def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Schedules worth asking about, legal or not. Where neighbours of g are apart in memory, what
     slides is copied first; a result where they are apart is stored as it lies, or copied after."""
-    if target.backend == "interpreter" or compute.b is None or not compute.axes_of("B"):
+    if compute.b is None or compute.prologue or not compute.axes_of("B"):
+        return
+    if target.backend == "interpreter":
         return
     apart = [x for x, v in (("a", compute.a), ("b", compute.b)) if not _in_rows(v, compute)]
     summed = compute.sums_positions

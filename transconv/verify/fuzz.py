@@ -151,7 +151,8 @@ class Campaign:
         """Failures worth shrinking: one of each kind, as far as reasons tell."""
         kinds: dict[str, Row] = {}
         for row in self.tally.bad:
-            kinds.setdefault(kind_of(row), row)
+            if row["line"]:
+                kinds.setdefault(kind_of(row), row)
         return list(kinds.values())[:self.plan.shrunk]
 
     def shrink(self, row: Row, folder: str) -> None:

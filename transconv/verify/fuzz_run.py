@@ -48,7 +48,11 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
     ``status`` is ``passed``, ``failed`` (with a reason), ``error`` (of our compiler or of Triton),
     ``refused`` or ``resources``. What ends the use of the GPU is raised: the worker is then lost."""
     start = time.perf_counter()
-    trial = trials.read(line) if line else trials.drawn(seed, number, target, computes)
+    try:
+        trial = trials.read(line) if line else trials.drawn(seed, number, target, computes)
+    except Exception as error:  # to choose a schedule is a part of what is tested
+        return {"line": "", "facts": {}, "way": way, "status": "error", "seconds": 0.0,
+                "reason": f"trial {number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}
     schedule = Schedule.parse(f"{trial.schedule}") if trial.schedule else None
     if way == "triton" and schedule is not None and schedule.via != "tl":
         way = "numpy"  # Triton's interpreter cannot read explicit kernels

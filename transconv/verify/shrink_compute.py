@@ -34,6 +34,19 @@ def simpler(trial: ComputeTrial) -> Iterator[ComputeTrial]:
             continue
 
 
+def smaller(trial: ComputeTrial) -> Iterator[ComputeTrial]:
+    """Legal trials that have half of the largest axis that can be halved."""
+    lines = str(trial.compute).splitlines()
+    lines = [line.strip() for line in lines]
+    for name, size in sorted(trial.compute.sizes.items(), key=lambda x: -x[1]):
+        for made in _axes(lines, name, [size // 2]) if size > 1 else ():
+            try:
+                if _is_legal(found := _on(trial, made)):
+                    yield found
+            except (TransconvError, ValueError):
+                continue
+
+
 def _is_legal(trial: ComputeTrial) -> bool:
     compute, target = trial.compute, Target.parse(trial.target)
     if not trial.schedule or not all(x.size for x in compute.axes):
@@ -48,7 +61,7 @@ def _ways(trial: ComputeTrial, lines: Lines) -> Iterator[ComputeTrial]:
     if trial.schedule:
         yield replace(trial, schedule="")
         yield from (replace(trial, schedule=str(s)) for s in schedules(Schedule.parse(trial.schedule)))
-    yield from (_on(trial, made) for ways in (_fewer, _numbers, _values, _coordinates, _axes)
+    yield from (_on(trial, made) for ways in (_fewer, _numbers, _values, _coordinates, _shorter)
                 for made in ways(lines))
 
 
@@ -124,12 +137,18 @@ def _coordinates(lines: Lines) -> Iterator[Lines]:
                     yield [*lines[:at], line.replace(found[0], f"[{changed}]", 1), *lines[at + 1:]]
 
 
-def _axes(lines: Lines) -> Iterator[Lines]:
-    """A smaller axis, alone and with the dimensions that are as large."""
+def _shorter(lines: Lines) -> Iterator[Lines]:
     at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
     for name, size in re.findall(rf"({NAME})=(\d+)", lines[at]):
-        for n in less(int(size)):
-            made = [*lines[:at], re.sub(rf"\b{name}={size}\b", f"{name}={n}", lines[at]), *lines[at + 1:]]
-            yield [re.sub(rf"(?<![\w.]){size}(?=[\],])", str(n), line)
-                   if line.startswith("tensor ") else line for line in made]
-            yield made
+        yield from _axes(lines, name, less(int(size)))
+
+
+def _axes(lines: Lines, name: str, sizes: list[int]) -> Iterator[Lines]:
+    """An axis of other sizes, with the dimensions that are as large, and alone."""
+    at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
+    size = next(n for a, n in re.findall(rf"({NAME})=(\d+)", lines[at]) if a == name)
+    for n in sizes:
+        made = [*lines[:at], re.sub(rf"\b{name}={size}\b", f"{name}={n}", lines[at]), *lines[at + 1:]]
+        yield [re.sub(rf"(?<![\w.]){size}(?=[\],])", str(n), line)
+               if line.startswith("tensor ") else line for line in made]
+        yield made
