@@ -52,7 +52,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
         trial = trials.read(line) if line else trials.drawn(seed, number, target, computes)
     except Exception as error:  # to choose a schedule is a part of what is tested
         return {"line": "", "facts": {}, "way": way, "status": "error", "seconds": 0.0,
-                "reason": f"trial {number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}
+                "reason": f"{number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}
     schedule = Schedule.parse(f"{trial.schedule}") if trial.schedule else None
     if way == "triton" and schedule is not None and schedule.via != "tl":
         way = "numpy"  # Triton's interpreter cannot read explicit kernels
