@@ -205,7 +205,7 @@ def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
 
 
 def prologue_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
-    """What is computed before it is multiplied counts as 0 beyond the end of a sum, as what is read does."""
+    """What is computed before it is multiplied counts as 0 beyond the end of a sum, like a read."""
     patch.setattr(legality_words, "_uneven", lambda schedule, compute: None)
     no_tail(patch)
 
