@@ -196,6 +196,27 @@ def test_a_fold_is_torchs() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(y, x, g) for y in (got, want)))
 
 
+def test_a_traced_and_an_exported_call_hold_the_operator() -> None:
+    """With operands that are missing, and gradients."""
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return ours.layer_norm(x, (4,), None, b) * ours.softmax(x, -1)
+
+    x, b = torch.randn(3, 4), torch.randn(4)
+    want = F.layer_norm(x, (4,), None, b) * F.softmax(x, -1)
+    traced, exported = torch.jit.trace(Model(), (x, b)), torch.export.export(Model(), (x, b)).module()
+    assert str(traced.graph).count("transconv::function") == 2
+    counts()
+    for graph in (traced, exported):
+        torch.testing.assert_close(graph(x, b), want)
+    assert counts() == ({"layer_norm": 2, "softmax": 2}, {})
+    leaf = b.clone().requires_grad_()
+    traced(x, leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, F.softmax(x, -1).sum(0))
+    with pytest.raises(RuntimeError, match="as many tensors, got 'softmax 11"):
+        operators.function("softmax 11 (1, None, None, )", [x])
+
+
 def test_what_torch_must_see_is_torchs() -> None:
     x = torch.randn(3, 4)
     want = F.softmax(x, 1)

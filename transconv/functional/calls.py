@@ -249,7 +249,8 @@ def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     for t in tensors:
         if t is not None and not isinstance(t, Tensor):
             return f.by_torch(tensors, numbers)
-    results = operators.function(operators.spelled(f, numbers), list(tensors))
+    given = [t for t in tensors if t is not None]
+    results = operators.function(operators.spelled(f, tensors, numbers), given)
     return results[0] if f.finish is None else f.finish(tensors, numbers, results)
 
 
@@ -259,9 +260,9 @@ def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Te
     return tuple(values[name] for name in bound.results), values
 
 
-def _function(call: str, tensors: list[Tensor | None]) -> list[Tensor]:
+def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     """The operator ``function``, with derivatives where autograd is on."""
-    f, numbers = operators.read(call)
+    f, tensors, numbers = operators.read(call, given)
     if _autocast() and forward_ad._current_level < 0:
         tensors = list(_cast(f, tuple(tensors)))
     given = [t for t in tensors if t is not None]
