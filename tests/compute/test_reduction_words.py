@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import transconv
 from transconv.__main__ import main
 from transconv.compute import Compute, parse
+from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, divided, kept, told, why_not
@@ -101,6 +104,27 @@ def test_split_rows_meet_in_a_second_kernel() -> None:
     assert plan.steps[0].schedule.split_k > 1 and not plan.steps[0].schedule.varies
     atomic = build_compute(ROWS, SM90, Schedule.parse("red=split reduce=atomic"))
     assert len(atomic.steps) == 1 and atomic.steps[0].schedule.varies
+
+
+@pytest.mark.parametrize(("compute", "tile"), [(ROWS, "k:64 | fma"), (PRODUCT, "m:16 n:16 k:16 | mma")])
+def test_additions_in_place_have_a_price(compute: Compute, tile: str) -> None:
+    """Of a split sum that of clearing the result, in the place of a second kernel."""
+    def us(words: str) -> float:
+        return estimate(Schedule.parse(f"{tile} | {words}"), compute, SM90)
+
+    slow = replace(SM90, rates=replace(SM90.rates, issue=replace(SM90.rates.issue, adds_clocks=1e6)))
+    assert us("split_k=2 reduce=atomic") != us("split_k=2")
+    assert estimate(Schedule.parse(f"{tile} | split_k=2 reduce=atomic"), compute, slow) > 1000
+
+
+def test_additions_to_few_places_follow_one_another() -> None:
+    def us(places: int, store: str = "+=") -> float:
+        made = parse(f"compute added\n tensor Y f32 [{places}]\n axes n=65536\n read x = X[n]\n"
+                     f" store Y[n // {65536 // places}] {store} x")
+        return estimate(Schedule.parse("n:1024 | fma"), made, SM90)
+
+    assert us(1) > us(64) > us(4096)
+    assert us(65536) > us(65536, "=") + 2
 
 
 def test_split_rows_of_several_sweeps_are_parts() -> None:

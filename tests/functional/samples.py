@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import transconv
 from transconv import functional
@@ -70,3 +71,41 @@ def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, 
 def _same(got: Any, want: Any, near: float) -> None:
     # A row of one element has gradients that are zero but for the rounding of its mean.
     torch.testing.assert_close(got, want, equal_nan=True, rtol=near, atol=near)
+
+
+def transformed(name: str) -> None:
+    """One sample of a function under torch's tracer, vmap, grad and jvp, held against torch's own."""
+    theirs, ours, sample = F.fold, functional.fold, None
+    x, rest, named = torch.randn(1, 12, 4), ((4, 4), 2), {"stride": 2}
+    if name not in NONE:
+        op = next(iter(ops_of(name)))
+        theirs, ours = op.op, ours_of(name)
+        sample = next(s for s in op.sample_inputs("cpu", torch.float32)
+                      if not isinstance(s.input, torch.Tensor) or s.input.dim() and s.input.numel() > 1)
+        x, rest, named = sample.input, sample.args, {**sample.kwargs}
+    listed = not isinstance(x, torch.Tensor)
+    if listed:  # of a list, its first
+        x, others = x[0], x[1:]
+
+    def of(f: Callable[..., Any]) -> Callable[..., Any]:
+        def called(x: torch.Tensor) -> Any:
+            found = f((x, *others) if listed else x, *rest, **named)
+            return found if isinstance(found, torch.Tensor) else found[0]
+        return called
+
+    def squares(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: of(f)(x).square().sum()
+
+    mine, want = of(ours), of(theirs)(x)
+    traced = torch.jit.trace(mine, (x,), check_trace=False)
+    torch.testing.assert_close(traced(x), want)
+    if name not in ("batch_norm", "instance_norm"):  # torch has no statistics of each of the samples
+        both = torch.stack([x, x.flip(0)])
+        torch.testing.assert_close(torch.vmap(mine)(both), torch.vmap(of(theirs))(both))
+    if want.is_floating_point() and x.is_floating_point():
+        grad = torch.func.grad(squares(theirs))(x)
+        torch.testing.assert_close(torch.func.grad(squares(ours))(x), grad)
+        leaf = x.clone().requires_grad_()
+        torch.testing.assert_close(*torch.autograd.grad(traced(leaf).square().sum(), leaf), grad)
+        torch.testing.assert_close(torch.func.jvp(mine, (x,), (x,))[1],
+                                   torch.func.jvp(of(theirs), (x,), (x,))[1])

@@ -65,7 +65,25 @@ def data(text: str) -> dict[str, torch.Tensor]:
     return given
 
 
-@pytest.mark.parametrize("text", [SOFTMAX, GATHER, ALL, PRODUCT, MEAN_OF_MAX],
+LOOKED_UP = """compute looked_up
+    tensor I i64 [60]
+    tensor G f16 [60, 5]
+    tensor D f16 [9, 5]
+    axes   n=60 k=5
+    read   i = I[n]
+    read   g = G[n, k]
+    store  D[i, 4 - k] += g*2"""
+TWICE = """compute twice
+    axes   n=40 | k=3
+    read   a = A[n, k]
+    read   b = B[n]
+    let    s = sum(a; k)
+    tensor D f32 [20]
+    store  D[n // 2] += s
+    store  D[clamp(n - 4, 20)] where n > 3 += b"""
+
+
+@pytest.mark.parametrize("text", [SOFTMAX, GATHER, ALL, PRODUCT, MEAN_OF_MAX, LOOKED_UP, TWICE],
                          ids=lambda t: t.split()[1])
 def test_right_results_are_right_and_wrong_ones_are_seen(text: str) -> None:
     compute, tensors = parse(text), data(text)
@@ -78,6 +96,17 @@ def test_right_results_are_right_and_wrong_ones_are_seen(text: str) -> None:
         assert f"of {name} are wrong, the first at {said.wrong[0]}" in said.reason
         wrong[name] = torch.full_like(tensors[name], float("nan"))
         assert examine(compute, wrong).reason
+
+
+def test_a_sum_that_lost_one_of_its_terms_is_seen() -> None:
+    """At some seed of the places that are drawn; more points than can be looked through are not."""
+    compute, tensors = parse(LOOKED_UP), data(LOOKED_UP)
+    n = next(n for n in range(60) if 0 <= tensors["I"][n] < 9)
+    at, term = int(tensors["I"][n]), 2 * tensors["G"][n, 2]
+    tensors["D"] = tensors["D"].clone()
+    tensors["D"][at, 2] -= term
+    assert any(examine(compute, tensors, seed).wrong == ((at, 2),) for seed in range(12))
+    assert examine(parse(LOOKED_UP.replace("60", str(LONGEST + 1))), {}).checked == 0
 
 
 def test_tensors_are_read_as_they_lie() -> None:

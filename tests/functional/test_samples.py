@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import tests.torch_ops.conftest  # noqa: F401  (stands for what torch's samples import and do not need)
-from tests.functional.samples import NONE, tried
+import transconv
+from tests.functional.samples import NONE, transformed, tried
 from transconv import functional
 
 EVERY = {"max_pool1d": 97, "max_pool2d": 301, "max_pool3d": 401, "cross_entropy": 3, "prod": 4,
@@ -32,11 +33,17 @@ def test_samples(name: str) -> None:
     assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
 
 
+@pytest.mark.parametrize("name", functional.__all__)
+def test_tracers_and_transforms(name: str) -> None:
+    """What torch must see itself is torch's, for that reason; traced calls hold the operator."""
+    transconv.config.cpu = "fallback"  # the operator's way, without a kernel for each
+    transformed(name)
+    assert {*transconv.stats(reset=True).fallback} <= {"device:cpu", "transform:functorch"}
+
+
 if __name__ == "__main__":
     import os
     import sys
-
-    import transconv
 
     os.environ["TRITON_INTERPRET"] = "1"
     transconv.config.cpu = "interpret"

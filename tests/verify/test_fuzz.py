@@ -128,7 +128,7 @@ def test_everything_is_drawn() -> None:
     for word in words():
         if isinstance(word.values, tuple) and isinstance(word.default, str):
             assert set(word.values) - {"gluon", "stream"} <= set(seen[word.name]) or (
-                word.name in ("keep", "red", "row")), word.name  # the last two follow from the tile
+                word.name in ("keep", "red", "row")), word.name  # the last two are of rows
     assert {w.name for w in words()} <= set(seen)
     assert set(seen["direction"]) == {p.value for p in Prop}
     assert set(seen["axes"]) == {"1D", "2D", "3D"}
@@ -226,7 +226,7 @@ def test_shrinking_keeps_what_fails() -> None:
     def fails(trials: object) -> int | None:
         return next((n for n, t in enumerate(trials) if t.problem.k[-1] >= 3), None)  # type: ignore
 
-    simple, asked = shrink(trial, fails, most=1500)
+    simple, asked = shrink(trial, fails, simpler, most=1500)
     p = simple.problem
     assert p.k == (3,) and (p.mb, p.ic, p.oc, p.g) == (1, 1, 1, 1) and p.o == (1,)
     assert not simple.epilogue and not simple.passes and not simple.shift and asked <= 1500 + 16

@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.verify import planted
 from transconv.__main__ import main
-from transconv.compute import parse
-from transconv.verify import fuzz_compute
-from transconv.verify.fuzz_compute import ComputeTrial, draw_trial, fuzz_computes
+from transconv.compute import END, Reduction, parse
+from transconv.errors import ProblemError
+from transconv.schedule.words import by_name
+from transconv.verify import draw_any_size
+from transconv.verify.fuzz import repeated
+from transconv.verify.fuzz_compute import ComputeTrial, draw_trial
+from transconv.verify.fuzz_run import work
+from transconv.verify.shrink import shrink
+from transconv.verify.shrink_compute import simpler
+from transconv.verify.trials import read
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_trials(capsys: pytest.CaptureFixture[str]) -> None:
+@cache
+def drawn() -> list[ComputeTrial]:
+    return [draw_trial("kinds", n) for n in range(140)]
+
+
+def test_trials() -> None:
     """`python -m transconv fuzz --computes` runs more."""
-    assert fuzz_computes(20, 3) == 0, capsys.readouterr().out
+    bad = [row for n in range(18) if (row := work("3", n, computes=True))["status"] != "passed"]
+    assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
-def test_what_is_drawn() -> None:
-    """Every kind, and everything that a text can say about where an element lies."""
-    texts = [draw_trial("kinds", n).text for n in range(60)]
-    assert all(parse(t) for t in texts)
-    whole = "\n".join(texts)
+def test_everything_is_drawn() -> None:
+    """Every kind, every word of rows, and everything that a text can say about where an element lies."""
+    seen: dict[str, set[str]] = {}
+    for trial in drawn():
+        for name, word in trial.facts.items():
+            seen.setdefault(name, set()).add(word)
+    sized = [draw_any_size.text(Random(n)) for n in range(30)]
+    whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
-                 "f32", "store D", "math=ieee", "k0 k1)"):
+                 "f32", "store D", "math=ieee", "k0 k1)", "argmax(", "argmin(", " += ", "_gradient",
+                 "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
         assert said in whole, said
+    for name in ("red", "row"):
+        assert set(by_name()[name].values) <= seen[name], name
+    assert {"partials", "atomic"} <= seen["reduce"] and len(seen["split_k"]) > 1
+    for name in ("sizes", "stores", "places", "kernels"):
+        assert len(seen[name]) == 2, name
+    assert seen["factors"] == {"none", "read", "computed"}
+    assert any("red=" in t.schedule and ":" not in t.schedule for t in drawn())  # selection finds the tile
+
+
+def test_lines_read_back() -> None:
+    for trial in drawn()[:30]:
+        again = read(str(trial))
+        assert isinstance(again, ComputeTrial) and again.compute == trial.compute
+        assert (again.target, again.schedule) == (trial.target, trial.schedule)
+    with pytest.raises(ProblemError, match="begins with compute"):
+        ComputeTrial.parse("--speed=3 compute c")
 
 
 def test_a_trial_is_the_same_in_another_process() -> None:
@@ -43,20 +79,48 @@ def test_a_trial_is_the_same_in_another_process() -> None:
     assert told.strip() == str([draw_trial("tests", n) for n in range(6)])
 
 
-def test_a_bug_is_found_and_repeated(capsys: pytest.CaptureFixture[str],
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = ComputeTrial("compute rows\n axes m=21 k=37\n read x = X[m, k]\n store Y[m] = sum(x; k)",
-                         "sm_90", "m:8 k:16 | fma")
-    monkeypatch.setattr(fuzz_compute, "draw_trial", lambda seed, number: trial)
-    assert main(["fuzz", "--computes", "1"]) == 0
+TEXT = "compute rows\n axes m=21 k=37\n read x = X[m, k]\n store Y[m] = sum(x; k)"
+
+
+def test_a_bug_is_found_and_attributed(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the line that is printed, and by bisection of the same words."""
+    trial = ComputeTrial(TEXT, "sm_90", "m:8 k:16 | fma")
+    assert work(line=str(trial))["status"] == "passed"
     bug = next(b for b in planted.PASSES if b.what == "the last program is not started")
     with planted.planted_pass(bug):
-        assert main(["fuzz", "--computes", "1"]) == 1
-        told = capsys.readouterr().out
-        assert "0: after gridwise: Y[16] is nan" in told and trial.text in told
-        line = told[told.index("python -m transconv check"):told.rindex("1 computations")]
-        assert main(shlex.split(line)[3:]) == 1
-    assert "WRONG  after gridwise" in capsys.readouterr().out
+        row = work(line=str(trial))
+        assert row["status"] == "failed" and "after gridwise: Y[16] is nan" in row["reason"]
+        assert trial.text.replace("\n", " ;;") in repeated(row)
+        words = ["bisect", TEXT, "--target", "sm_90", "--schedule", trial.schedule, "--parts", "ir"]
+        assert main(words) == 1
+        assert "WRONG in stage gridwise" in capsys.readouterr().out
+
+
+def test_shrinking_keeps_what_fails() -> None:
+    """The one condition that fails is found: a maximum over a few elements, in whatever else."""
+    text = (f"{TEXT}\n read y = Y2[k, 20 - m] where m < 9\n let t = max(x - y*2; k)\n"
+            " store Z[m] = relu(t) + 1").replace("compute rows", "compute rows math=ieee")
+    trial = ComputeTrial(text.replace(" read x", " tensor X f16 [30, 40]\n read x"), "sm_90",
+                         "m:8 k:16 | fma | late=1 warps=2")
+
+    def fails(tried: Sequence[ComputeTrial]) -> int | None:
+        return next((n for n, t in enumerate(tried) if t.compute.size("k") >= 3 and any(
+            isinstance(s, Reduction) and s.op == "max" for s in t.compute.steps)), None)
+
+    simple, asked = shrink(trial, fails, simpler, most=1000)
+    assert simple.schedule == "" and asked < 1000
+    lines = [line.strip() for line in simple.text.split(END)]
+    assert lines[:2] == ["compute rows", "axes m=1 k=3"] and len(lines) <= 5 + ("y" in simple.text)
+    assert "tensor" not in simple.text and "where" not in simple.text
+
+
+def test_simpler_trials_are_trials() -> None:
+    """Among them, of sizes that are arguments, numbers."""
+    for trial in [t for t in drawn() if t.compute.named][:2] + drawn()[:2]:
+        found = list(itertools.islice(simpler(trial), 40))
+        assert found and all(parse(t.text) and t != trial for t in found)
+        assert not trial.compute.named or any(len(t.compute.named.names if t.compute.named else ()) < len(
+            trial.compute.named.names) for t in found)
 
 
 def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:

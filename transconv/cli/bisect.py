@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 
-from transconv.cli import options, ranges
-from transconv.verify.bisect import PARTS, blame
+from transconv.cli import computations, options, ranges
+from transconv.compute import Compute
+from transconv.verify import any_size
+from transconv.verify.bisect import blame
+from transconv.verify.bisect_compute import blame_compute
+from transconv.verify.bisect_report import PARTS, Blame
 from transconv.verify.bisect_shrink import PRODUCTS
 
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "bisect", "find the stage that makes a kernel wrong",
-        "Runs every stage of a problem's kernel on the same integer data and compares the results\n"
-        "with the exact answer. The interpreter of the IR runs the computation and the kernel after\n"
-        "each pass, Triton's interpreter runs the emitted source, and the GPU runs the compiled\n"
-        "kernel. Prints the first wrong stage, what it changed, and the unsound rule of the\n"
-        "simplifier, if one is the cause. The exit code is 1 if a stage is wrong.",
+        "Runs every stage of the kernels of a problem, or of a computation's text, on the same integer\n"
+        "data and compares the results with the exact answer. The interpreter of the IR runs the\n"
+        "computation and the kernel after each pass, Triton's interpreter runs the emitted source, and\n"
+        "the GPU runs the compiled kernel. Prints the first wrong stage, what it changed, and the\n"
+        "unsound rule of the simplifier, if one is the cause. The exit code is 1 if a stage is wrong.",
         ("bisect mb2ic8ih14oc16oh14kh3ph1 --prop bwd_d",
-         "bisect mb1ic16ih9oc32oh5kh3sh2ph1 --epilogue bias+relu --target gfx942"), run)
+         "bisect mb1ic16ih9oc32oh5kh3sh2ph1 --epilogue bias+relu --target gfx942",
+         "bisect bench/computes/row_sum.txt --target sm_90 --schedule red=split"), run)
     options.add_problem(made)
+    made.add_argument("--sizes", metavar="N=8,...",
+                      help="of a computation whose sizes are arguments: the sizes to look at (default: "
+                           "the least)")
     options.add_props(made, "all")
     made.add_argument("--target", default="",
                       help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
@@ -41,16 +50,23 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    problem, target = options.problem(words), options.chip(words.target)
     parts = words.parts.split(",")
     if unknown := sorted(set(parts) - set(PARTS)):
         raise ValueError(f"--parts {words.parts}: unknown {', '.join(unknown)}; "
                          f"expected some of {', '.join(PARTS)}")
+    target, schedule = options.chip(words.target), options.schedule(words)
+    asked: Iterator[Blame]
+    if made := computations.given(words.problem, props=()):
+        asked = (blame_compute(compute, target, schedule, seed=words.seed, limit=words.limit, parts=parts,
+                               sizes=_sizes(compute, words.sizes), isolated=not words.here)
+                 for compute in made)
+    else:
+        problem = options.problem(words)
+        asked = (blame(problem, prop, target, schedule, options.epilogue(words), seed=words.seed,
+                       limit=words.limit, parts=parts, isolated=not words.here)
+                 for prop in options.props(words))
     bad = 0
-    for prop in options.props(words):
-        found = blame(problem, prop, target, options.schedule(words), options.epilogue(words),
-                      seed=words.seed, limit=words.limit, parts=parts,
-                      isolated=not words.here)
+    for found in asked:
         bad += bool(found)
         if words.json:
             print(json.dumps(asdict(found)))
@@ -59,3 +75,7 @@ def run(words: argparse.Namespace) -> int:
             print(f"  {'WRONG in stage ' + found.stage if found else 'all that was asked is right'}"
                   "\n")
     return 1 if bad else 0
+
+
+def _sizes(compute: Compute, text: str | None) -> dict[str, int] | None:
+    return any_size.asked(compute, text)[0] if compute.named and text else None

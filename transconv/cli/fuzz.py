@@ -20,14 +20,14 @@ def add_to(verbs: object) -> None:
         "that is stopped (--time-budget, Ctrl-C, SIGTERM) prints the trial to continue with. The exit\n"
         "code is 1 if any trial failed.",
         ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
-         "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1",
+         "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1 --interpreter",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
     made.add_argument("--n", type=ranges.at_least(0, 10**6), default=None, metavar="N",
                       help="number of trials (default: 1000; with --line 0)")
     made.add_argument("--computes", type=ranges.at_least(1, 10**6), default=0, metavar="N",
-                      help="draw N computations as text instead of convolutions; their kernels are "
-                           "interpreted after every pass, without a GPU")
+                      help="draw N computations as text instead of convolutions; with --interpreter "
+                           "their kernels are interpreted after every pass")
     made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="S",
                       help="the seed of all trials (default: 0)")
     made.add_argument("--first", type=ranges.at_least(0), default=0, metavar="I",
@@ -58,25 +58,23 @@ def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
     from transconv.verify.corpus import read
     from transconv.verify.fuzz import Plan, fuzz
-    from transconv.verify.fuzz_trial import Trial
+    from transconv.verify.trials import read as trial
 
-    if words.computes:
-        from transconv.verify.fuzz_compute import fuzz_computes
-
-        return fuzz_computes(words.computes, words.seed, words.first, words.time_budget)
     Target.parse(words.target)
-    lines = [str(Trial.parse(line)) for line in words.line]
+    lines = [str(trial(line)) for line in words.line]
     if words.file is not None:
         lines += [str(entry.trial) for entry in read(words.file)]
         if not lines:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
-    number = words.n if words.n is not None else 0 if lines else 1000
+    if words.computes and words.n is not None:
+        raise ValueError("--n and --computes both say how many trials; expected one of them")
+    number = words.computes or (words.n if words.n is not None else 0 if lines else 1000)
     if not words.interpreter and not has_gpu():
         raise ValueError("there is no GPU to run kernels on; expected one, or --interpreter, "
                          "which executes them with NumPy and in Triton's interpreter")
     return fuzz(Plan(number, words.seed, words.jobs, words.time_budget, words.target,
                      words.interpreter, words.share, words.first, words.limit, words.shrink,
-                     not words.no_corpus and not lines, tuple(lines)), words.json)
+                     not words.no_corpus and not lines, tuple(lines), bool(words.computes)), words.json)
 
 
 def has_gpu() -> bool:

@@ -19,7 +19,7 @@ from transconv.compute.sized import at_sizes, why_not_any_size
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.sweeps import Sweep, Sweeps
-from transconv.compute.text import one_line, parse
+from transconv.compute.text import END, one_line, parse
 from transconv.compute.transposed import transposed
 from transconv.compute.workload import COMPUTE, Alone, Workload
 
@@ -27,7 +27,7 @@ Algorithm = Compute  # deprecated alias
 
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
-    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "FUNCTION_ROWS", "Found", "OPS", "Op",
+    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "OPS", "Op",
     "Read", "Reduction", "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "allowed",
     "at_sizes", "axis_facts", "axis_steps", "axis_strides", "describe", "examine", "execute", "is_exact",
     "is_tf32", "kernels", "library", "moved", "named", "one_line", "outside", "parse", "parted",

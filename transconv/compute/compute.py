@@ -279,7 +279,7 @@ class Compute:
     @cached_property
     def names(self) -> Names:
         """The dependencies of the names of axes and steps."""
-        return Names(self.axes, self.steps)
+        return Names(self.axes, self.steps, self.named.names if self.named else ())
 
     @cached_property
     def stand_ins(self) -> dict[Expr, Expr]:

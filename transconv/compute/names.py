@@ -13,10 +13,11 @@ from transconv.ir import Const, Expr, Select, Var, View, free_vars
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the axes and of the steps over them."""
+    """The names of the axes and of the steps over them; ``sizes``: those that are arguments."""
 
     axes: tuple[Axis, ...]
     steps: tuple[Step, ...]
+    sizes: tuple[str, ...] = ()
 
     @cached_property
     def all(self) -> frozenset[str]:
@@ -62,7 +63,8 @@ class Names:
     @cached_property
     def rooted(self) -> dict[Var, frozenset[str]]:
         """The axes that each name depends on."""
-        found = {x.var: frozenset((x.name,)) for x in self.axes}
+        found: dict[Var, frozenset[str]] = {Var(n): frozenset() for n in self.sizes}
+        found |= {x.var: frozenset((x.name,)) for x in self.axes}
         for s in self.steps:
             if not isinstance(s, Write):
                 own = frozenset(a for v in used(s) for a in found.get(v, (v.name,)))

@@ -48,17 +48,21 @@ class Found:
 
 
 def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
-    """Compare stored tensors with f64 values at points drawn by a seed. ``tensors``: those stored and
-    those read, by name. Rows of more than ``LONGEST`` elements are not checked, nor are stores that add:
-    the sampled points of an element need not be all that add to it."""
+    """Compare stored tensors, by name like those that are read, at points drawn by a seed; of what
+    several points add to one place, the sums (sampled_sums.py). Rows of more than ``LONGEST`` elements
+    are not looked at."""
     reduced = {*compute.reduced}
     row = prod(x.size for x in compute.axes if x.name in reduced)
-    if row > LONGEST or compute.added or not all(x.size for x in compute.axes):
+    if row > LONGEST or not all(x.size for x in compute.axes):
         return Found(0, 0, True, (), "")
+    if compute.added:
+        from transconv.compute.sampled_sums import examine_sums
+
+        return examine_sums(compute, tensors, seed)
     points = max(1, min(POINTS, TERMS // row))
     draw = np.random.default_rng(seed)
     at = {x.name: _drawn(draw, x.size, points) for x in compute.axes if x.name not in reduced}
-    run = _Samples(compute, tensors, at, points if at else 1)
+    run = Samples(compute, tensors, at, points if at else 1)
     with np.errstate(all="ignore"):
         return run.found()
 
@@ -70,7 +74,7 @@ def _drawn(draw: np.random.Generator, size: int, count: int) -> Array:
     return np.asarray(made)
 
 
-class _Samples(Run):
+class Samples(Run):
     """Evaluates the steps at the points, which are the first dimension of every array; the reduced axes
     are the others."""
 
@@ -101,15 +105,9 @@ class _Samples(Run):
             if not isinstance(step, Write):
                 self.evaluate(step)
                 continue
-            value = self.value(step.value)
-            error = self.error(step.value, value)
-            coords, mask = self.place(step.view)
-            shapes = [x.shape for x in (value, mask, self.sure, *coords)]
-            shape = np.broadcast_shapes(*shapes)
-            keep = np.broadcast_to(mask, shape) & np.broadcast_to(self.sure, shape)
-            where = tuple(np.broadcast_to(c, shape)[keep] for c in coords)
-            want = np.broadcast_to(value, shape)[keep]
-            off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
+            if (answer := self.answer(step)) is None:
+                continue
+            where, want, off = answer
             sure, bad, got = self.compared(step.view.tensor, where, want, off)
             checked, telling = checked + int(sure.sum()), telling + int((sure & (want != 0)).sum())
             if bad.any() and not reason:
@@ -119,6 +117,22 @@ class _Samples(Run):
                           f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
                           f"{want[bad][0]:g}")
         return Found(checked, telling, all(self.varied.values()), tuple(wrong), reason)
+
+    def answer(self, step: Write) -> tuple[tuple[Array, ...], Array, Array] | None:
+        """Where a step stores, what should be there, and how far it may be off; None if that is not known
+        yet."""
+        return self.stored(step, self.sure)
+
+    def stored(self, step: Write, wanted: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """The same of the ``wanted`` points."""
+        value = self.value(step.value)
+        error = self.error(step.value, value)
+        coords, mask = self.place(step.view)
+        shape = np.broadcast_shapes(*(x.shape for x in (value, mask, wanted, *coords)))
+        keep = np.broadcast_to(mask, shape) & np.broadcast_to(wanted, shape)
+        where = tuple(np.broadcast_to(c, shape)[keep] for c in coords)
+        off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
+        return where, np.broadcast_to(value, shape)[keep], off
 
     def compared(self, tensor: Tensor, where: tuple[Array, ...], want: Array,
                  off: Array) -> tuple[Array, Array, Array]:
@@ -142,7 +156,7 @@ class _Samples(Run):
             self.sure = self.sure & ~far.any(tuple(range(1, far.ndim)), keepdims=True)
         if isinstance(step, Read):
             seen = self.varied.get(step.view.tensor.name, False)
-            self.varied[step.view.tensor.name] = seen or found.size == 1 or bool(
+            self.varied[step.view.tensor.name] = seen or found.size <= 1 or bool(
                 (found != found.flat[0]).any())
 
     def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:

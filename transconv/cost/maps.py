@@ -19,6 +19,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, touched
+from transconv.cost.additions import adding_us, meeting_us
 from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import Block, Schedule, k_steps, programs, tile, within
@@ -83,7 +84,11 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     busy = max(each * max(moved / rate, issued, NEXT_NS), ceil(each / together) * alone)
     bandwidth = target.bandwidth_gbs * FULL * 1e3
     us = FEW_US + max(busy / 1e3, facts.everything / bandwidth)
-    if schedule.split_k > 1:
+    us += adding_us(compute, target)
+    if schedule.split_k > 1 and schedule.reduce == "atomic":
+        c = compute.c.tensor
+        us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
+    elif schedule.split_k > 1:
         parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
         us += FEW_US + 2 * parts * facts.sizes[compute.c] / bandwidth
     return us

@@ -14,9 +14,11 @@ computation; its microseconds are within some 20%.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from transconv.compute import Compute, touched
 from transconv.cost import issue, maps
+from transconv.cost.additions import meeting_us
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
@@ -45,6 +47,9 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
         main = _issued(schedule, compute, target, constants)
     else:
         main = microseconds(count(schedule, compute, target), schedule, target, constants)
+    if schedule.split_k > 1 and schedule.reduce == "atomic":
+        c = compute.c.tensor
+        main += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
     if not schedule.pack:
         return main
     grouped = Scheduled(compute, schedule, target).grouped

@@ -116,8 +116,10 @@ def is_small(schedule: Schedule, compute: Compute) -> bool:
 
 
 def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int) -> int:
-    """Elements of all partial sums."""
-    if schedule.reduce == "stream":  # a program's first and last tile may be shared
+    """Elements of the partial sums."""
+    if schedule.reduce == "atomic":  # they meet in the result
+        return 0
+    if schedule.reduce == "stream":  # a program begins and ends within tiles
         return tile_of_c * min(2 * schedule.programs, programs(schedule, compute) + schedule.programs)
     return results * schedule.split_k if schedule.split_k > 1 else 0
 

@@ -101,6 +101,11 @@ class Bound:
     saved: tuple[str, ...]
     wanted: tuple[bool, ...]
 
+    @property
+    def adds(self) -> bool:
+        """Whether a gradient adds in place, in no order."""
+        return any(program(s.text).compute.added for s in self.backward)
+
     def spread(self, given: Iterable[Tensor | None]) -> list[Tensor | None]:
         """The function's tensors, None where there is none, of the operands."""
         found: list[Tensor | None] = [None] * self.arity

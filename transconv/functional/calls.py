@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from transconv.errors import Unsupported
 from transconv.functional import operators, proof, warm
 from transconv.functional.bound import Bound, Function, Numbers, Values, as_tuple, bind
-from transconv.functional.launches import aligned, refused
+from transconv.functional.launches import ADDS, aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.torch_ops import routes, stats
 from transconv.torch_ops.decide import PASSING
@@ -152,6 +152,8 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
         try:
             bound = bind(f, tensors, numbers, wanted)
             route = made_of(bound, given[0].device, aligned(given))
+            if route.hands_gradients:
+                stats.announce(ADDS, what=f"{f.name}_gradient")
             proof.agree(route, tensors)
             return route
         except Unsupported as error:
@@ -197,6 +199,9 @@ class _Apply(torch.autograd.Function):
         values = dict(zip(bound.saved, ctx.saved_tensors, strict=True))
         if torch.is_grad_enabled():
             return None, *_again(bound, values, grad)
+        if how.hands_gradients if isinstance(how, Route) else bound.adds and _deterministic():
+            stats.handed_over(ADDS, f"{bound.function.name}_gradient")
+            return None, *_again(bound, values, grad, differentiable=False)
         if isinstance(how, Route) and not _watched(grad):
             return None, *how.backward(values, grad)
         memory = bound.forward.stored[bound.results[0]]
@@ -221,8 +226,9 @@ def _watched(grad: Tensor) -> bool:
                 or torch._C._are_functorch_transforms_active() or not is_plain(grad))
 
 
-def _again(bound: Bound, values: Values, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients that can be differentiated themselves, in torch's operations."""
+def _again(bound: Bound, values: Values, grad: Tensor,
+           differentiable: bool = True) -> tuple[Tensor | None, ...]:
+    """Gradients in torch's operations, which can be differentiated themselves where asked for."""
     f = bound.function
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
@@ -231,7 +237,7 @@ def _again(bound: Bound, values: Values, grad: Tensor) -> tuple[Tensor | None, .
                  for shape, name in zip(bound.shapes, bound.operands, strict=True)]
         made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
         of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
-        found = iter(torch.autograd.grad(made, of, grad, create_graph=True, allow_unused=True))
+        found = iter(torch.autograd.grad(made, of, grad, create_graph=differentiable, allow_unused=True))
     return tuple(next(found) if on else None for on in bound.wanted)
 
 
@@ -243,7 +249,8 @@ def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     for t in tensors:
         if t is not None and not isinstance(t, Tensor):
             return f.by_torch(tensors, numbers)
-    results = operators.function(operators.spelled(f, numbers), list(tensors))
+    given = [t for t in tensors if t is not None]
+    results = operators.function(operators.spelled(f, tensors, numbers), given)
     return results[0] if f.finish is None else f.finish(tensors, numbers, results)
 
 
@@ -253,9 +260,9 @@ def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Te
     return tuple(values[name] for name in bound.results), values
 
 
-def _function(call: str, tensors: list[Tensor | None]) -> list[Tensor]:
+def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     """The operator ``function``, with derivatives where autograd is on."""
-    f, numbers = operators.read(call)
+    f, tensors, numbers = operators.read(call, given)
     if _autocast() and forward_ad._current_level < 0:
         tensors = list(_cast(f, tuple(tensors)))
     given = [t for t in tensors if t is not None]

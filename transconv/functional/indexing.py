@@ -2,7 +2,7 @@
 
 An index that leaves its tensor is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else 0 is
 read there, and nothing of other memory. Gradients add in place, in no order: where the same bits are asked
-for (torch.use_deterministic_algorithms) they are torch's.
+for (torch.use_deterministic_algorithms) they are computed by torch's functions, which sort the indices.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from transconv.torch_ops.operators import library, register_fake
 Tensor = torch.Tensor
 
 library.define("compute(str text, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
-library.define("function(str call, Tensor?[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+library.define("function(str call, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 compute: Callable[[str, Sequence[Tensor]], list[Tensor]] = torch.ops.transconv.compute.default
-function: Callable[[str, Sequence[Tensor | None]], list[Tensor]] = torch.ops.transconv.function.default
+function: Callable[[str, Sequence[Tensor]], list[Tensor]] = torch.ops.transconv.function.default
 
 
 # -- one text --------------------------------------------------------------------------------------
@@ -163,9 +163,11 @@ def declare(f: Function) -> Function:
     return FUNCTIONS.setdefault(f.name, f)
 
 
-def spelled(f: Function, numbers: Sequence[Any]) -> str:
-    """A call without its tensors, as ``read`` has it: ``softmax (1, 'torch.float32',)``."""
-    return f"{f.name} ({''.join(f'{_spelled(n)}, ' for n in numbers)})"
+def spelled(f: Function, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
+    """A call without its tensors, as ``read`` has it: ``layer_norm 101 ((6,), 1e-05,)``. The digits say
+    which tensors are there: torch's tracer takes no list with None."""
+    there = "".join(str(int(t is not None)) for t in tensors)
+    return f"{f.name} {there} ({''.join(f'{_spelled(n)}, ' for n in numbers)})"
 
 
 def _spelled(n: Any) -> str:
@@ -181,13 +183,18 @@ def _spelled(n: Any) -> str:
     return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
 
 
-def read(call: str) -> tuple[Function, tuple[Any, ...]]:
-    """What ``spelled`` wrote. RuntimeError for any other text."""
-    name, _, numbers = call.partition(" ")
+def read(call: str, given: Sequence[Tensor]) -> tuple[Function, list[Tensor | None], tuple[Any, ...]]:
+    """What ``spelled`` wrote: the function, its tensors and numbers. RuntimeError for any other text."""
     try:
-        return FUNCTIONS[name], tuple(_typed(n) for n in ast.literal_eval(numbers))
-    except (KeyError, SyntaxError, ValueError):
-        raise RuntimeError(f"expected a call such as \"softmax (1, None,)\", got {call!r}") from None
+        name, there, numbers = call.split(" ", 2)
+        left = iter(given)
+        tensors = [next(left) if digit == "1" else None for digit in there]
+        if [*left] or {*there} - {*"01"}:
+            raise ValueError
+        return FUNCTIONS[name], tensors, tuple(_typed(n) for n in ast.literal_eval(numbers))
+    except (KeyError, StopIteration, SyntaxError, ValueError):
+        raise RuntimeError("expected a call such as \"softmax 1 (1, None,)\" and as many tensors, got "
+                           f"{call!r} and {len(given)}") from None
 
 
 def _typed(n: Any) -> Any:

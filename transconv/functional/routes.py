@@ -8,7 +8,7 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.functional.bound import Bound, Step, Values
-from transconv.functional.launches import Launch, Memory, aligned, launch
+from transconv.functional.launches import Launch, Memory, aligned, deterministic, launch
 from transconv.runtime import COMPILING, allocator
 from transconv.torch_ops import stats
 from transconv.torch_ops.route import current_device
@@ -49,8 +49,8 @@ class Started:
 class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
-    __slots__ = ("bound", "calls", "calls_back", "gradients", "kept", "name", "order", "reason", "saved",
-                 "step")
+    __slots__ = ("adds", "bound", "calls", "calls_back", "gradients", "kept", "name", "order", "reason",
+                 "saved", "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
@@ -60,6 +60,12 @@ class Route:
         self.saved: list[int] = []  # of the operands and what is stored: what gradients need
         self.gradients: list[Started] = []
         self.calls = self.calls_back = 0
+        self.adds = bound is not None and bound.adds
+
+    @property
+    def hands_gradients(self) -> bool:
+        """Whether gradients are torch's: they add in no order, and the same bits are asked for."""
+        return self.adds and (deterministic() or not self.gradients)
 
     def routes(self) -> list[Route]:
         """Itself: what the table of routes counts."""
@@ -152,8 +158,9 @@ class Route:
 def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     """Raises Unsupported where a text has no kernel."""
     route = Route(bound, "", bound.function.name)
+    backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
-    for step in (bound.forward, *bound.backward):  # all are asked for before the first is waited for
+    for step in (bound.forward, *backward):  # all are asked for before the first is waited for
         try:
             launch(step.text, device, is_aligned, settings.mode)
         except Unsupported as error:
@@ -168,5 +175,5 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     route.kept = [stored.index(name) for name in bound.results]
     known = [*bound.operands, *stored]
     route.saved = [known.index(name) for name in bound.saved]
-    route.gradients = [Started(step, device, is_aligned) for step in bound.backward]
+    route.gradients = [Started(step, device, is_aligned) for step in backward]
     return route

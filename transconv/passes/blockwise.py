@@ -21,6 +21,7 @@ zero before; the order of additions, hence the last bits, may differ from run to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from transconv.compute import Axis, Compute, total
@@ -196,7 +197,8 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     if schedule.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
     parts = workspace(compute, schedule.split_k)
-    made: Kernel = _Partials(parts, compute.c, stream.accumulator(kernel)).mutate(shared)
+    acc = stream.accumulator(kernel)
+    made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
     used = {x.tensor for x in find(made, Read)}
     params = tuple(t for t in kernel.params if t in used)
     return replace(kernel, params=(*params, parts), body=made.body)
@@ -236,18 +238,20 @@ class _Atomic(Mutator):
 
 
 class _Partials(Mutator):
-    """Store the sum to the workspace, without the epilogue, whose tensors the second kernel reads."""
+    """Store the bare sum to the workspace, where the result is, in the place of the last of several
+    stores: one that needs no sum may come before it. What the epilogue reads is read by the second
+    kernel."""
 
-    def __init__(self, parts: Tensor, c: View, acc: Var) -> None:
+    def __init__(self, parts: Tensor, c: View, acc: Var, stores: Sequence[Store]) -> None:
         self.parts, self.c, self.acc = parts, c, acc
-        self.stored = False
+        self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
+        self.last = stores[-1]
 
     def mutate_Let(self, at: Let) -> Stmt | None:
         return None if at.origin == "epilogue" else at
 
     def mutate_Store(self, at: Store) -> Stmt | None:
-        if self.stored:  # several results may follow from the sum, which is stored once
+        if at is not self.last:  # one sum, however many results are made of it
             return None
-        self.stored = True
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        return Store(self.parts, view.offset(), self.acc, at.mask)
+        return Store(self.parts, view.offset(), self.acc, self.mask)

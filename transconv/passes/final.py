@@ -13,8 +13,9 @@ equality replaces them, also if the pass ``simplify`` is switched off:
 
     (0 <= x) & (x < 1)   ->   x == 0
 
-16-bit arithmetic. For a target without it (Triton's interpreter computes with the bits of bf16 as
-integers) operands are cast to f32 right after their load; products of 16-bit floats are exact in f32.
+16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
+cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32. f64 becomes bf16 by way
+of f32 there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from transconv.ir import (
     Store,
     Update,
     Var,
+    bf16,
     f32,
+    f64,
 )
 from transconv.passes.simplification import Scope
 from transconv.simplify import Range, one_value, range_of
@@ -98,13 +101,19 @@ class _Final(Scope):
 
 
 class _Spelled(ExprMutator):
-    def __init__(self, scope: Scope, cast: dict[Node, Expr]) -> None:
+    def __init__(self, scope: _Final, cast: dict[Node, Expr]) -> None:
         super().__init__()
         self.scope = scope
         self.done.update(cast)
 
     def interval(self, e: Expr) -> Range:
         return range_of(self.scope.whole(e), self.scope.facts)
+
+    def mutate_Cast(self, at: Cast) -> Expr:
+        made = self.generic(at)
+        if self.scope.upcast16 and at.type is bf16 and made.x.dtype is f64:
+            return Cast(Cast(made.x, f32), bf16)
+        return made  # type: ignore[no-any-return]
 
     def mutate_And(self, at: And) -> Expr:
         return one_value(self.generic(at))

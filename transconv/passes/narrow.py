@@ -83,6 +83,9 @@ class _Narrow(Scope):
         changes: dict[Node, Expr] = {c: self.index(c) for c in e.children() if isinstance(c, Expr)}
         return substitute(e, changes)
 
+    def bound(self, e: Expr) -> Expr:
+        return self.index(e)
+
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, BoxLoad):
             return let  # a coordinate counts along one dimension, so it fits

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Sizes, Tensor, Var
+from transconv.ir import Expr, Sizes, Tensor, free_vars, value_at
 
 
 def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, Any],
@@ -21,11 +21,24 @@ def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, 
         if not tensor.extents or len(shape) != len(tensor.extents):
             continue
         for extent, size in zip(tensor.extents, shape, strict=True):
-            if isinstance(extent, Var):
-                found.setdefault(extent.name, int(size))
+            if (told := _told(extent, int(size))) is not None:
+                found.setdefault(*told)
     if missing := [n for n in named.names if n not in found]:
         raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size does; "
                           f"the plan is for {about}")
     if reason := named.why_not(found):
         raise TensorError(f"{reason}; the plan requires {named}, and is for {about}")
     return found
+
+
+def _told(extent: Expr, size: int) -> tuple[str, int] | None:
+    """The size that a dimension tells, such as M where it is M, M*2 or M + 3 long; None for none."""
+    names = free_vars(extent)
+    if len(names) != 1:
+        return None
+    (var,) = names
+    start, step = (value_at(extent, {var.name: n}) for n in (0, 1))
+    if step == start:
+        return None
+    found = (size - start) // (step - start)
+    return (var.name, found) if value_at(extent, {var.name: found}) == size else None

@@ -63,7 +63,7 @@ WORDS: tuple[Word, ...] = (
          ("partials", "atomic", "stream"), why_not=rules.why_not_reduce),
     Word("red", "", "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
          "several programs (`split`); default: the tile decides.",
-         ("", "lane", "warp", "block", "split"), why_not=reducing.why_not_red, draw=()),
+         ("", "lane", "warp", "block", "split"), why_not=reducing.why_not_red),
     Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
          "each (`again`); default: the tile decides.", ("", "held", "again"),
          why_not=reducing.why_not_row, draw=()),

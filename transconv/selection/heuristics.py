@@ -170,7 +170,11 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 def _worth_the_matrix_unit(compute: Compute) -> bool:
-    """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile."""
+    """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile. What is computed
+    before it is multiplied needs tiles that divide the sum."""
+    if compute.prologue and all(prod(map(compute.size, axes)) % 16 for axes in fusable(
+            compute.axes_of("K"), compute)):
+        return False
     rows, columns, summed = (prod(x.size for x in compute.axes_of(kind)) for kind in "MNK")
     return not compute.axes_of("B") or min(rows, columns, summed) > 2
 

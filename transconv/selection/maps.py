@@ -40,7 +40,7 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
         return
     if prod(x.size for x in reduced) <= WINDOW:
         for schedule in _mapped(free, [*large, compute.c], compute):
-            yield replace(schedule, unroll=1)
+            yield replace(schedule, unroll=int(compute.named is None))
     rows = _along(free, large[0], compute)
     row = _along(reduced, large[0], compute)
     for schedule in _tiled(rows, row, compute):

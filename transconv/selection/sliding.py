@@ -30,7 +30,9 @@ WASTE = 1.2  # the most computed positions, relative to the size of an axis
 def sliding(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals, legal or not. Operands that are not contiguous along g are copied first; such a result is
     stored to its own layout, or copied afterwards."""
-    if target.backend == "interpreter" or compute.b is None or not compute.axes_of("B"):
+    if compute.b is None or compute.prologue or not compute.axes_of("B"):
+        return
+    if target.backend == "interpreter":
         return
     apart = [x for x, v in (("a", compute.a), ("b", compute.b)) if not _in_rows(v, compute)]
     summed = compute.sums_positions

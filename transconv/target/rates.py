@@ -56,6 +56,10 @@ class Issue:
     barriers_ns: float = 600.0  # to add up the lanes of a sum through shared memory
     threads: int = 2048  # resident on a multiprocessor
     most_registers: int = 240  # of a thread; more are spilled
+    # Atomic additions are not measured here. NVIDIA says of Kepler (GK110 white paper, 2012) that one is
+    # done in a clock at one address, and that others are nearly as fast as loads (``cache_gbs``).
+    adds_clocks: float = 1.0  # between two additions to one place
+    clear_us: float = 2.2  # a launch before that sets the result to 0: as any that computes nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ points, which names the rule, where one is unsound.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from transconv.compute import Compute, describe
 from transconv.conv import ConvProblem, Epilogue, Prop, computes
 from transconv.errors import ProblemError
-from transconv.ir import InterpError, Kernel, readable
+from transconv.ir import InterpError
 from transconv.passes import EMIT, TOGETHER, forms, passes, running, together
 from transconv.schedule import Schedule
 from transconv.target import TARGETS, Target
@@ -37,28 +36,10 @@ from transconv.verify.bisect_replay import (
     compute,
     differing,
 )
+from transconv.verify.bisect_report import PARTS, Blame, Report, changes
 from transconv.verify.bisect_rules import Unsound, audited
 from transconv.verify.bisect_shrink import PRODUCTS, shrunk
 from transconv.verify.bisect_widths import overflow
-
-PARTS = ("ir", "emitter", "compiler")
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Who is to blame. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
-    if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
-    ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
-    ``verdict``: on the last stage that was asked, in words."""
-
-    stage: str
-    rule: str
-    diff: str
-    text: str
-    verdict: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.stage)
 
 
 def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | None = None,
@@ -80,33 +61,15 @@ def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | N
     return _Trial(asked, seed, limit, running(switches), isolated).judge(parts)
 
 
-class _Trial:
-    """One search. The report grows line by line."""
+class _Trial(Report):
+    """One search."""
 
     def __init__(self, asked: Question, seed: int, limit: int,
                  switches: Mapping[str, bool], isolated: bool) -> None:
+        super().__init__(f"{asked.problem}  {asked.prop}  on {asked.target.name}"
+                         + (f"  epilogue {asked.epilogue}" if asked.epilogue else ""))
         self.isolated = isolated
         self.asked, self.seed, self.limit, self.switches = asked, seed, limit, switches
-        self.lines = [f"{asked.problem}  {asked.prop}  on {asked.target.name}"
-                      + (f"  epilogue {asked.epilogue}" if asked.epilogue else "")]
-
-        self.verdict = ""
-
-    def say(self, stage: str, verdict: str) -> None:
-        self.verdict = verdict
-        self.lines.append(f"  {stage:<11} {verdict}")
-
-    def guilty(self, stage: str, reason: str, rule: str = "", diff: str = "") -> Blame:
-        self.say(stage, f"WRONG: {reason}")
-        return self.end(stage, rule, diff)
-
-    def end(self, stage: str, rule: str = "", diff: str = "") -> Blame:
-        verdict = self.verdict
-        if rule:
-            self.say("", f"by a rule of the simplifier, {rule}")
-        tail = ["", *diff.splitlines()] if diff else []
-        name = rule.partition(":")[0].partition(" (")[0]
-        return Blame(stage, name, diff, "\n".join([*self.lines, *tail]), verdict)
 
     def judge(self, parts: Collection[str]) -> Blame:
         self.small, remark = shrunk(self.asked, self.limit)
@@ -252,10 +215,3 @@ class _Trial:
             return self.guilty("compiler", f"{verdict.text}; {who}", diff=verdict.source)
         self.say("compiler", verdict.text)
         return None
-
-
-def changes(before: Kernel | None, after: Kernel, earlier: str, later: str) -> str:
-    """The statements that changed, as a unified diff."""
-    old = readable(before).splitlines() if before is not None else []
-    return "\n".join(difflib.unified_diff(old, readable(after).splitlines(), earlier, later,
-                                          lineterm="", n=1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from transconv import knobs
 from transconv.conv import Compiled, compiler
 from transconv.errors import TransconvError
 from transconv.ir import Array, offsets_of
+from transconv.schedule import Schedule
 from transconv.target import Target, detect
 from transconv.verify.bisect_replay import Question
 
@@ -75,21 +77,26 @@ def _source(question: Question) -> str:
 
 def _in_a_child(question: Question, seed: int) -> Verdict:
     """The same command with one part of the question, where Triton interprets."""
-    words = [sys.executable, "-m", "transconv", "bisect", str(question.problem), "--prop",
-             str(question.prop), "--target", question.target.name, "--parts", "emitter", "--json",
-             "--limit", str(1 << 62), "--here", "--seed", str(seed)]
-    if question.schedule is not None:
-        words += ["--schedule", str(question.schedule)]
+    words = [str(question.problem), "--prop", str(question.prop), "--limit", str(1 << 62),
+             "--seed", str(seed)]
     if question.epilogue:
         words += ["--epilogue", str(question.epilogue)]
+    return in_a_child(words, question.target, question.schedule, lambda: _source(question))
+
+
+def in_a_child(words: Sequence[str], target: Target, schedule: Schedule | None,
+               source: Callable[[], str]) -> Verdict:
+    """What ``bisect`` with some words says of the emitted text where Triton interprets it; ``source``:
+    what is to be read if it does not come back."""
+    command = [sys.executable, "-m", "transconv", "bisect", *words, "--target", target.name, "--parts",
+               "emitter", "--json", "--here", *(["--schedule", str(schedule)] if schedule else [])]
     root = str(Path(__file__).resolve().parents[2])
     environment = knobs.child_environment({knobs.interpret.name: "1"}, root)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CHILD_SECONDS,
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS,
                               check=False, env=environment)
         if done.returncode < 0:
-            return Verdict(True, f"Triton's interpreter died of signal {-done.returncode}",
-                           _source(question))
+            return Verdict(True, f"Triton's interpreter died of signal {-done.returncode}", source())
         told = json.loads(done.stdout)
         return Verdict(told["stage"] == "emit", str(told["verdict"]), str(told["diff"]))
     except subprocess.TimeoutExpired:
@@ -99,14 +106,20 @@ def _in_a_child(question: Question, seed: int) -> Verdict:
         return Verdict(False, f"not asked: Triton's interpreter did not start: {last}")
 
 
+def no_compiler(target: Target) -> str:
+    """Why the compiled kernel cannot be run here; empty if it can."""
+    machine = detect()
+    if knobs.interpret():
+        return "kernels are interpreted here"
+    if machine.backend == "interpreter":
+        return "there is no GPU"
+    return "" if machine.name == target.name else f"this machine is {machine.name}"
+
+
 def ask_compiler(question: Question, asked: Question) -> Verdict:
     """Run the compiled kernel on the GPU: in the small size, then in the size that was asked for."""
-    machine = detect()
-    if machine.backend == "interpreter" or knobs.interpret():
-        return Verdict(False, "not asked: there is no GPU" if not knobs.interpret() else
-                       "not asked: kernels are interpreted here")
-    if machine.name != question.target.name:
-        return Verdict(False, f"not asked: this machine is {machine.name}")
+    if why := no_compiler(question.target):
+        return Verdict(False, f"not asked: {why}")
     try:
         compiled = _compile(question, question.target)
         if wrong := _run(compiled, question, "cuda"):

@@ -1,7 +1,8 @@
 """The corpus: fuzzer trials that have failed, as lines in the files of the folder ``corpus``.
 
-A file holds benchdnn-like lines (see fuzz_trial.py), each after a comment that says what was wrong.
-Every run of the fuzzer begins with them, and so does the test suite.
+A file holds lines of convolutions (see fuzz_trial.py) and of computations (see fuzz_compute.py), each
+after a comment that says what was wrong. Every run of the fuzzer begins with them, and so does the test
+suite.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from transconv.disk_cache import read_named
 from transconv.errors import ProblemError, TransconvError
-from transconv.verify.fuzz_trial import Trial
+from transconv.verify import trials
 
 FOLDER = Path(__file__).parent / "corpus"
 
@@ -22,7 +23,7 @@ class Entry:
     """A trial and where it is written: ``pipeline.txt:12``."""
 
     place: str
-    trial: Trial
+    trial: trials.Either
 
 
 def read(path: Path) -> Iterator[Entry]:
@@ -31,7 +32,7 @@ def read(path: Path) -> Iterator[Entry]:
         line = text.partition("#")[0].strip()
         if line:
             try:
-                yield Entry(f"{path.name}:{number}", Trial.parse(line))
+                yield Entry(f"{path.name}:{number}", trials.read(line))
             except (TransconvError, ValueError) as error:
                 raise ProblemError(f"{path}:{number}: {error}") from error
 

@@ -1,135 +1,40 @@
 """Draws a small random computation as text.
 
-Products with any number of batch, row, column and summed axes, reductions over windows, chains of
-elementwise operations, rows that are swept several times, places of extremes, stores that add, gradients
-of views; everything that a text can say about where an element lies is drawn: flips, strides, pads of
-every kind, fused and divided coordinates, broadcasts, gathers, concatenations, permuted and partial
-stores, layouts with gaps. Sizes rarely divide anything.
+Products with any number of batch, row, column and summed axes and with prologues, reductions over
+windows, chains of elementwise operations, rows that are swept several times, rows so long that they are
+split into parts, places of extremes, stores that add, gradients of views; everything that a text can say
+about where an element lies is drawn: flips, strides, pads of every kind, fused and divided coordinates,
+broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps. Sizes rarely divide
+anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import prod
 from random import Random
 
-from transconv.compute import Op, parse, table, transposed, why_not_lowered
-from transconv.ir import REDUCERS, Const, Layout, Tensor, f32
+from transconv.compute import parse, transposed, why_not_lowered
+from transconv.ir import REDUCERS, Layout, Tensor
 from transconv.verify.draw import chance
+from transconv.verify.draw_page import EXACT, Page, some, value_of
 
-SIZES = (1, 2, 3, 3, 5, 5, 7, 8, 9, 13, 16, 17, 21, 32, 33)
-MOST_POINTS = 1 << 15  # of all axes together
-
-
-def _is_float(op: Op) -> bool:
-    """Whether an operation makes a number, not a condition."""
-    return op(*[Const(1.0, f32)] * op.arity).dtype.kind == "float"
-
-
-# The operations that may be drawn: of whole numbers only exact ones make whole numbers.
-EXACT = table(lambda op: op if op.exact and op.arity < 3 and _is_float(op) else None)
-DRAWN = table(lambda op: op if op.activation and op.drawn or op.name in EXACT else None)
-FLOATS = ("f16", "f16", "bf16", "bf16", "f32", "f32")
+LONG = (2048, 2100, 2560, 3000, 4096)  # elements of a row that has parts
 FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum": ("", "", "", "1")}
 
 
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
-                       _extremes, _adding, _gradient))
-    made = kind(_Page(rng))
+                       _extremes, _adding, _gradient, _long))
+    made = kind(Page(rng))
     while kind in (_adding, _gradient) and why_not_lowered(parse(made)):  # a place for all of an axis
-        made = kind(_Page(rng))
+        made = kind(Page(rng))
     return made
 
 
-@dataclass
-class _Page:
-    """A text as it is written: axes, tensors, and the lines of its steps."""
-
-    rng: Random
-    axes: dict[str, int] = field(default_factory=dict)
-    summed: list[str] = field(default_factory=list)
-    tensors: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
-    f64: bool = False
-
-    def __post_init__(self) -> None:
-        self.f64 = chance(self.rng, 12)
-
-    def add_axes(self, letter: str, number: int, summed: bool = False) -> list[str]:
-        """Axes of one kind, small enough that all points together stay few."""
-        names = [f"{letter}{i}" if number > 1 else letter for i in range(number)]
-        for name in names:
-            room = MOST_POINTS // max(1, prod(self.axes.values()))
-            self.axes[name] = self.rng.choice([n for n in SIZES if n <= max(1, room)])
-        self.summed += names if summed else []
-        return names
-
-    @property
-    def kept(self) -> list[str]:
-        return [a for a in self.axes if a not in self.summed]
-
-    def dtype(self) -> str:
-        return "f64" if self.f64 and chance(self.rng, 2) else self.rng.choice(FLOATS)
-
-    def tensor(self, name: str, shape: list[int], stored: bool = False, dtype: str = "") -> None:
-        sizes = ", ".join(map(str, shape))
-        self.tensors.append(f"tensor {name} {dtype or self.dtype()} [{sizes}] "
-                            f"{_strides(self.rng, shape, stored)}".rstrip())
-
-    def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
-        """Lines that read a tensor of these axes in any order, or either of two."""
-        if not chance(self.rng, 10):
-            return self.read_one(name, axes, fill, dtype)
-        dtype, axis = dtype or self.dtype(), self.rng.choice(axes)
-        parts = [self.read_one(f"{name}{i}", axes, fill, dtype) for i in (1, 2)]
-        cut = self.rng.randint(1, max(1, self.axes[axis] - 1))
-        self.steps.append(f"let {name} = where({axis} < {cut}, {', '.join(parts)})")
-        return name
-
-    def index(self, axis: str) -> str:
-        """A line that reads which position is meant at each point of an axis."""
-        name = f"at{len(self.steps)}"
-        self.tensor(name.upper(), [self.axes[axis]], dtype=self.rng.choice(("i32", "i64")))
-        self.steps.append(f"read {name} = {name.upper()}[{axis}]")
-        return name
-
-    def read_one(self, name: str, axes: list[str], fill: str, dtype: str) -> str:
-        coords, shape = _coordinates(self, axes, stored=False)
-        self.tensor(name.upper(), shape, dtype=dtype)
-        where = _condition(self, axes) if chance(self.rng, 12) else ""
-        self.steps.append(f"read {name} = {name.upper()}[{', '.join(coords)}]{where}"
-                          + (f" else {fill}" if fill else ""))
-        return name
-
-    def store(self, name: str, value: str, axes: list[str] | None = None, dtype: str = "") -> None:
-        """A line that stores a value at every point of some axes, or of those that are left."""
-        axes = self.kept if axes is None else axes
-        coords, shape = _coordinates(self, axes, stored=True)
-        self.tensor(name, shape, stored=True, dtype=dtype)
-        where = _condition(self, axes) if chance(self.rng, 12) else ""
-        self.steps.append(f"store {name}[{', '.join(coords)}]{where} = {value}")
-
-    def add(self, name: str, value: str) -> None:
-        """A line that adds a value to a place that several points share."""
-        made = [_elsewhere(self, a) if chance(self.rng, 2) else _one(self, a) for a in self.kept]
-        self.tensor(name, [n for _, n in made], stored=True)
-        where = _condition(self, self.kept) if chance(self.rng, 8) else ""
-        self.steps.append(f"store {name}[{', '.join(c for c, _ in made)}]{where} += {value}")
-
-    def made(self, name: str) -> str:
-        """The whole text."""
-        said = " ".join(f"{a}={n}" for a, n in self.axes.items())
-        math = self.rng.choice(("", "", " math=ieee", " math=tf32x3"))
-        lines = [f"compute {name}{math}", *(f"    {t}" for t in self.tensors), f"    axes {said}"]
-        return "\n".join([*lines, *(f"    {s}" for s in self.steps)])
+# -- the kinds -------------------------------------------------------------------------------------
 
 
-# -- the three kinds -------------------------------------------------------------------------------
-
-
-def _product(page: _Page) -> str:
+def _product(page: Page) -> str:
     rng = page.rng
     kinds = {letter: page.add_axes(letter, rng.choice(numbers), letter == "k") for letter, numbers in (
         ("b", (0, 0, 0, 1, 1, 2)), ("m", (1, 1, 1, 2, 0)), ("n", (1, 1, 1, 2)), ("k", (1, 1, 2, 2)))}
@@ -142,40 +47,49 @@ def _product(page: _Page) -> str:
         if len(kinds["k"]) > 1 and chance(rng, 16):  # an axis that one of the factors does not have
             axes.remove(kinds["k"][0 if name == "x" else 1])
         page.read(name, axes, "2" if chance(rng, 20) else "", "" if mixed else dtype)
-    page.steps.append(f"let s = sum(x*w; {' '.join(page.summed)})")
+    cast = "" if mixed or chance(rng, 3) else dtype
+    factors = [_prologue(rng, name, cast) if chance(rng, 6) else name for name in ("x", "w")]
+    page.steps.append(f"let s = sum({'*'.join(factors)}; {' '.join(page.summed)})")
     return _finished(page, "product")
 
 
-def _reduction(page: _Page) -> str:
+def _prologue(rng: Random, name: str, cast: str) -> str:
+    """A factor that is computed before it is multiplied, in the type of a cast."""
+    op = rng.choice([op for op in EXACT.values() if op.arity == 1])
+    value = rng.choice((f"{op.name}({name})", f"{op.name}({name})", f"({name}*2 - 1)"))
+    return f"{cast}({value})" if cast else value
+
+
+def _reduction(page: Page) -> str:
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2, 3)))
     page.add_axes("k", rng.choice((1, 2, 2, 3)), summed=True)
     op = rng.choice(tuple(REDUCERS))
     names = [page.read("x", list(page.axes), rng.choice(FILLS[op]))]
     if chance(rng, 4):
-        names.append(page.read("y", _some(rng, list(page.axes)), rng.choice(FILLS[op])))
-    term = "x" if len(names) == 1 and rng.randrange(3) else _value(page, names, exact=True)
+        names.append(page.read("y", some(rng, list(page.axes)), rng.choice(FILLS[op])))
+    term = "x" if len(names) == 1 and rng.randrange(3) else value_of(page, names, exact=True)
     if op == "prod":  # a product of anything else soon leaves the numbers that f32 has
         term = "*".join(names)
     page.steps.append(f"let s = {op}({term}; {' '.join(page.summed)})")
     return _finished(page, f"reduced_{op}")
 
 
-def _chain(page: _Page) -> str:
+def _chain(page: Page) -> str:
     rng = page.rng
     page.add_axes("m", rng.choice((1, 2, 2, 3, 4)))
     names = [page.read("x", list(page.axes), rng.choice(("", "3")))]
-    names += [page.read(n, _some(rng, list(page.axes))) for n in ("y", "z")[:rng.randrange(3)]]
+    names += [page.read(n, some(rng, list(page.axes))) for n in ("y", "z")[:rng.randrange(3)]]
     for at in range(rng.randrange(3)):
-        page.steps.append(f"let v{at} = {_value(page, names)}")
+        page.steps.append(f"let v{at} = {value_of(page, names)}")
         names.append(f"v{at}")
     for at in range(rng.choice((1, 1, 2, 3))):
-        value = names[-1] if chance(rng, 2) else _value(page, names)
+        value = names[-1] if chance(rng, 2) else value_of(page, names)
         page.store(f"C{at}", value)
     return page.made("chain")
 
 
-def _rows(page: _Page) -> str:
+def _rows(page: Page) -> str:
     """Elements of rows that are needed again behind reductions; some of these over other axes."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
@@ -183,12 +97,12 @@ def _rows(page: _Page) -> str:
     axes = list(page.axes)
     names = [page.read("x", axes)]
     if chance(rng, 3):
-        names.append(page.read("y", _some(rng, axes)))
+        names.append(page.read("y", some(rng, axes)))
     own = list(names)
     for at in range(rng.choice((1, 2, 2, 3))):
         op = rng.choice(("sum", "max", "min"))
         over = page.summed if rng.randrange(5) else rng.sample(axes, rng.randint(1, len(axes)))
-        first = rng.choice((*own, _value(page, own, True)))
+        first = rng.choice((*own, value_of(page, own, True)))
         term = f"{rng.choice(own)} - {rng.choice(names)}" if at else first
         term = f"({term})**2" if op == "sum" and chance(rng, 3) and at < 2 else term
         page.steps.append(f"let s{at} = {op}({term}; {' '.join(over)})")
@@ -202,7 +116,32 @@ def _rows(page: _Page) -> str:
     return page.made("rows")
 
 
-def _extremes(page: _Page) -> str:
+def _long(page: Page) -> str:
+    """Few rows, so long that they may be split into parts, and what parts are put together in their own
+    ways for: extremes, their places, sums of powers, moments."""
+    rng = page.rng
+    page.axes = {"m": rng.choice((1, 2, 3)), "k": rng.choice(LONG)}
+    page.summed = ["k"]
+    axes = list(page.axes) if chance(rng, 2) else ["k", "m"]  # neighbours of one row, or of several
+    page.tensor("X", [page.axes[a] for a in axes])
+    page.steps.append(f"read x = X[{', '.join(axes)}]")
+    kind = rng.choice(("softmax", "variance", "place", "both"))
+    if kind in ("softmax", "both"):
+        page.steps += ["let top = max(x; k)", "let e = exp(x - top)", "let s = sum(e; k)"]
+    if kind in ("variance", "both"):
+        page.steps += ["let t = sum(x; k)", f"let mean = t / {page.axes['k']}", "let d = x - mean",
+                       "let v = sum(d*d; k)"]
+    if kind == "place":
+        page.steps.append(f"let at = arg{rng.choice(('max', 'min'))}(x; k)")
+        page.store("I", "at", ["m"], rng.choice(("i32", "i64")))
+        return page.made("long")
+    value = {"softmax": "e / s", "variance": "d * rsqrt(v + 1)", "both": "d + s + v"}[kind]
+    page.tensor("C", [page.axes[a] for a in axes], stored=True)
+    page.steps.append(f"store C[{', '.join(axes)}] = {value}")
+    return page.made("long")
+
+
+def _extremes(page: Page) -> str:
     """Where the greatest or the least of what was read lies, and as a rule what it is."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
@@ -217,7 +156,7 @@ def _extremes(page: _Page) -> str:
     return page.made("extremes")
 
 
-def _adding(page: _Page) -> str:
+def _adding(page: Page) -> str:
     """Values, or sums, that are added where they share places."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 2, 2, 3)))
@@ -227,10 +166,10 @@ def _adding(page: _Page) -> str:
     return page.made("adding")
 
 
-def _gradient(page: _Page) -> str:
+def _gradient(page: Page) -> str:
     """What the gradient of an operand is that was seen through any view."""
     page.add_axes("m", page.rng.choice((1, 2, 2, 3)))
-    page.read_one("x", list(page.axes), "", page.dtype())
+    page.readone("x", list(page.axes), "", page.dtype())
     page.store("C", page.rng.choice(("x", "x", "x*2")))
     made = parse(page.made("moved"))
     x, y = made.reads[-1].view.tensor, made.c.tensor
@@ -239,117 +178,13 @@ def _gradient(page: _Page) -> str:
     return str(transposed(made, x.name, into, given, adds=chance(page.rng, 4)))
 
 
-def _finished(page: _Page, name: str) -> str:
+def _finished(page: Page, name: str) -> str:
     """What is done to a reduced value ``s``, and where it is stored."""
     rng, names = page.rng, ["s"]
     for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:
-        names.append(page.read(extra, _some(rng, page.kept) or page.kept))
-    value = "s" if len(names) == 1 and chance(rng, 2) else _value(page, names)
+        names.append(page.read(extra, some(rng, page.kept) or page.kept))
+    value = "s" if len(names) == 1 and chance(rng, 2) else value_of(page, names)
     page.store("C", value)
     if chance(rng, 5):
-        page.store("D", _value(page, names))
+        page.store("D", value_of(page, names))
     return page.made(name)
-
-
-# -- coordinates -----------------------------------------------------------------------------------
-
-
-def _some(rng: Random, axes: list[str]) -> list[str]:
-    return [a for a in axes if rng.randrange(3)] or axes[-1:]
-
-
-def _coordinates(page: _Page, axes: list[str], stored: bool) -> tuple[list[str], list[int]]:
-    """Coordinates that see the axes, in any order, and the sizes of their dimensions. What is stored
-    goes to a place of its own from every point."""
-    rng = page.rng
-    left = rng.sample(axes, len(axes)) if chance(rng, 2) else list(axes)
-    made: list[tuple[str, int]] = []
-    while left:
-        axis = left.pop(0)
-        partner = next((a for a in left if (a in page.summed) != (axis in page.summed)), "")
-        if partner and not stored and chance(rng, 3):
-            left.remove(partner)
-            made.append(_window(page, axis, partner))
-        elif left and chance(rng, 10):  # one dimension that two axes count together
-            inner = left.pop(0)
-            made.append((f"{axis}*{page.axes[inner]} + {inner}", page.axes[axis] * page.axes[inner]))
-        elif page.axes[axis] > 3 and chance(rng, 12):
-            cut = rng.choice((2, 3, 4))
-            made += [(f"{axis} // {cut}", -(-page.axes[axis] // cut)), (f"{axis} % {cut}", cut)]
-        elif not stored and chance(rng, 8):
-            made.append(_elsewhere(page, axis))
-        else:
-            made.append(_one(page, axis))
-    return [c for c, _ in made], [n for _, n in made]
-
-
-def _one(page: _Page, axis: str) -> tuple[str, int]:
-    """The coordinate of one axis, mostly the axis itself."""
-    rng, size = page.rng, page.axes[axis]
-    way = rng.choice(("plain",) * 8 + ("flip", "shift", "steps", "pad", "short"))
-    by = rng.randint(1, 3)
-    return {"plain": (axis, size), "flip": (f"{size - 1} - {axis}", size),
-            "shift": (f"{axis} + {by}", size + by + rng.randrange(2)),
-            "steps": (f"{axis}*{by + 1}", (size - 1) * (by + 1) + 1 + rng.randrange(2)),
-            "pad": (f"{axis} - {by}", max(1, size - by)),
-            "short": (axis, max(1, size - by))}[way]
-
-
-def _elsewhere(page: _Page, axis: str) -> tuple[str, int]:
-    """A coordinate that several points of an axis may share, and that leaves its tensor or does not."""
-    rng, size = page.rng, page.axes[axis]
-    by, n = rng.randint(0, 3), max(1, size - rng.randint(0, 4))
-    way = rng.choice(("repeat", "gather", "gather", "clamp", "reflect", "symmetric", "wrap"))
-    if way == "repeat":
-        return f"{axis} // {by + 1}", (size - 1) // (by + 1) + 1
-    if way == "gather":
-        read = page.index(axis)
-        return rng.choice((read, read, f"from_end({read}, {n})", f"wrap({read}, {n})")), n
-    return f"{way}({axis} - {by}, {n})", n
-
-
-def _window(page: _Page, axis: str, tap: str) -> tuple[str, int]:
-    """A position of a window: stride, dilation, padding on both sides, flipped or not."""
-    rng = page.rng
-    stride, dilation, pad = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2)), rng.choice((0, 1, 1, 2))
-    axis, tap = (tap, axis) if axis in page.summed else (axis, tap)
-    reach = (page.axes[axis] - 1) * stride + (page.axes[tap] - 1) * dilation + 1
-    size = max(1, reach - 2 * pad + rng.choice((0, 0, 0, 1, -1)))
-    seen = f"{page.axes[tap] - 1} - {tap}" if chance(rng, 5) else tap
-    return f"{axis}*{stride} + ({seen})*{dilation} - {pad}", size
-
-
-def _condition(page: _Page, axes: list[str]) -> str:
-    rng = page.rng
-    a, b = rng.choice(axes), rng.choice(axes)
-    return f" where {rng.choice((f'{a} < {max(1, page.axes[a] - 1)}', f'{a} <= {b}', f'{a} % 2 == 0'))}"
-
-
-def _strides(rng: Random, shape: list[int], stored: bool) -> str:
-    """Where the elements lie: dense as a rule, or in another order, with gaps, or repeated."""
-    if rng.randrange(3):
-        return ""
-    order, step, strides = rng.sample(range(len(shape)), len(shape)), 1, [0] * len(shape)
-    for dim in order:
-        strides[dim] = step
-        step *= shape[dim]
-        if chance(rng, 4):
-            step += rng.choice((1, 3, 8)) if chance(rng, 2) else -step % 8
-    if not stored and chance(rng, 8):
-        strides[rng.randrange(len(shape))] = 0
-    return f"strides({','.join(map(str, strides))})"
-
-
-# -- values ----------------------------------------------------------------------------------------
-
-
-def _value(page: _Page, names: list[str], exact: bool = False) -> str:
-    """An expression of some names; operations are those of the table."""
-    rng = page.rng
-    a, b = rng.choice(names), rng.choice(names)
-    axis = rng.choice(list(page.axes) if exact else page.kept)
-    op = rng.choice(list((EXACT if exact else DRAWN).values()))
-    inner = f"{op.name}({', '.join((a, b)[:op.arity])})"
-    return rng.choice((f"{a} + {b}", f"{a}*2 - {b}", f"where({a} > {b}, {a}, {b} - 1)", inner, inner,
-                       f"{inner} + {b}", f"where({axis} < {page.axes[axis] // 2}, {a}, {b} + 1)",
-                       f"{a} + {axis}", f"({a} - 1)**2", "*".join(sorted({a, b, names[0]}))))

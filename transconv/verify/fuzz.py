@@ -22,10 +22,10 @@ from pathlib import Path
 
 from transconv import knobs
 from transconv.disk_cache import replace_named
-from transconv.verify import corpus
+from transconv.verify import corpus, trials
 from transconv.verify.fuzz_run import GOOD, Row, work
 from transconv.verify.fuzz_tally import Tally
-from transconv.verify.fuzz_trial import Trial, draw_trial
+from transconv.verify.fuzz_trial import draw_trial
 from transconv.verify.pool import Group, Pool, Task
 from transconv.verify.report import packages
 from transconv.verify.shrink import shrink
@@ -40,7 +40,8 @@ EVERY_S = 15.0  # between two reports of how far it is
 class Plan:
     """What to do. ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
     starts after ``budget_s``. ``share``: of interpreted trials, those in Triton's interpreter.
-    ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler."""
+    ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler.
+    ``computes``: trials are of computations."""
 
     number: int
     seed: int = 0
@@ -54,6 +55,7 @@ class Plan:
     shrunk: int = 4
     known: bool = True
     lines: tuple[str, ...] = ()
+    computes: bool = False
 
     def way(self, number: int) -> str:
         """How a trial is executed: of every 100 interpreted ones, so many by Triton."""
@@ -68,7 +70,8 @@ class Plan:
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
-            yield self._task({"seed": self.seed, "number": n, "way": self.way(n)})
+            yield self._task({"seed": self.seed, "number": n, "way": self.way(n),
+                              "computes": self.computes})
 
     def _task(self, payload: Row) -> Task:
         return Task("fuzz", {"target": self.target, **payload}, self.limit_s)
@@ -117,8 +120,8 @@ class Campaign:
 
     def lost(self, payload: Row, row: Row) -> Row:
         """What is known of a trial whose worker did not answer."""
-        trial = Trial.parse(payload["line"]) if payload.get("line") else draw_trial(
-            payload["seed"], payload["number"], payload["target"])
+        trial = trials.read(payload["line"]) if payload.get("line") else trials.drawn(
+            payload["seed"], payload["number"], payload["target"], payload["computes"])
         known = row["error"] in ("timeout", "crash")
         return {"line": str(trial), "facts": trial.facts, "way": payload["way"],
                 "status": row["error"] if known else "crash",
@@ -148,21 +151,22 @@ class Campaign:
         """Failures worth shrinking: one of each kind, as far as reasons tell."""
         kinds: dict[str, Row] = {}
         for row in self.tally.bad:
-            kinds.setdefault(kind_of(row), row)
+            if row["line"]:
+                kinds.setdefault(kind_of(row), row)
         return list(kinds.values())[:self.plan.shrunk]
 
     def shrink(self, row: Row, folder: str) -> None:
         """Find a simpler trial that fails in the same way; it is added to the row."""
         kind = kind_of(row)
 
-        def fails(trials: Sequence[Trial]) -> int | None:
+        def fails(tried: Sequence[trials.Either]) -> int | None:
             tasks = [Task("fuzz", {"line": str(t), "way": row["way"], "number": at},
-                          min(self.plan.limit_s, 30.0)) for at, t in enumerate(trials)]
-            places = {str(t): at for at, t in enumerate(trials)}
+                          min(self.plan.limit_s, 30.0)) for at, t in enumerate(tried)]
+            places = {str(t): at for at, t in enumerate(tried)}
             bad = [places[r["line"]] for r in self.rows(tasks, folder) if kind_of(r) == kind]
             return min(bad, default=None)
 
-        simple, asked = shrink(Trial.parse(row["line"]), fails)
+        simple, asked = shrink(trials.read(row["line"]), fails, trials.simpler)
         row["shrunk"] = str(simple)
         self.say(f"the simplest of {asked} trials that also {kind}:\n    "
                  f"{repeated({**row, 'line': str(simple)})}")

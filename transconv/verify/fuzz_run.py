@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 from transconv import knobs
 from transconv.conv import Epilogue, compiler
 from transconv.errors import ScheduleError, Unsupported
-from transconv.schedule import Scheduled, k_steps, programs
+from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.selection import heuristics
-from transconv.verify.fuzz_trial import Trial, draw_trial
+from transconv.verify import trials
+from transconv.verify.fuzz_compute import ComputeTrial, outcome
+from transconv.verify.fuzz_trial import Trial
 from transconv.verify.pool import is_fatal
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled
+    from transconv.runtime import Plan
     from transconv.verify.data import Guarded
 
     Tensors = dict[str, Guarded]
@@ -40,19 +43,28 @@ GOOD = ("passed", "refused", "resources")
 
 
 def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "numpy",
-         scratch: str = "", target: str = "sm_90") -> Row:
-    """One trial, by its number or its line, in a worker. ``status`` is ``passed``, ``failed`` (with
-    a reason), ``error`` (of our compiler or of Triton), ``refused`` or ``resources``. What ends the
-    use of the GPU is raised: the worker is then lost."""
+         scratch: str = "", target: str = "sm_90", computes: bool = False) -> Row:
+    """One trial, by its number or its line, in a worker; ``computes``: a drawn one of a computation.
+    ``status`` is ``passed``, ``failed`` (with a reason), ``error`` (of our compiler or of Triton),
+    ``refused`` or ``resources``. What ends the use of the GPU is raised: the worker is then lost."""
     start = time.perf_counter()
-    trial = Trial.parse(line) if line else draw_trial(seed, number, target)
-    if way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":
+    try:
+        trial = trials.read(line) if line else trials.drawn(seed, number, target, computes)
+    except Exception as error:  # to choose a schedule is a part of what is tested
+        return {"line": "", "facts": {}, "way": way, "status": "error", "seconds": 0.0,
+                "reason": f"{number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}
+    schedule = Schedule.parse(f"{trial.schedule}") if trial.schedule else None
+    if way == "triton" and schedule is not None and schedule.via != "tl":
         way = "numpy"  # Triton's interpreter cannot read explicit kernels
     row: Row = {"line": str(trial), "facts": trial.facts, "way": way}
     _prepare(scratch)
-    knobs.adopt({knobs.passes.name: ",".join(f"{'+' if on else '-'}{n}" for n, on in trial.passes)})
+    passes = () if isinstance(trial, ComputeTrial) else trial.passes
+    knobs.adopt({knobs.passes.name: ",".join(f"{'+' if on else '-'}{n}" for n, on in passes)})
     try:
-        row |= _outcome(trial, way, number % (1 << 31) if number >= 0 else 0, row)
+        if isinstance(trial, ComputeTrial):
+            row |= outcome(trial, way, row)
+        else:
+            row |= _outcome(trial, way, number % (1 << 31) if number >= 0 else 0, row)
     except (ScheduleError, Unsupported) as refusal:
         row |= {"status": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:
@@ -100,9 +112,9 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
     compiled = compiler.build(trial.problem, trial.prop, chip, trial.schedule,
                               Epilogue.parse(trial.epilogue), heuristics.default)
     row["kernels"], row["generate_s"] = len(compiled.steps), round(time.perf_counter() - started, 4)
-    if way == "triton" and _interpreted_steps(compiled) > MOST_STEPS:
+    if way == "triton" and interpreted_steps(compiled) > MOST_STEPS:
         way = row["way"] = "numpy"
-    slow = way == "triton" and _interpreted_steps(compiled) > MOST_STEPS_TWICE
+    slow = way == "triton" and interpreted_steps(compiled) > MOST_STEPS_TWICE
     found: Row = {}
     for data in ("exact",) if slow else ("exact", "float"):
         tensors = _filled(trial, seed, data)
@@ -119,7 +131,7 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
     return {**found, "nonzero": row["nonzero"]}
 
 
-def _interpreted_steps(compiled: Compiled) -> int:
+def interpreted_steps(compiled: Plan) -> int:
     """How often Triton's interpreter goes through the body of a loop, program by program."""
     return sum(max(s.launcher.grid, programs(s.schedule, seen))
                * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)

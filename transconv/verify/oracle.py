@@ -197,7 +197,7 @@ def after(want: torch.Tensor, at: slice, epilogue: str,
     return want
 
 
-def _cut(y: torch.Tensor) -> torch.Tensor:
+def cut_to_bf16(y: torch.Tensor) -> torch.Tensor:
     """To bf16 the way Triton's interpreter does it: the lower half of an f32 is dropped."""
     return (y.float().view(torch.int32) & -65536).view(torch.float32).double()
 
@@ -233,7 +233,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
         before += float(want.square().sum())
         want = after(want, at, epilogue, extra or {})
         if mode == "exact":
-            near, short = approximate * (1 + want.abs()), _cut(want) if cuts else want
+            near, short = approximate * (1 + want.abs()), cut_to_bf16(want) if cuts else want
             want = want.to(got.dtype).double()
         gap = (have - want).abs().nan_to_num(nan=float("inf"))
         if mode == "exact":
@@ -248,7 +248,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
             bad = ~(share <= 1)
             once = want.to(got.dtype).double()
             odd = (have != once) & (want != 0)
-            other += int((odd & (have != _cut(want)) if cuts else odd).sum())
+            other += int((odd & (have != cut_to_bf16(want)) if cuts else odd).sum())
         wrong += int(bad.sum())
         seen += want.numel()
         kept += int((want != 0).sum())

@@ -19,17 +19,18 @@ from transconv.verify import draw_schedule
 from transconv.verify.fuzz_trial import Trial
 
 T = TypeVar("T")
-Fails = Callable[[Sequence[Trial]], "int | None"]  # the first of some trials that fails as before
 BATCH = 16  # trials asked about at once
 SPATIAL = ("i", "o", "k", "stride", "dilation", "pad_lo")
 
 
-def shrink(trial: Trial, fails: Fails, most: int = 600) -> tuple[Trial, int]:
-    """The simplest trial found with at most ``most`` questions, and how many were asked."""
+def shrink(trial: T, fails: Callable[[Sequence[T]], int | None], simpler: Callable[[T], Iterator[T]],
+           most: int = 600) -> tuple[T, int]:
+    """The simplest trial found with at most ``most`` questions, and how many were asked. ``fails``: the
+    first of some trials that fails as before; ``simpler``: trials that differ in one respect."""
     asked, seen = 0, {str(trial)}
     while True:
         found = False
-        queue: list[Trial] = []
+        queue: list[T] = []
         ways = simpler(trial)
         while not found and asked < most:
             queue = []
@@ -77,12 +78,13 @@ def _ways(trial: Trial) -> Iterator[Trial]:
     for at in range(len(ops)):
         yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
     if trial.schedule is not None:
-        yield from (replace(trial, schedule=c) for c in _schedules(trial.schedule))
+        yield from (replace(trial, schedule=c) for c in schedules(trial.schedule))
     yield from (_on(trial, p) for p in _types_and_layouts(trial.problem))
     yield from (_on(trial, p) for p in _sizes(trial.problem))
 
 
-def _schedules(schedule: Schedule) -> Iterator[Schedule]:
+def schedules(schedule: Schedule) -> Iterator[Schedule]:
+    """Simpler ones, legal or not."""
     default = Schedule()
     if schedule.unit == "mma":  # takes whole blocks; element by element the problem can get smaller
         yield replace(schedule, unit="fma")
@@ -141,15 +143,15 @@ def _sizes(p: ConvProblem) -> Iterator[ConvProblem]:
     """Problems with one size smaller, layouts alike."""
     for x in range(p.ndims) if p.ndims > 1 else ():
         yield from _resized(p, dropped=x)
-    for mb in _less(p.mb):
+    for mb in less(p.mb):
         yield from _resized(p, mb=mb)
     if p.g > 1:
         yield from _resized(p, g=1, ic=p.icg, oc=p.ocg)
-    for g in _less(p.g):
+    for g in less(p.g):
         yield from _resized(p, g=g, ic=g * p.icg, oc=g * p.ocg)
-    for c in _less(p.icg):
+    for c in less(p.icg):
         yield from _resized(p, ic=p.g * c)
-    for c in _less(p.ocg):
+    for c in less(p.ocg):
         yield from _resized(p, oc=p.g * c)
     for x in range(p.ndims):
         yield from _along(p, x)
@@ -164,23 +166,24 @@ def _along(p: ConvProblem, x: int) -> Iterator[ConvProblem]:
             sizes[name] = (*old[:x], max(int(name != "pad_lo"), value), *old[x + 1:])
         yield from _resized(p, **sizes)
 
-    for o in _less(p.o[x]):
+    for o in less(p.o[x]):
         yield from made(o=o, i=p.i[x] - (p.o[x] - o) * p.stride[x])
-    for k in _less(p.k[x]):
+    for k in less(p.k[x]):
         yield from made(k=k, i=p.i[x] - (p.k[x] - k) * p.dilation[x])
         yield from made(k=k)
-    for i in _less(p.i[x]):
+    for i in less(p.i[x]):
         yield from made(i=i)
-    for stride in _less(p.stride[x]):
+    for stride in less(p.stride[x]):
         yield from made(stride=stride)
-    for dilation in _less(p.dilation[x]):
+    for dilation in less(p.dilation[x]):
         yield from made(dilation=dilation)
     if p.pad_lo[x]:
         yield from made(pad_lo=0)
         yield from made(pad_lo=p.pad_lo[x] - 1)
 
 
-def _less(size: int) -> list[int]:
+def less(size: int) -> list[int]:
+    """Sizes to try in the place of one."""
     return [n for n in dict.fromkeys((1, size // 2, size - 1)) if 0 < n < size]
 
 

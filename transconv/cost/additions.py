@@ -1,0 +1,36 @@
+"""Estimated time of additions to memory: stores that add, and split sums that meet in place.
+
+    additions = clearing the result + max(bytes added / second cache, additions to one place / clock)
+
+They are done in the second cache, where additions to one place follow one another. A chip's record has the
+rates; no figure of them is measured here yet.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, prod
+
+from transconv.compute import Compute
+from transconv.target import Target
+
+
+@lru_cache(maxsize=256)
+def adding_us(compute: Compute, target: Target) -> float:
+    """What stores that add take beside the kernel: 0 without any."""
+    if not compute.added:
+        return 0.0
+    tensor = compute.added[0].tensor
+    points = sum(prod(x.size for x in compute.axes if x.name not in compute.reduced)
+                 for _ in compute.added)
+    places = max(1, min(points, prod(tensor.shape)))
+    return meeting_us(prod(tensor.shape), max(4, tensor.dtype.bytes), points / places, target)
+
+
+def meeting_us(elements: int, size: int, each: float, target: Target) -> float:
+    """What it takes to clear a result of so many elements of ``size`` bytes, and to add to each of them
+    ``each`` times, in microseconds."""
+    chip = target.rates.issue
+    clearing = chip.clear_us + elements * size / (target.bandwidth_gbs * 1e3)
+    moved = elements * each * size / (chip.cache_gbs * target.sms)
+    return clearing + max(moved, ceil(each) * chip.adds_clocks / chip.clock) / 1e3
