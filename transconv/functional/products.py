@@ -32,9 +32,10 @@ def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
 
 def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch's product with the activation behind it; ``math`` is for kernels."""
-    def whole(*given: Any) -> Tensor:
+    def whole(*given: Any, **out: Any) -> Tensor:
         *tensors, activation, _ = given
-        return ACTIVATIONS[activation](product(*tensors))
+        made = ACTIVATIONS[activation](product(*tensors, **out))
+        return out["out"].copy_(made) if activation and out else made
     return whole
 
 
@@ -59,20 +60,22 @@ def _math(word: str) -> str:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
-           activation: str | None = None) -> Tensor:
+           activation: str | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), and an activation behind
     it, by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
-    where torch's precision of products says so. Raises what torch raises, with the operands named;
-    RuntimeError for an activation that is unknown."""
-    return call(LINEAR, (input, weight, bias), _numbers(input, activation))  # type: ignore[no-any-return]
+    where torch's precision of products says so; with ``out`` torch computes. Raises what torch raises,
+    with the operands named; RuntimeError for an activation that is unknown."""
+    return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)  # type: ignore[no-any-return]
 
 
-def matmul(input: Tensor, other: Tensor, activation: str | None = None) -> Tensor:
+def matmul(input: Tensor, other: Tensor, activation: str | None = None, *,
+           out: Tensor | None = None) -> Tensor:
     """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As
     linear."""
-    return call(MATMUL, (input, other), _numbers(input, activation))  # type: ignore[no-any-return]
+    return call(MATMUL, (input, other), _numbers(input, activation), out)  # type: ignore[no-any-return]
 
 
-def bmm(input: Tensor, mat2: Tensor, activation: str | None = None) -> Tensor:
+def bmm(input: Tensor, mat2: Tensor, activation: str | None = None, *,
+        out: Tensor | None = None) -> Tensor:
     """torch.bmm of (b, m, k) and (b, k, n). As linear."""
-    return call(BMM, (input, mat2), _numbers(input, activation))  # type: ignore[no-any-return]
+    return call(BMM, (input, mat2), _numbers(input, activation), out)  # type: ignore[no-any-return]

@@ -45,6 +45,7 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> 
 def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
+    _check_mask(mask)
     shapes.check_grad(grad, input, weight,
                       operators.resolve(input, weight, None, given))
     channels_last = shapes.channels_last_result(input, weight)
@@ -88,6 +89,11 @@ class Convolution(torch.autograd.Function):
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
 
+def _check_mask(mask: Sequence[bool]) -> None:
+    if len(mask) != 3:
+        raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
+
+
 class ConvolutionBackward(torch.autograd.Function):
     """``apply(grad_output, input, weight, *numbers, mask)``. The gradients are linear in grad_output
     and in one of input, weight each. For cotangents a, b, c of (dx, dw, db):
@@ -99,8 +105,7 @@ class ConvolutionBackward(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
         *given, mask = numbers
-        if len(mask) != 3:
-            raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
+        _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         text = operators.spelled(p)
@@ -168,6 +173,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbe
 def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
                                *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
+    _check_mask(mask)
     if torch._C._are_functorch_transforms_active():
         found = torch.ops.aten.convolution_backward.default(
             grad, input, weight, [grad.shape[1]] if mask[2] else None, *numbers)
