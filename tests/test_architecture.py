@@ -211,7 +211,6 @@ MEANT = (
     (r"\bwindow\[-2\]\.name not in written\b", "a schedule names the axes that it writes out"),
     (r"\bf\.name not in \(", "the words of a schedule"),
     (r"\b(parts|c)\.name not in (spaces|around)\b", "the workspaces and copies of one plan, each once"),
-    (r"\b(p|t)\.name in boxed\b", "a kernel's parameters are told apart by their names"),
     (r"\b(step\.name in names|p\.name (==|!=) \w+)", "passes are registered by their names"),
     (r"\b(place|path)\.name\b", "the name of a file"),
     (r"\bv\.name not in given\b", "arguments keep their names where others are renamed"),

@@ -49,7 +49,8 @@ class Subject:
                     or len(call.args) > more or kept or refused)
 
 
-UNSEEN = ("Expected grad_output of size", "non-positive dilation", "Input type")
+UNSEEN = ("Expected grad_output of size", "non-positive dilation", "Input type",
+          "output padding must be")
 KEEPING = {f"functional.{name}" for name in ("sum", "mean", "prod", "any", "all", "var", "std",
                                               "max", "min")}
 

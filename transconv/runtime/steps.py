@@ -11,10 +11,10 @@ from math import prod
 from transconv.backend_triton import (
     Launcher,
     SizedLauncher,
-    boxes,
     emit,
     grid_size,
     is_explicit,
+    parameters,
     write,
 )
 from transconv.compute import Compute, Workload
@@ -166,8 +166,7 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     path = write(source, name)
     leave(name, PROBLEM.name, f"{workload} {workload.direction} on {target}")
     leave(name, EMIT.name, source)
-    boxed = boxes(kernel)
-    descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
+    descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
     digest = digest_of(source, schedule, target)
     if kernel.sizes:
         launcher: Launcher = SizedLauncher(kernel, kernel.sizes, source, path, schedule.warps,
