@@ -128,7 +128,8 @@ def _fake(f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any
         args = [mode.from_tensor(t) if type(t) is Tensor and t.layout is torch.strided else t
                 for t in args]
         made = f(*args, **kwargs)
-    return [[t.dtype, t.shape, t.stride() if t.numel() else (), t.requires_grad]
+        usual = all(t.is_contiguous() for t in _tensors(args, kwargs) if t.layout is torch.strided)
+    return [[t.dtype, t.shape, t.stride() if t.numel() and usual else (), t.requires_grad]
             for t in (made if isinstance(made, tuple) else (made,))]
 
 

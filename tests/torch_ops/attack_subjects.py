@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -112,7 +113,7 @@ def _sides(w: Any, padding: Any, transposed: Any) -> list[int]:
     """What stands before and behind each dim, as F.pad takes it, where a padding names both sides: our
     operators know such a padding, and torch's do not."""
     n = w.dim() - 2 if isinstance(w, torch.Tensor) else 0
-    both = isinstance(padding, (list, tuple)) and len(padding) == 2 * n > 0 and not transposed
+    both = isinstance(padding, (list, tuple, np.ndarray)) and len(padding) == 2 * n > 0 and not transposed
     return [p for i in range(n - 1, -1, -1) for p in (padding[i], padding[n + i])] if both else []
 
 
@@ -134,8 +135,9 @@ def _their_backward(*args: Any, **kwargs: Any) -> Any:
     found = torch.ops.aten.convolution_backward(grad, x, w, [4], *rest, **kwargs)
     if sides and found[0] is not None:
         found = (F.pad(found[0], [-s for s in sides]).contiguous(), *found[1:])
-    return tuple(t if on else torch.cat([t.flatten()[:0] for t in (grad, x, w)])
-                 for t, on in zip(found, rest[-1], strict=True))
+    none = grad.flatten()[:0]
+    none = none + (x.flatten()[:0] + w.flatten()[:0]).to(none.dtype)
+    return tuple(t if on else none for t, on in zip(found, rest[-1], strict=True))
 
 
 # -- modules, models and scopes --------------------------------------------------------------------

@@ -150,9 +150,9 @@ _apply: Any = Convolution.apply
 _apply_backward: Any = ConvolutionBackward.apply
 
 
-def dual(input: Tensor) -> bool:
+def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
-    if forward_ad._current_level < 0:
+    if forward_ad._current_level < 0 or input is None:
         return False
     if input.device.type not in execute.replaced:  # else torch's operator comes back to us
         stats.handed_over("transform:forward_ad")
@@ -160,9 +160,8 @@ def dual(input: Tensor) -> bool:
 
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    if torch._C._are_functorch_transforms_active():  # they know the derivatives of torch's operators
-        return torch.convolution(input, weight, bias, *numbers)
-    if dual(input):
+    # Transforms know the derivatives of torch's operators.
+    if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, bias, numbers)
         return execute.aten_forward(input, weight, bias, p, dual=True)
     run = _apply if differentiated(input, weight, bias) else Convolution.forward
@@ -174,11 +173,7 @@ def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
                                *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
     _check_mask(mask)
-    if torch._C._are_functorch_transforms_active():
-        found = torch.ops.aten.convolution_backward.default(
-            grad, input, weight, [grad.shape[1]] if mask[2] else None, *numbers)
-        return tuple(grad.new_empty(0) if t is None else t for t in found)
-    if dual(input):
+    if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         made_by_torch = execute.aten_backward(grad, input, weight, p, mask, dual=True)
