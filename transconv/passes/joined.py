@@ -9,8 +9,8 @@
 The phases write other rows and columns of one result, so their order is free. In one launch the rings
 stay full from phase to phase, and the multiprocessors that are done with one phase begin the next.
 
-Teams that take turns go on taking turns: the one whose turn it is has the first tile of the next phase,
-and finds its slot of the ring behind all steps of the phases before.
+Consumers that take turns go on taking turns: the one whose turn it is has the first tile of the next
+phase, and finds its slot of the ring behind all steps of the phases before.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _steps(inside: Stmt) -> int:
 
 def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
     """A role's loops one after another; counters and last waits are there once. ``number``: of the
-    role, which is that of the team where two take turns."""
+    role, which is that of the consumer where two take turns."""
     parts = [statements(r.body) for r in same]
     before = [s for s in parts[0] if isinstance(s, Alloc)]
     after = [s for s in parts[0] if isinstance(s, FuncCall)]
@@ -105,7 +105,7 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """What a program has done in the phases before, as its teams count it; ``names`` are new ones."""
+    """What a program has done in the phases before, as its consumers count it; ``names`` are new ones."""
 
     tiles: Expr = ZERO
     steps: Expr = ZERO
@@ -116,9 +116,9 @@ class _Behind:
         number = (loop.stop + (programs - 1) - start) // programs
         return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
 
-    def continued(self, loop: For, start: Expr, programs: int, team: int) -> For:
-        """A team's tiles of the next phase, and the steps that were fetched before each."""
-        ahead = (self.tiles + team) % 2  # how many tiles the other team has first
+    def continued(self, loop: For, start: Expr, programs: int, consumer: int) -> For:
+        """A consumer's tiles of the next phase, and the steps that were fetched before each."""
+        ahead = (self.tiles + consumer) % 2  # how many tiles the other consumer has first
         return _Later(self.steps).mutate(  # type: ignore[no-any-return]
             replace(loop, start=start + ahead * programs))
 

@@ -15,8 +15,8 @@ explicit shared memory and barriers, and with producer and consumer warps (``via
 One warp runs ahead and fills the rings, also with boxes of the next tile while the result of this one
 is stored; the others only multiply. A product is waited for one step later, so two are under way.
 
-With ``teams=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong): while
-the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
+With ``consumers=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong):
+while the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
 
     role evens warps=4:                             role odds warps=4:
         for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
@@ -27,9 +27,9 @@ the one stores its tile, the other multiplies. The rings stay as they are, in th
             arrive(baton)                                   arrive(baton)
             put, fence, send C_tile0                        put, fence, send C_tile1
 
-A barrier knows only whether a phase is even or odd, so a team that waits for a slot must not be a round
-of the ring early: it begins when the other one has seen all of its steps land, and hands over the baton,
-a barrier whose parity is the team whose turn it is.
+A barrier knows only whether a phase is even or odd, so a consumer that waits for a slot must not be a
+round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
+baton, a barrier whose parity is the consumer whose turn it is.
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B (one that fits shared memory): these
 are fetched once, before the first tile, each into a buffer of its own, and are never freed.
@@ -94,8 +94,8 @@ from transconv.schedule import Schedule
 
 TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
-TEAM_REGISTERS = 240  # of each of two teams: what is then left, in steps of 8
-TEAMS = ("evens", "odds")
+CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
+CONSUMERS = ("evens", "odds")
 PROGRAM, PHASE, FETCHED = Var("program"), Var("phase"), Var("fetched")
 BATON = Barrier("baton", 1)  # its phase completes at the end of a tile's sum
 
@@ -111,16 +111,16 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     outer = (s for before, _ in around for s in before)
     ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), schedule.stages, tile.loop,
                  schedule.keep)
-    teams = [_Team(number, schedule.teams) for number in range(schedule.teams)]
-    own = [_clean(t.name, schedule.warps, TEAM_REGISTERS if t.number else 0,
-                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
+    consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
+    own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
+                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in consumers]
     if ring.turns:
         own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
-    reserved += [Shared(BATON)] if schedule.teams > 1 else []
+    reserved += [Shared(BATON)] if schedule.consumers > 1 else []
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1]
     body = _dealt(grid, around, _fetches(tile, ring, grid.var))
@@ -131,7 +131,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Team:
+class _Consumer:
     """Warps that multiply: one group of all there are, or one ``of`` several that take turns."""
 
     number: int = 0
@@ -139,7 +139,7 @@ class _Team:
 
     @property
     def name(self) -> str:
-        return "consumer" if self.of == 1 else TEAMS[self.number]
+        return "consumer" if self.of == 1 else CONSUMERS[self.number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
-def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
+def _products(tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> _Act:
     """Multiply a slot as soon as it has landed; free the one before, whose product has ended."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
@@ -248,22 +248,22 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
                *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read), *_advance(rings.slots))
     loop = seq(replace(tile.loop, body=step, stages=0))
     first = _counters(0)
-    if team.of > 1:
-        first, loop = (), _in_turn(loop, tile, rings, grid, team)
-    after = [_Results(team).mutate(s) for s in tile.after]
+    if consumer.of > 1:
+        first, loop = (), _in_turn(loop, tile, rings, grid, consumer)
+    after = [_Results(consumer).mutate(s) for s in tile.after]
     sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
                 *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
     return _Act(first, whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
-def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> Stmt:
-    """The sum of a team's tile: from the slot where the tiles before it end, and when the other team
+def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> Stmt:
+    """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
     has begun all its products. What is left of those runs on beside the first ones here."""
     fetched = grid.var // grid.programs * tile.loop.stop
     return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
                Alloc(PHASE, (), FETCHED // rings.slots % 2),
-               FuncCall(WAIT, (BATON, ZERO, Const(1 - team.number))), loop,
+               FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), loop,
                FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 
@@ -283,8 +283,8 @@ def _advance(slots: int) -> list[Stmt]:
 class _Results(Mutator):
     """A box goes out through shared memory, which the box before it must have left."""
 
-    def __init__(self, team: _Team) -> None:
-        self.name = "tile" if team.of == 1 else f"tile{team.number}"
+    def __init__(self, consumer: _Consumer) -> None:
+        self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
         buffer = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
@@ -293,14 +293,14 @@ class _Results(Mutator):
                    Send(at.tensor, at.corner, piece))
 
 
-def _dealt(grid: For, around: Around, act: _Act, team: _Team = _Team()) -> Stmt:
-    """The tiles of one program: one, every ``programs``-th, or a run of them. Teams take turns."""
+def _dealt(grid: For, around: Around, act: _Act, consumer: _Consumer = _Consumer()) -> Stmt:
+    """The tiles of one program: one, every ``programs``-th, or a run of them. Consumers take turns."""
     tile = act.tile
     for before, loop in reversed(around):
         tile = seq(*before, replace(loop, body=tile))
     if grid.programs:
-        start = PROGRAM + team.number * grid.programs if team.number else PROGRAM
-        tile = replace(grid, body=tile, kind="dealt", start=start, programs=team.of * grid.programs)
+        start = PROGRAM + consumer.number * grid.programs if consumer.number else PROGRAM
+        tile = replace(grid, body=tile, kind="dealt", start=start, programs=consumer.of * grid.programs)
     else:
         tile = substitute(tile, {grid.var: PROGRAM})
     return seq(*act.first, tile, *act.last)

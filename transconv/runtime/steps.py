@@ -124,7 +124,7 @@ def _agreed(mains: Planned, target: Target) -> Planned:
 
 def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> str:
     """``name_sizes_1f3a``: computation, workload, and a short digest of everything else."""
-    rest = f"{_subject(workload, compute)} {compute.behind} {schedule} {target.name} {compute.name}"
+    rest = f"{_subject(workload, compute)} {compute.behind} {schedule.key} {target.name} {compute.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
@@ -182,4 +182,5 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
 
 def digest_of(source: str, schedule: Schedule, target: Target) -> str:
     """Under which verdicts on a kernel are kept, and that it was compiled."""
+    source = source.replace(str(schedule), schedule.key)  # in the comment above the kernel
     return verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")

@@ -52,6 +52,8 @@ class Word:
     together  words that decide whether this one is legal; the fuzzer draws them along with it
     always    printed also where the value is the default
     propose   schedules to try beside a legal one; price: estimated microseconds, corrected
+    former    its name in texts from before it was renamed, which are read for one release; keys of what
+              lies on disk go on being made with it
     """
 
     name: str
@@ -65,6 +67,7 @@ class Word:
     always: bool = False
     propose: Propose | None = None
     price: Price | None = None
+    former: str = ""
 
     @cached_property
     def expected(self) -> str:

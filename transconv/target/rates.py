@@ -32,7 +32,7 @@ class Constants:
     late_access_ns: float = 0.07  # more for one of less than 4 bytes: it goes through registers
     scatter_ns: float = 1.6  # to store an element that has no neighbour beside it
     copy_us: float = 3.0  # a copy's launch, and that it begins when the kernel before has ended
-    baton_ns: float = 150.0  # from the end of one team's products to the start of the other's
+    baton_ns: float = 150.0  # from the end of one consumer's products to the start of the other's
     meeting_us: float = 20.0  # more for sums dealt out evenly, whose parts differ from tile to tile
     through_ns: float = 0.15  # more for one of f32 that goes through registers, transposed or rounded
     older: float = 1.6  # how much slower the older matrix unit is, which takes operands from registers
