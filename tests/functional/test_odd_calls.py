@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import transconv
 from transconv import functional as ours
+from transconv.errors import TensorError
 
 X = torch.arange(24.0).view(2, 3, 4)
 OUT: dict[str, tuple[Any, ...]] = {
@@ -18,6 +20,13 @@ OUT: dict[str, tuple[Any, ...]] = {
     "std": (1,), "any": (1,), "all": (1,), "argmax": (1,), "argmin": (1,), "matmul": (X[0].T,),
     "bmm": (X.mT,), "index_select": (0, torch.tensor([1])), "gather": (0, torch.tensor([[[1, 0]]])),
     "avg_pool2d": (2,), "avg_pool3d": ((1, 2, 2),)}
+
+
+doubled = transconv.computation("""compute doubled
+    axes   n=3 m=4
+    read   x = X[n, m]
+    let    y = x + x
+    store  Y[n, m] = y""")
 
 
 @pytest.mark.parametrize("name", OUT)
@@ -40,6 +49,8 @@ def test_several_results_and_several_operands_are_written_too() -> None:
     relu = torch.empty(0)
     assert ours.matmul(X, -X[0].T, "relu", out=relu) is relu
     assert torch.equal(relu, F.relu(X @ -X[0].T))
+    short = torch.empty(0)
+    assert ours.normalize(X, out=short) is short and torch.equal(short, F.normalize(X))
     assert F.linear(X, X[0]).equal(ours.linear(X, X[0], out=torch.empty(0)))
 
 
@@ -52,12 +63,20 @@ def test_several_results_and_several_operands_are_written_too() -> None:
     (lambda: ours.unfold(X[None], (1,)), RuntimeError),
     (lambda: ours.fold(X, (4, 5), b"same"), RuntimeError),
     (lambda: ours.interpolate(torch.nested.nested_tensor([X, X])), ValueError),
+    (lambda: doubled(X[0].to_sparse()), TensorError),
+    (lambda: doubled(torch.nested.nested_tensor([X[0]])), TensorError),
     (lambda: make_fx(lambda t: ours.pixel_unshuffle(t, 1.0))(X), TypeError),
     (lambda: make_fx(lambda t: ours.var(t, keepdim=torch.int32))(X), TypeError),
-    (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError)], ids=range(11))
+    (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError)], ids=range(13))
 def test_the_class_of_an_error_is_torchs(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         wrong()
+
+
+def test_results_that_a_mode_sees_are_a_tuple_too() -> None:
+    with FakeTensorMode() as mode:
+        made = ours.max_pool2d(mode.from_tensor(X), 2, return_indices=True)
+    assert type(made) is tuple and [t.dtype for t in made] == [torch.float32, torch.int64]
 
 
 def test_a_graph_holds_a_number_that_is_none() -> None:

@@ -136,7 +136,7 @@ def difference(got: Any, wanted: Any, strides: bool = True) -> str:
             return ""
         return f"{_told(got)}; torch: {_told(wanted)}"
     if isinstance(wanted, (tuple, list)):
-        if not isinstance(got, (tuple, list)) or len(got) != len(wanted):
+        if type(got) is not type(wanted) or len(got) != len(wanted):
             return f"{_told(got)}; torch: {_told(wanted)}"
         found = (difference(a, b, strides) for a, b in zip(got, wanted, strict=True))
         return next(filter(None, found), "")
@@ -169,6 +169,12 @@ def _look(t: Tensor, with_strides: bool) -> Any:
     return type(t), t.dtype, t.shape, t.device, strides, t.requires_grad, t.is_inference()
 
 
+def _is_dense(made: Any) -> bool:
+    if isinstance(made, tuple):
+        return all(map(_is_dense, made))
+    return not isinstance(made, Tensor) or made.layout is not torch.strided or made.is_contiguous()
+
+
 def _told(made: Any) -> str:
     if isinstance(made, Exception):
         return f"{type(made).__name__}: {str(made).splitlines()[0][:110] if str(made) else ''}"
@@ -183,7 +189,9 @@ def attacked(subject: Subject, seed: int, first: int, n: int) -> Iterator[tuple[
         call = drawn(subject, seed, number)
         wanted = outcome(subject.theirs, call)
         got = outcome(subject.ours, drawn(subject, seed, number))
-        told = difference(got, wanted, call.around not in ANY_STRIDES)
+        # On CPUs some of torch's kernels forget that an operand of a convolution was channels last.
+        forgets = "conv" in subject.name and _is_dense(wanted)
+        told = difference(got, wanted, call.around not in ANY_STRIDES and not forgets)
         if told and not subject.allowed(call, got, wanted):
             yield number, call, told
 

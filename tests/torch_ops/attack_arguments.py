@@ -90,7 +90,7 @@ LIKE: tuple[Callable[[Tensor, Drawn], Any], ...] = (
     lambda t, rng: t.clone().requires_grad_() if t.is_floating_point() else t,
     lambda t, rng: t.clone().requires_grad_() * 1 if t.is_floating_point() else t,
     lambda t, rng: _made_in_inference_mode(t), lambda t, rng: _odd_strides_of_one(t),
-    lambda t, rng: t.unsqueeze(-1).expand(*t.shape, 3)[..., 1], lambda t, rng: t.to("cpu").share_memory_(),
+    lambda t, rng: t.unsqueeze(-1).expand(*t.shape, 3)[..., 1],
 )
 UNLIKE: tuple[Callable[[Tensor, Drawn], Any], ...] = (
     lambda t, rng: t.unsqueeze(0), lambda t, rng: t[0] if t.dim() and t.shape[0] else t,

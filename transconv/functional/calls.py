@@ -262,7 +262,7 @@ def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     if tensors[0] is None or not all(map(_has_text, numbers)):
         return f.by_torch(tensors, numbers)
     results = operators.function(operators.spelled(f, numbers), list(tensors))
-    return results[0] if f.finish is None else f.finish(tensors, numbers, results)
+    return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
 
 
 def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
