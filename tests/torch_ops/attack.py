@@ -127,8 +127,9 @@ LOOSE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.c
          torch.float64: 1e-9}
 
 
-def difference(got: Any, wanted: Any, strides: bool = True) -> str:
-    """What is not the same, the strides of tensors included or not; empty if nothing is."""
+def difference(got: Any, wanted: Any, strides: bool = True, least: float = 0.0) -> str:
+    """What is not the same, the strides of tensors included or not; empty if nothing is. ``least``: how
+    much values may differ whatever their type."""
     if isinstance(wanted, Exception) or isinstance(got, Exception):
         if type(got) is type(wanted):
             return ""
@@ -138,7 +139,7 @@ def difference(got: Any, wanted: Any, strides: bool = True) -> str:
     if isinstance(wanted, (tuple, list)):
         if type(got) is not type(wanted) or len(got) != len(wanted):
             return f"{_told(got)}; torch: {_told(wanted)}"
-        found = (difference(a, b, strides) for a, b in zip(got, wanted, strict=True))
+        found = (difference(a, b, strides, least) for a, b in zip(got, wanted, strict=True))
         return next(filter(None, found), "")
     if not isinstance(wanted, Tensor):
         return "" if type(got) is type(wanted) and got == wanted else f"{got!r}; torch: {wanted!r}"
@@ -151,7 +152,7 @@ def difference(got: Any, wanted: Any, strides: bool = True) -> str:
     a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (got, wanted))
     if a.layout is not torch.strided:
         return ""
-    close = LOOSE.get(wanted.dtype, 0)
+    close = max(least, LOOSE.get(wanted.dtype, 0))
     finite = b[b.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 1.0
     if torch.allclose(a, b, rtol=close, atol=close * max(scale, 1e-3), equal_nan=True):
@@ -191,7 +192,8 @@ def attacked(subject: Subject, seed: int, first: int, n: int) -> Iterator[tuple[
         got = outcome(subject.ours, drawn(subject, seed, number))
         # On CPUs some of torch's kernels forget that an operand of a convolution was channels last.
         forgets = "conv" in subject.name and _is_dense(wanted)
-        told = difference(got, wanted, call.around not in ANY_STRIDES and not forgets)
+        least = LOOSE[torch.bfloat16] if call.around == "autocast" else 0.0
+        told = difference(got, wanted, call.around not in ANY_STRIDES and not forgets, least)
         if told and not subject.allowed(call, got, wanted):
             yield number, call, told
 

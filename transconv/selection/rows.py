@@ -16,7 +16,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from transconv.compute import Workload
@@ -34,8 +34,8 @@ class Row:
     microseconds. All are text, which is parsed when rows of its group are needed."""
 
     problem: str
-    prop: str
-    epilogue: str
+    direction: str
+    kind: str
     machine: str
     schedule: str
     us: float
@@ -51,11 +51,12 @@ class Row:
     @property
     def key(self) -> tuple[str, str, str, str]:
         """What a row is about; of two rows with one key the newer holds."""
-        return self.problem, self.prop, self.epilogue, self.machine
+        return self.problem, self.direction, self.kind, self.machine
 
 
 DIGITS = "%.6g"
-COLUMNS = tuple(f.name for f in fields(Row))
+HEADINGS = {"direction": "prop", "kind": "epilogue"}  # what files call a field, where they differ
+COLUMNS = {HEADINGS.get(f.name, f.name): f.name for f in fields(Row)}
 FORMER = {"config": "schedule"}  # columns under the names that older files have
 
 
@@ -92,11 +93,11 @@ def of_mapping(found: Any) -> Row | None:
     """A row from a mapping of its columns; None where one is missing or makes no sense."""
     try:
         found = {FORMER.get(name, name): value for name, value in found.items()}
-        if set(found) != set(COLUMNS):
+        if set(found) != {*COLUMNS}:
             return None
         if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):
             return None
-        texts = {c: str(found[c]) for c in COLUMNS}
+        texts = {field: str(found[c]) for c, field in COLUMNS.items()}
         numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),
                    "lowering": int(texts["lowering"])}
         row = Row(**{**texts, **numbers})  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def write_rows(rows: Iterable[Row]) -> str:
 
 def mapping(row: Row) -> dict[str, Any]:
     """The row as a JSON object."""
-    return asdict(row)
+    return dict(zip(COLUMNS, astuple(row), strict=True))
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
