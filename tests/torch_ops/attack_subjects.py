@@ -51,12 +51,16 @@ class Subject:
         blind = call.around == "fake" or self.name.endswith("_backward")
         refused = type(got) is RuntimeError and (isinstance(wanted, NotImplementedError)
                                                  or blind and str(got).startswith(UNSEEN))
-        return bool(mixed and (isinstance(got, RuntimeError) or isinstance(wanted, torch.Tensor))
+        # Kernels of ours compute what torch's for CPUs lack; statistics are not written to one place.
+        lacks = isinstance(got, (torch.Tensor, tuple)) and str(wanted).startswith(LACKING)
+        refused |= type(got) is RuntimeError and "more than one element of the written-to" in str(got)
+        return bool(lacks or mixed and (isinstance(got, RuntimeError) or isinstance(wanted, torch.Tensor))
                     or len(call.args) > more or kept or explicit or underived or fewer or refused)
 
 
 UNSEEN = ("Expected grad_output of size", "non-positive dilation", "Input type",
           "output padding must be")
+LACKING = ('"', "mixed dtype (CPU)")  # "avg_pool3d_out_frame" not implemented for 'Half'
 KEEPING = {f"functional.{name}" for name in ("sum", "mean", "prod", "any", "all", "var", "std")}
 EXTREMA = ("functional.max", "functional.min")
 

@@ -27,20 +27,17 @@ def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule |
 
 def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
          epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
-         mode: str = "now", keeps: bool = True) -> Compiled:
+         mode: str = "now") -> Compiled:
     """``build``, remembered: the same question gets the same plan, compiled once per process.
 
     ``aligned`` says that every tensor will begin at a multiple of 16 bytes, as boxes need.
     ``deterministic`` asks for the same bits every run; only ``reduce=atomic`` cannot give them:
     such a tuned schedule is passed over, a given one is a ScheduleError. ``mode``: what happens where
-    the kernels are not compiled yet (see ``runtime.ready``). ``keeps``: plans on disk are read and
-    written; a check wants what the passes make in this process.
+    the kernels are not compiled yet (see ``runtime.ready``).
     """
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
     asked = question(problem, prop, target, epilogue, aligned=aligned, deterministic=deterministic)
-    if not keeps:
-        return runtime.plan(asked.workload, asked.target, schedule, deterministic, Compiled, keeps=False)
     return runtime.ready(asked.workload, asked.target, schedule, deterministic, Compiled, aligned, mode)
 
 
