@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
+from transconv.errors import Unsupported
 from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
@@ -18,13 +19,21 @@ from transconv.torch_ops.fused_route import ACTIVATIONS, refuse
 Tensor = torch.Tensor
 
 
+def _of_one_type(given: Specs) -> None:
+    """What torch's kernels ask for, and its tensors without values do not look at."""
+    if len(found := {str(t.dtype) for t in given if t is not None}) > 1:
+        raise Unsupported("dtype:mixed", f"operands are {' and '.join(sorted(found))}")
+
+
 def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    _of_one_type(given)
     x, w, b = given
     assert x is not None and w is not None
     return library.linear(x, w, b, numbers[0], _math(numbers[1]), saves, made[0])
 
 
 def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    _of_one_type(given)
     x, w = given
     assert x is not None and w is not None
     return library.matmul(x, w, numbers[0], _math(numbers[1]), saves, made[0])
