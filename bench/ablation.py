@@ -35,7 +35,7 @@ COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "
            "torch", "triton", "commit")
 KEY = ("problem", "prop", "base", "what", "variant")
 SAME = "same text"
-STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "teams")  # they decide which tiles are legal
+STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "consumers")  # they decide which tiles are legal
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def _changes(base: Schedule, target: Target) -> Iterator[tuple[str, dict[str, An
     yield "warps", {"warps": 4 if base.warps == 8 else 8}
     if not base.programs:
         yield "programs=all", {"programs": target.sms}
-    if base.teams == 1 and base.via == "gluon":
-        yield "teams=2", {"teams": 2}
+    if base.consumers == 1 and base.via == "gluon":
+        yield "consumers=2", {"consumers": 2}
     if base.via == "gluon" and base.programs and not base.keep:
         yield "keep=b", {"keep": "b"}
     if base.split_k == 1:

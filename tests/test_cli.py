@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from transconv import runtime
 from transconv.__main__ import main
-from transconv.conv import compiler
 from transconv.passes import passes, stages
 from transconv.verify import oracle
 
@@ -214,14 +214,14 @@ def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
     problems = tmp_path / "list.txt"
     problems.write_text("--dir=FWD_D\nmb1ic4ih5oc4oh5kh3ph1\nmb1ic4ih6oc4oh6kh3ph1\n"
                         "--dir=BWD_W mb1ic4ih5oc4oh5kh3ph1\n")
-    honest = compiler.plan
+    honest = runtime.plan
 
-    def plan(problem: object, *others: object, **more: object) -> object:
-        if "ih6" in str(problem):
+    def plan(workload: object, *others: object, **more: object) -> object:
+        if "ih6" in str(workload):
             raise RuntimeError("the compiler tripped")
-        return honest(problem, *others, **more)  # type: ignore[arg-type]
+        return honest(workload, *others, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiler, "plan", plan)
+    monkeypatch.setattr(runtime, "plan", plan)
     monkeypatch.setattr(oracle, "convolve", _off_by_one(oracle.convolve))
     page = printed(capsys, "run", str(problems), code=1)
     assert "0 of 3 right" in page and "2 wrong, 1 with errors" in page

@@ -23,7 +23,7 @@ from transconv.schedule.schedule import Schedule
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 ROLE = "a=box b=box via=gluon"
-TEAMS = f"{ROLE} teams=2"
+CONSUMERS = f"{ROLE} consumers=2"
 KEPT = f"{ROLE} keep=b programs=2"
 STREAM = f"{ROLE} reduce=stream group_m=1"
 CASES = [
@@ -41,23 +41,23 @@ CASES = [
     ("mb2ic16ih16oc64oh16kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=5"),
     ("mb4ic16ih4oc64oh4kh1", FWD, f"mb.oh.ow:64 oc:16 ic:16 | {ROLE} programs=3"),
     ("g2mb2ic96ih8oc32oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:16 oh:4 ow:4 | {ROLE} split_k=3"),
-    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=2 programs=1"),
-    ("mb5ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=4 programs=3"),
-    ("mb7ic16ih8oc24oh8kh1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} stages=5 programs=3"),
-    ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {TEAMS} c=box swap=1 programs=3"),
-    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} split_k=3 programs=2"),
-    ("g2mb2ic32ih7oc48oh7kh3ph2dh1", FWD, f"mb:2 oh:8 ow:4 oc:16 ic:16 | {TEAMS} programs=2"),
-    ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:16 oh:4 ow:4 | {TEAMS} programs=5"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box stages=2 programs=1"),
+    ("mb5ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box stages=4 programs=3"),
+    ("mb7ic16ih8oc24oh8kh1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} stages=5 programs=3"),
+    ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {CONSUMERS} c=box swap=1 programs=3"),
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} split_k=3 programs=2"),
+    ("g2mb2ic32ih7oc48oh7kh3ph2dh1", FWD, f"mb:2 oh:8 ow:4 oc:16 ic:16 | {CONSUMERS} programs=2"),
+    ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:16 oh:4 ow:4 | {CONSUMERS} programs=5"),
     ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {TEAMS} swap=1 split_k=2 programs=2"),
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {CONSUMERS} swap=1 split_k=2 programs=2"),
     ("mb2ic32ih8oc40oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=4 c=box"),
     ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7"),
     ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1"),
     ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}"),
     ("mb3ic32ih8oc16oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {KEPT} c=box stages=2"),
     ("mb5ic16ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:32 ic:16 | {KEPT} stages=3"),
-    ("mb3ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {KEPT} c=box swap=1 teams=2"),
-    ("mb5ic16ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {KEPT} c=box teams=2 stages=5"),
+    ("mb3ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:4 oc:64 ic:16 | {KEPT} c=box swap=1 consumers=2"),
+    ("mb5ic16ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {KEPT} c=box consumers=2 stages=5"),
     ("mb6ic16ih8oc32oh4kh3sh2ph1", BWD_D, f"mb:4 qh:4 qw:4 oc:16 ic:16 | {KEPT} c=box"),
     ("mb2ic16ih8oc64oh8kh1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} keep=a programs=1 swap=1"),
 ]
@@ -226,10 +226,10 @@ def test_boxes_side_by_side_need_rows_that_can_be_swizzled(channels: int, legal:
     assert (why_not(schedule, compute, SM90) is None) == legal
 
 
-def test_teams_take_turns_at_the_tiles_of_a_program() -> None:
-    """Each team has every second tile, and a place of its own to store it from."""
+def test_consumers_take_turns_at_the_tiles_of_a_program() -> None:
+    """Each consumer has every second tile, and a place of its own to store it from."""
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box programs=3")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box programs=3")
     evens, odds, fetches = ir.find(kernel, ir.Role)
     loops = [next(x for x in ir.find(r, ir.For) if x.kind == "dealt") for r in (evens, odds, fetches)]
     assert [(str(x.start), x.programs) for x in loops] == [
@@ -254,11 +254,11 @@ def without(kernel: ir.Kernel, name: str, barrier: str) -> ir.Kernel:
     ("wait", "before its copy has landed|nothing is in it|while it is still being read"),
     ("arrive", "role odds waits for phase 0 of baton"),
 ])
-def test_without_the_baton_a_team_is_a_round_early_or_waits_for_ever(name: str, fault: str) -> None:
-    """Nine steps a tile and three slots: the second team begins at phase 3, which a new barrier takes
+def test_without_the_baton_a_consumer_is_a_round_early_or_waits_for_ever(name: str, fault: str) -> None:
+    """Nine steps a tile and three slots: the second consumer begins at phase 3, which a new barrier takes
     for the one before the first."""
     p = ConvProblem.parse("mb5ic16ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=3 programs=3")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box stages=3 programs=3")
     values = {n: np.ones(shapes(p)[n], np.float32) for n in ("src", "wei")}
     with pytest.raises(InterpError, match=fault):
         for seed in range(8):
@@ -267,7 +267,7 @@ def test_without_the_baton_a_team_is_a_round_early_or_waits_for_ever(name: str, 
 
 def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {TEAMS} c=box stages=5 programs=3")
+    (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box stages=5 programs=3")
     lines = emit(kernel).splitlines()
     loop = lines.index("    for slot in gl.static_range(5):")
     assert [x.strip() for x in lines[loop + 1:loop + 4]] == [
@@ -302,7 +302,8 @@ def test_what_is_kept_is_fetched_once() -> None:
 
 def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
-    schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 teams=2 keep=b stages=4")
+    schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 consumers=2 keep=b "
+                              "stages=4")
     (compute,) = computes(p, BWD_W)
     switches = {"lets": False, "unroll": True, "widen": False}
     kernel = pipeline.lower(compute, schedule, SM90, "conv", "ieee", switches)[-1][1]
@@ -327,15 +328,15 @@ def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str)
 
 
 @pytest.mark.parametrize(("words", "reason"), [
-    ("teams=2 via=tl", "only kernels with via=gluon"),
-    (f"{ROLE} teams=3 programs=3", "by one team, or by two in turns"),
-    (f"{TEAMS} programs=3 warps=8", "warp group has 4 warps"),
-    (f"{TEAMS}", "fewer than the 10 tiles"),
-    (f"{TEAMS} programs=10", "fewer than the 10 tiles"),
-    (f"{TEAMS} programs=3 split_k=4", "sums of different lengths"),
-    (f"{STREAM} teams=2 programs=3", "too few to alternate"),
+    ("consumers=2 via=tl", "only kernels with via=gluon"),
+    (f"{ROLE} consumers=3 programs=3", "by one consumer, or by two in turns"),
+    (f"{CONSUMERS} programs=3 warps=8", "warp group has 4 warps"),
+    (f"{CONSUMERS}", "fewer than the 10 tiles"),
+    (f"{CONSUMERS} programs=10", "fewer than the 10 tiles"),
+    (f"{CONSUMERS} programs=3 split_k=4", "sums of different lengths"),
+    (f"{STREAM} consumers=2 programs=3", "too few to alternate"),
 ])
-def test_why_teams_cannot_take_turns(words: str, reason: str) -> None:
+def test_why_consumers_cannot_take_turns(words: str, reason: str) -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     (compute,) = computes(p, FWD)
     told = why_not(Schedule.parse(f"oh:8 ow:8 oc:16 ic:16 | {words}"), compute, SM90)

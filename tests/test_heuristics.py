@@ -165,14 +165,14 @@ def test_long_sums_are_split_to_fill_the_chip() -> None:
     assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
 
 
-def test_teams_take_turns_where_storing_takes_long_beside_the_sum() -> None:
+def test_consumers_take_turns_where_storing_takes_long_beside_the_sum() -> None:
     """9 steps and a store for each of 48 tiles of a program; and 36 steps of 256x128 to a tile."""
     short = first("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
-    assert short.teams == 2 and short.warps == 4 and tile_of(short) == 128 * 64
-    alone = replace(short, teams=1)
+    assert short.consumers == 2 and short.warps == 4 and tile_of(short) == 128 * 64
+    alone = replace(short, consumers=1)
     compute = made_of("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
     assert heuristics.estimate(short, compute, SM90) < 0.95 * heuristics.estimate(alone, compute, SM90)
-    assert first("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=nhwc").teams == 1
+    assert first("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=nhwc").consumers == 1
 
 
 def tile_of(schedule: Schedule) -> int:

@@ -28,11 +28,11 @@ CASES = [
     (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 stages=2"),
     ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
      f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1"),
-    (EVEN, f"{BLOCKS} programs=3 teams=2"),
-    (EVEN, f"{BLOCKS} programs=5 teams=2 stages=2"),
-    (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 teams=2 stages=5"),
+    (EVEN, f"{BLOCKS} programs=3 consumers=2"),
+    (EVEN, f"{BLOCKS} programs=5 consumers=2 stages=2"),
+    (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 consumers=2 stages=5"),
     ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
-     f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1 teams=2"),
+     f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1 consumers=2"),
     ("mb9ic16ih16oc32oh4kh5sh4ph1", f"mb:4 qh:4 qw:4 ic:16 oc:16 | {ROLE} programs=2"),
 ]
 

@@ -46,7 +46,7 @@ def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FW
 # -- rows ------------------------------------------------------------------------------------------
 
 def test_rows_are_text_and_back() -> None:
-    found = [row(), row(OTHER_BATCH, epilogue="res", us=0.25), row(prop="bwd_w")]
+    found = [row(), row(OTHER_BATCH, kind="res", us=0.25), row(prop="bwd_w")]
     text = rows.write_rows(found)
     assert set(rows.read_rows(text)) == set(found)
     assert rows.write_rows(rows.read_rows(text)) == text
@@ -208,7 +208,7 @@ def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
                    "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
                    "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc"):
         assert nearby(unlike) is None, unlike
-    found = nearest.nearest(FORWARD, [row(OTHER_BATCH), row(), row(epilogue="res")])
+    found = nearest.nearest(FORWARD, [row(OTHER_BATCH), row(), row(kind="res")])
     assert [away for away, _, _ in found] == [0, 0.5, 0.5]
 
 
@@ -241,8 +241,8 @@ def test_blocks_of_a_neighbour_are_clipped() -> None:
 
 def test_another_epilogue_of_the_same_problem_is_near() -> None:
     store.remember([row()])
-    assert first(epilogue="bias+relu").away == nearest.OTHER_EPILOGUE
-    store.remember([row(epilogue="point")])
+    assert first(epilogue="bias+relu").away == nearest.OTHER_KIND
+    store.remember([row(kind="point")])
     assert first(epilogue="bias+relu").source == "tuned"
 
 
@@ -348,7 +348,7 @@ def write(cache: str, start: int) -> None:
     os.environ["TRANSCONV_CACHE"] = cache
     for i in range(10):
         store.remember([row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i,
-                            epilogue=f"{start}-{i}")])
+                            kind=f"{start}-{i}")])
 
 
 def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
         w.join(60)
     store.forget()
     found = store.rows_of(FORWARD.group("sm_90x132"))
-    assert {r.epilogue for r in found} == {f"{n}-{i}" for n in range(4) for i in range(10)}
+    assert {r.kind for r in found} == {f"{n}-{i}" for n in range(4) for i in range(10)}
 
 
 def test_a_truncated_record_counts_as_none() -> None:
@@ -382,11 +382,11 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
     assert len(shipped) == len(text.splitlines()) - 1 and text == rows.write_rows(shipped)
     for at, r in enumerate(shipped[::3]):
         problem = ConvProblem.parse(r.problem)
-        assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.prop)).text == r.problem
+        assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.direction)).text == r.problem
         schedule = Schedule.parse(r.schedule)
-        for a in computes(problem, Prop(r.prop)):
+        for a in computes(problem, Prop(r.direction)):
             assert choice.believable(choice.fitted(schedule, a, SM90), a, SM90), r
         if at % 20 == 0:  # and is what plans use
             store.remember([r])
-            assert first(problem, r.epilogue, Prop(r.prop)).schedule == choice.fitted(
-                schedule, computes(problem, Prop(r.prop))[0], SM90)
+            assert first(problem, r.kind, Prop(r.direction)).schedule == choice.fitted(
+                schedule, computes(problem, Prop(r.direction))[0], SM90)

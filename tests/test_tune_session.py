@@ -41,9 +41,9 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     said: list[str] = []
     made, log = session(tmp_path, job(), job(SUMMED, Prop.BWD_W), job(), said=said)
     found = made.run()
-    assert [r.prop for r in found] == ["fwd", "bwd_w"]  # a job that comes twice is done once
+    assert [r.direction for r in found] == ["fwd", "bwd_w"]  # a job that comes twice is done once
     for r in found:
-        tried = [x for x in log.rows if x["prop"] == r.prop]
+        tried = [x for x in log.rows if x["prop"] == r.direction]
         assert len(tried) == 8 == len({x["config"] for x in tried})
         assert r.schedule == min((x["config"] for x in tried), key=time_of)
         assert (r.us, r.tried, r.machine) == (
@@ -128,7 +128,7 @@ def test_the_command_tunes_in_the_interpreter(
     page = capsys.readouterr().out
     assert "2 right" in page and f"1 of 1 are kept in {file}" in page
     one, = store.load(file)
-    assert (one.machine, one.tried, one.prop) == ("interpreterx1", 2, "fwd")
+    assert (one.machine, one.tried, one.direction) == ("interpreterx1", 2, "fwd")
     log = Table(tmp_path / "tuned.trials.csv", COLUMNS, KEY).rows
     assert {r["verdict"] for r in log} == {"right"} and all(float(r["max_err"]) == 0 for r in log)
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))

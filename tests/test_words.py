@@ -19,7 +19,8 @@ from transconv.conv import ConvProblem, ConvWorkload, Prop, computes
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.passes import lower
-from transconv.runtime import header
+from transconv.runtime import header, kernel_name, verdicts
+from transconv.runtime.steps import digest_of
 from transconv.schedule import (
     Block,
     Schedule,
@@ -73,6 +74,28 @@ def test_every_value_reads_back() -> None:
             assert schedule.word(word.name) == getattr(schedule, word.name) == value
 
 
+def test_a_renamed_word_is_read_under_its_former_name() -> None:
+    """Texts, tables and databases of the release before; keys on disk are made with the former name."""
+    text = "oc:64 | mma | a=box b=box | programs=2 {}=2 stages=2 warps=4 via=gluon"
+    schedule = Schedule.parse(text.format("teams"))
+    assert str(schedule) == text.format("consumers") and schedule.consumers == 2
+    assert schedule.key == text.format("teams") and PLAIN.key == str(PLAIN)
+    with pytest.raises(ScheduleError, match="'consumers' is said twice"):
+        Schedule.parse("teams=2 consumers=2")
+
+
+def test_a_kernel_of_a_renamed_word_keeps_its_key_and_its_name() -> None:
+    """What a release before has verified and compiled is found again."""
+    workload = ConvWorkload(PROBLEM, Prop.FWD)
+    schedule = Schedule.parse("oh:8 ow:8 oc:16 ic:16 | a=box b=box | programs=2 consumers=2 "
+                              "stages=2 via=gluon")
+    name = kernel_name(workload, FWD, schedule, SM90)
+    source = "\n".join(header(workload, FWD, schedule, SM90))
+    assert name == "conv_fwd_ic32ih8oc32oh8kh3ph1_024341ed"
+    assert digest_of(source, schedule, SM90) == verdicts.digest(
+        source.replace("consumers=2", "teams=2"), "sm_90 4 2") != verdicts.digest(source, "sm_90 4 2")
+
+
 @pytest.mark.parametrize("given", [["words"], ["words", "split_k", "via"]])
 def test_the_page_of_words(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(given) == 0
@@ -89,7 +112,7 @@ def test_the_page_of_words(given: list[str], capsys: pytest.CaptureFixture[str])
     ("swap=5", "swap=5, expected 0 or 1"),
     ("unroll=2", "unroll=2, expected 0 or 1"),
     ("late=7", "late=7: the lanes of a sum are added late (1) or at every step (0)"),
-    ("teams=0", "teams=0: tiles are worked at by one team, or by two in turns"),
+    ("consumers=0", "consumers=0: tiles are worked at by one consumer, or by two in turns"),
     ("warps=3", "warps=3: the number of warps is a power of two up to 32"),
     ("warps=64", "warps=64: the number of warps is a power of two up to 32"),
     ("stages=0", "stages=0, expected a whole number from 1"),

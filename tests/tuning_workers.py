@@ -21,13 +21,13 @@ def time_of(schedule: str) -> float:
     return 10 + 2**22 / volume + 5 * chance + abs(found.stages - 6)
 
 
-def compile_trial(problem: str, prop: str, epilogue: str, schedule: str) -> dict[str, Any]:
+def compile_trial(text: str, direction: str, behind: str, schedule: str) -> dict[str, Any]:
     if "warps=1" in schedule:
         raise RuntimeError("no register is left")
     return {"lower_s": 0.25, "triton_s": 0.5}
 
 
-def measure_trial(problem: str, prop: str, epilogue: str, schedule: str,
+def measure_trial(text: str, direction: str, behind: str, schedule: str,
                   budget_ms: float) -> dict[str, Any]:
     """What TUNING_TEST asks for: ``hang``; or the schedules to end the process at, and to find wrong,
     as two lines."""

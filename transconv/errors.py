@@ -1,7 +1,7 @@
 """All exceptions that transconv raises on purpose.
 
     TransconvError                     anything below
-    +-- ProblemError   (ValueError)    an impossible convolution, or an invalid text of one
+    +-- ProblemError   (ValueError)    an impossible problem, or an invalid text of one
     +-- ComputeError   (ValueError)    an invalid text of a computation
     +-- KernelError    (ValueError)    an invalid text of a kernel
     +-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one

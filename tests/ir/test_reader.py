@@ -145,7 +145,7 @@ def test_chosen_schedules_after_every_pass(text: str, target: str) -> None:
 
 
 PHASES_OF_A_STRIDE = ("mb5ic16ih16oc32oh8kh3sh2ph1", Prop.BWD_D,
-                      f"mb:4 qh:2 qw:8 ic:16 oc:16 | {ROLE} c=box programs=3 teams=2")
+                      f"mb:4 qh:2 qw:8 ic:16 oc:16 | {ROLE} c=box programs=3 consumers=2")
 
 
 @pytest.mark.parametrize(("text", "prop", "schedule"), [*EXPLICIT[::4], PHASES_OF_A_STRIDE])

@@ -180,3 +180,17 @@ def drawn(seed: int) -> Forward:
 
 def test_drawn_models() -> None:
     assert sum(compare(Net(drawn(seed))) for seed in range(60)) > 8
+
+
+@pytest.mark.parametrize("kernel", [b"same", []], ids=["of four dims", "of none"])
+def test_a_kernel_of_another_rank_is_torchs_error_when_the_model_runs(kernel: Any) -> None:
+    conv = torch.nn.Conv2d(4, 4, kernel, bias=False)
+    folded = transconv.fold(torch.nn.Sequential(conv, torch.nn.BatchNorm2d(4)).eval())
+    with pytest.raises(RuntimeError, match="stride|dimensions"):
+        folded(torch.randn(2, 4, 5, 5))
+
+
+def test_a_folded_model_of_no_tensor_is_torchs_error() -> None:
+    chain = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.SiLU()).requires_grad_(False)
+    with pytest.raises(TypeError, match="invalid combination"):
+        transconv.fold(chain)(None)

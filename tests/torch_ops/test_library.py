@@ -476,3 +476,11 @@ def test_torch_func_sees_through_the_operators() -> None:
         torch.testing.assert_close(transform(ours), transform(theirs))
     with pytest.raises(RuntimeError, match="expected 3 flags, got 1"), torch.inference_mode():
         BACKWARD(torch.ones(2, 4, 5, 5), x, w, *numbers, [True])
+
+
+def test_a_mask_of_two_flags_is_refused_under_transforms_too() -> None:
+    x, w = torch.randn(2, 1, 2, 5), torch.randn(2, 2, 1)
+    numbers: tuple[Any, ...] = ([1], [0], [1], False, [0], 1)
+    backward = torch.ops.transconv.convolution_backward
+    with pytest.raises(RuntimeError, match="3 flags"):
+        torch.func.vmap(lambda t: backward(t, t, w, *numbers, [True, False])[0])(x)

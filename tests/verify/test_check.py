@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.verify import planted
-from transconv import knobs
+from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
-from transconv.conv import Compiled, compiler
+from transconv.conv import Compiled, ConvWorkload, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.verify import driver_run
@@ -320,14 +320,14 @@ def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_errors_of_one_problem_do_not_hide_others(capsys: Output,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = compiler.plan
+    honest = runtime.plan
 
-    def plan(problem: ConvProblem, *others: Any, **more: Any) -> Any:
-        if problem.mb == 3:
+    def plan(workload: ConvWorkload, *others: Any, **more: Any) -> Any:
+        if workload.problem.mb == 3:
             raise RuntimeError("the compiler\ntripped")
-        return honest(problem, *others, **more)
+        return honest(workload, *others, **more)
 
-    monkeypatch.setattr(compiler, "plan", plan)
+    monkeypatch.setattr(runtime, "plan", plan)
     lines, counts = told(capsys, "--mb=3,1", SMALL, code=1)
     assert (counts["FAILED"], counts["PASSED"]) == (1, 1)
     assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) python")

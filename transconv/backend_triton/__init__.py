@@ -7,7 +7,7 @@ from transconv.backend_triton.child import Child, serve
 from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
 from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.kernel_text import boxes, emit, grid_size, is_explicit
+from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
 from transconv.backend_triton.offline import (
@@ -19,10 +19,11 @@ from transconv.backend_triton.offline import (
     compile_offline,
     triton_version,
 )
+from transconv.backend_triton.parameters import parameters
 from transconv.backend_triton.sized_launch import SizedLauncher
 
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "boxes", "compile_offline", "emit", "grid_size", "is_explicit",
+    "Resources", "SizedLauncher", "compile_offline", "emit", "grid_size", "is_explicit", "parameters",
     "pretend", "serve", "triton_version", "write",
 ]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.backend_triton.gluon_memory import PIECES
+from transconv.backend_triton.parameters import box_name
 from transconv.backend_triton.versions import LOOKED_UP
 from transconv.ir import (
     CALLS,
@@ -61,9 +62,9 @@ def distinct(kernel: Kernel) -> Kernel:
     rings: list[Buffer | Barrier] = [*find(kernel, Buffer), *find(kernel, Barrier)]
     for x in (*rings, *kernel.params):
         other = x.name
-        while {other, f"{other}_box", f"{other}_{PIECES}"} & taken:
+        while {other, box_name(other), f"{other}_{PIECES}"} & taken:
             other += "_"
-        taken |= {other, f"{other}_box", f"{other}_{PIECES}"}
+        taken |= {other, box_name(other), f"{other}_{PIECES}"}
         made |= {x: other} if other != x.name else {}
     return _Renamed(made).mutate(kernel) if made else kernel
 

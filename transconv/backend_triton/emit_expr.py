@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from math import isinf, isnan
 
+from transconv.backend_triton.parameters import box_name
 from transconv.ir import (
     CALLS,
     REDUCERS,
@@ -250,7 +251,7 @@ class ExprSpeller:
     def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
         """The descriptor gives the box in the order of memory; its lanes are put in their order."""
         lanes, memory = self.lanes(e), self.memory_lanes(e)
-        text = f"{e.tensor.name}_box.load([{self.corner(e)}])"
+        text = f"{box_name(e.tensor.name)}.load([{self.corner(e)}])"
         if len(e.extents) != len(memory):
             text += f".reshape({', '.join(str(x.extent) for x in memory)})"
         return text + (".T" if list(lanes) != memory else ""), POSTFIX

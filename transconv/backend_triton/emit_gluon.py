@@ -12,13 +12,13 @@ from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
     PIECES,
-    boxes,
     reserved,
     rings,
     sums_layout,
     turning_layout,
     widest_product,
 )
+from transconv.backend_triton.parameters import box_name, parameters
 from transconv.backend_triton.versions import looked_up
 from transconv.ir import (
     ZERO,
@@ -108,7 +108,7 @@ class GluonEmitter(TlEmitter):
         if s.piece.buffer.members > 1:
             place = f"{place} * {s.piece.buffer.members} + {self.text(s.piece.member)}"
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
-        return [f"fetch_box({s.tensor.name}_box, [{corner}], {barrier}, "
+        return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
                 f"{s.piece.buffer.name}.index({place}))"]
 
     def lines_Put(self, s: Put) -> list[str]:
@@ -122,7 +122,7 @@ class GluonEmitter(TlEmitter):
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
         piece = f"{s.piece.buffer.name}.index({self.text(s.piece.slot)})"
-        return [f"send_box({s.tensor.name}_box, [{corner}], {piece})"]
+        return [f"send_box({box_name(s.tensor.name)}, [{corner}], {piece})"]
 
     def call_wait(self, s: FuncCall) -> list[str]:
         barrier, _, phase = s.args
@@ -183,8 +183,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     grid = kernel.body
     assert isinstance(grid, For)
     shared = [s.what for s in find(kernel, Shared)]
-    boxed = boxes(kernel)
-    params = [f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params]
+    given = parameters(kernel)
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
     functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
@@ -192,17 +191,15 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:
-        own = [*(p for p, t in zip(params, kernel.params, strict=True) if _mentions(role, t)),
-               *rings(role, shared)]
+        own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared)]
         functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     memory = list(reserved(shared, kernel))
     lines = [*(f"# {line}" for line in header), *IMPORTS.splitlines(),
              *imported(first), "", *looked_up([*functions, *memory]), "", "",
-             *functions, "@gluon.jit", f"def {kernel.name}({', '.join(params)}):",
-             *(f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params), "", *memory, *begun(first), "",
+             *functions, "@gluon.jit", f"def {kernel.name}({', '.join(p.name for p in given)}):",
+             *(f"    # {p}" for p in given), "", *memory, *begun(first), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
+from transconv.backend_triton.parameters import box_name, parameters
 from transconv.ir import (
     TRUE,
     Alloc,
@@ -110,7 +111,7 @@ class TlEmitter(ExprSpeller):
         value += ".T" if list(lanes) != memory else ""
         if len(s.extents) != len(memory):
             value += f".reshape({', '.join(map(str, s.extents))})"
-        return [f"{s.tensor.name}_box.store([{self.corner(s)}], {value})"]
+        return [f"{box_name(s.tensor.name)}.store([{self.corner(s)}], {value})"]
 
     def lines_FuncCall(self, s: FuncCall) -> list[str]:
         return list(getattr(self, f"call_{s.func.name}")(s))
@@ -141,12 +142,11 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     body begins with."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
-    boxed = boxes(kernel)
+    given = parameters(kernel)
     sizes = kernel.sizes.names if kernel.sizes else ()
-    params = ", ".join([*(f"{p.name}_box" if p.name in boxed else p.name for p in kernel.params), *sizes])
+    params = ", ".join([*(p.name for p in given), *sizes])
     about = [f"# {line}" for line in header]
-    tensors = [f"    # {p}" + (f" in boxes of {list(boxed[p.name])}" if p.name in boxed else "")
-               for p in kernel.params]
+    tensors = [f"    # {p}" for p in given]
     requires = [f"    # sizes {kernel.sizes}"] if sizes else []
     own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
                   {r.op for r in find(kernel, Reduce)}, "triton.jit", "tl")
@@ -214,8 +214,3 @@ def spelled_lanes(root: Stmt) -> list[Lane]:
             stack += at.children()
     return sorted(found, key=lambda x: (x.axis, x.name))
 
-
-def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
-    """The tensors that are moved in boxes, and the extents of the box of each."""
-    found: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
-    return {x.tensor.name: x.extents for x in found}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from transconv.backend_triton.parameters import box_name
 from transconv.ir import (
     Barrier,
     Buffer,
@@ -72,7 +73,7 @@ def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
 def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
     """The lines that reserve all of them, and set the barriers up."""
     copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
-    boxed = {x.piece.buffer: f"{x.tensor.name}_box" for x in copies}
+    boxed = {x.piece.buffer: box_name(x.tensor.name) for x in copies}
     for what in shared:
         if isinstance(what, Barrier):
             yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
@@ -120,8 +121,3 @@ def _pile(what: Buffer, box: str) -> Iterator[str]:
            f"[{what.slots}, {rows}, {columns}],")
     yield f"        {shared_layout(what)})"
 
-
-def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
-    """The tensors that are moved in boxes, and the extents of the box of each."""
-    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
-    return {x.tensor.name: x.piece.buffer.extents for x in copies}

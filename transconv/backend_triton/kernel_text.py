@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from transconv.backend_triton import emit_gluon, emit_tl, gluon_memory
+from transconv.backend_triton import emit_gluon, emit_tl
 from transconv.backend_triton.distinct import distinct
 from transconv.backend_triton.early import first_lines
 from transconv.ir import For, Kernel, Roles, find, walk
@@ -29,11 +29,6 @@ def told(notes: tuple[str, ...]) -> list[str]:
         alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
     return [first + (f" (and {len(rest)} more like it)" if rest else "")
             for first, *rest in alike.values()]
-
-
-def boxes(kernel: Kernel) -> dict[str, tuple[int, ...]]:
-    """The tensors that are moved in boxes, and the extents of the box of each."""
-    return gluon_memory.boxes(kernel) if is_explicit(kernel) else emit_tl.boxes(kernel)
 
 
 def grid_size(kernel: Kernel) -> int:

@@ -27,20 +27,17 @@ def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule |
 
 def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
          epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
-         mode: str = "now", keeps: bool = True) -> Compiled:
+         mode: str = "now") -> Compiled:
     """``build``, cached: equal arguments give the same plan, which is compiled once per process.
 
     ``aligned``: every tensor will begin at a multiple of 16 bytes, as boxes need. ``deterministic``:
     results have the same bits in every run. Only ``reduce=atomic`` does not: a tuned schedule with it is
     skipped, a given one raises ScheduleError. ``mode``: what to do if the kernels are not compiled yet
-    (see ``runtime.ready``). ``keeps``: whether plans on disk are read and written; checks of the passes do
-    not.
+    (see ``runtime.ready``).
     """
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
     asked = question(problem, prop, target, epilogue, aligned=aligned, deterministic=deterministic)
-    if not keeps:
-        return runtime.plan(asked.workload, asked.target, schedule, deterministic, Compiled, keeps=False)
     return runtime.ready(asked.workload, asked.target, schedule, deterministic, Compiled, aligned, mode)
 
 

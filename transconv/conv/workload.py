@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 FEW = 16  # channels; problems with fewer are compared only if the number is equal
 OTHER_TYPE = 0.25  # the distance of other element types, such as f16 and bf16
+MEANS = {Prop.FWD: "the convolution",
+         Prop.BWD_D: "the gradient of its input, or a transposed convolution",
+         Prop.BWD_W: "the gradient of its weight"}
 LEAST = 0.01  # the smallest distance of different problems
 
 
@@ -59,6 +62,20 @@ class ConvWorkload(Workload):
     @functools.cached_property
     def computations(self) -> tuple[Compute, ...]:
         return computes(self.problem, self.prop, self.epilogue)
+
+    @property
+    def meaning(self) -> str:
+        """What a kernel computes, as a sentence."""
+        behind = f", then {self.epilogue}" if self.epilogue else ""
+        return f"{self.result} is {MEANS[self.prop]}{behind}."
+
+    @property
+    def terms(self) -> int:
+        """How many products one element of the result sums at most."""
+        p = self.problem
+        if self.prop is Prop.BWD_W:
+            return p.mb * prod(p.o)
+        return prod(p.k) * (p.icg if self.prop is Prop.FWD else p.ocg)
 
     @property
     def math(self) -> str:

@@ -3,7 +3,7 @@
 The model adds up the time of the programs of one multiprocessor:
 
     program = fill + steps * step + store             step = matrix unit | fetch | waiting
-    ping-pong = fill + max(steps * step + baton, half of steps * step + store)
+    two consumers = fill + max(steps * step + baton, half of steps * step + store)
     kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
 
 ``Work`` has the counts (work.py), without any constants; the target's ``rates`` has the constants, which
@@ -96,8 +96,8 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
         step *= c.flat_positions if w.positions_summed else 1.0
     fills = 1.0 if schedule.programs else rounds / together
     products = w.steps * step
-    if schedule.teams > 1:  # one group stores while the other multiplies, except at the last store
-        each, last = max(products + c.baton_ns, (products + store) / schedule.teams), store
+    if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
+        each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
     else:
         each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
     busy = (rounds * each + last + fills * c.fill_ns + w.kept / c.fetch_gbs) / 1e3

@@ -50,20 +50,21 @@ class Function:
     handed: Callable[..., Any] | None = None  # torch's with its side effects, if it has any
     finish: Callable[..., Any] | None = None  # of tensors, numbers and results: what the caller gets
 
-    def by_torch(self, tensors: Sequence[Tensor | None], numbers: Numbers) -> Any:
-        """torch's result; its errors name the operands."""
+    def by_torch(self, tensors: Sequence[Tensor | None], numbers: Numbers, **named: Any) -> Any:
+        """torch's result; its errors name the operands. ``named``: ``out``, where torch knows it."""
         try:
-            return (self.handed or self.torch)(*tensors, *numbers)
+            return (self.handed or self.torch)(*tensors, *numbers, **named)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            named(error, self.name, tensors)
+            tell(error, self.name, tensors)
 
 
-def named(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
+def tell(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
     """Raise an error of torch with the operands before its sentence; the same class."""
     known = str(error).startswith(name) and not str(error).startswith(f"{name}()")
     if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or known:
         raise error
-    said = ", ".join("None" if t is None else f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+    said = ", ".join("None" if t is None else f"{'nested' if t.is_nested else list(t.shape)} "
+                     f"{str(t.dtype).removeprefix('torch.')}"
                      if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
     raise type(error)(f"{name}({said}): {error}") from error
 
@@ -133,7 +134,7 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
         forward = _step(formula, formula.text, shapes, real, {})
         backward = tuple(_step(formula, g.text, shapes, real, dict(g.of)) for g in formula.gradients)
     except IndexError as error:
-        named(error, f.name, tensors)
+        tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:
         raise Unsupported("formula:none", f"{f.name}: {error}") from error
     chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
@@ -161,7 +162,7 @@ def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) ->
     except NotImplementedError as error:
         raise Unsupported("meta:none", str(error)) from error
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        named(error, f.name, tensors)
+        tell(error, f.name, tensors)
 
 
 def ints(sizes: Iterable[Any]) -> tuple[int, ...]:

@@ -35,13 +35,16 @@ _grad_enabled = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 
-def call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
-    """A public function's result. Raises what torch raises for a wrong call."""
+def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
+    """A public function's result; torch's where it shall be written to ``out``. Raises what torch raises
+    for a wrong call."""
+    if out is not None:
+        return _written(f, tensors, numbers, out)
     if _compiling():
         return _traced(f, tensors, numbers)
     try:
         found = None if _modes() else warm.find(f, tensors, numbers)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, no hash, no sizes
         found = None
     return (_general if found is None else found)(f, tensors, numbers)
 
@@ -104,6 +107,13 @@ def _is_number(n: Any) -> bool:
     return n is None or type(n) in (int, float, bool, str, torch.dtype)
 
 
+def _has_text(n: Any) -> bool:
+    """Whether the operator can be told of a number; what has another form is torch's to judge."""
+    if isinstance(n, (tuple, list)):
+        return all(map(_has_text, n))
+    return n is None or isinstance(n, (int, float, str, torch.dtype, torch.SymInt, torch.SymFloat))
+
+
 def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     """A call that a transform, a mode or a tracer must see."""
     if _transforms():
@@ -119,6 +129,12 @@ def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
 def _handed(f: Function, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
     stats.handed_over(reason, f.name)
     return f.by_torch(tensors, numbers)
+
+
+def _written(f: Function, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
+    if not _compiling():
+        stats.handed_over("form:out", f.name)
+    return f.by_torch(tensors, numbers, out=out)
 
 
 def _unusual(t: Any) -> str:
@@ -249,9 +265,11 @@ def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     for t in tensors:
         if t is not None and not isinstance(t, Tensor):
             return f.by_torch(tensors, numbers)
+    if tensors[0] is None or not all(map(_has_text, numbers)):
+        return f.by_torch(tensors, numbers)
     given = [t for t in tensors if t is not None]
     results = operators.function(operators.spelled(f, tensors, numbers), given)
-    return results[0] if f.finish is None else f.finish(tensors, numbers, results)
+    return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
 
 
 def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:

@@ -60,6 +60,9 @@ class Computation:
         t = found.get(name)
         if not isinstance(t, Tensor):
             raise TensorError(f"{self.compute.name}: {name}: expected a tensor, got {type(t).__name__}")
+        if t.layout is not torch.strided or t.is_nested:
+            form = "a nested tensor" if t.is_nested else f"one of layout {t.layout}"
+            raise TensorError(f"{self.compute.name}: {name}: expected a strided tensor, got {form}")
         if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
             raise TensorError(f"{self.compute.name}: {name}: expected {m.dtype} of shape {m.shape}, "
                               f"got {t.dtype} of shape {tuple(t.shape)}")

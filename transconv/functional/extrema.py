@@ -40,36 +40,42 @@ MIN = declare(Function("min", torch.min, _formula("argmin", True),
                        finish=lambda tensors, numbers, made: torch.return_types.min(made)))
 
 
-def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
+           out: Tensor | None = None) -> Tensor:
     """torch.argmax: where the greatest element of ``dim`` is, or of all: of equal ones the first, and NaN
     is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
-    return call(ARGMAX, (_detached(input),), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(ARGMAX, (_detached(input),), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
-def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
+           out: Tensor | None = None) -> Tensor:
     """torch.argmin; as argmax, NaN is the least."""
-    return call(ARGMIN, (_detached(input),), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(ARGMIN, (_detached(input),), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
 def _detached(t: Any) -> Any:
     return t.detach() if isinstance(t, Tensor) and t.requires_grad else t
 
 
-def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """torch.max of all elements, or (values, indices) along ``dim`` from one kernel; the first of equal
     elements gets the gradient. Of two tensors torch's. Dtypes and errors as argmax."""
-    return _extreme(MAX, amax, torch.max, input, dim, keepdim)
+    return _extreme(MAX, amax, torch.max, input, dim, keepdim, out)
 
 
-def min(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """torch.min; as max."""
-    return _extreme(MIN, amin, torch.min, input, dim, keepdim)
+    return _extreme(MIN, amin, torch.min, input, dim, keepdim, out)
 
 
 def _extreme(f: Function, whole: Callable[..., Tensor], theirs: Callable[..., Any], input: Tensor,
-             dim: Any, keepdim: bool) -> Any:
+             dim: Any, keepdim: bool, out: Any) -> Any:
+    named: dict[str, Any] = ({} if keepdim is False else {"keepdim": keepdim}) | (
+        {} if out is None else {"out": out})
     if isinstance(dim, Tensor):
         if not torch.compiler.is_compiling():
             stats.handed_over("form:elementwise", f.name)
-        return theirs(input, dim)
-    return whole(input) if dim is None else call(f, (input,), (dim, keepdim))
+        return theirs(input, dim, **named)
+    if dim is None:  # torch has no `keepdim` of all elements
+        return theirs(input, **named) if named else whole(input)
+    return call(f, (input,), (dim, keepdim), out)

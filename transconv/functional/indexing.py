@@ -45,27 +45,29 @@ def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     return library.embedding(index, table, y, None if left_out is None else left_out % table.shape[0])
 
 
-TAKE = declare(Function("index_select", lambda x, i, dim: torch.index_select(x, dim, i), _taken,
-                        whole=(True, True), linear=True))
-GATHER = declare(Function("gather", lambda x, i, dim: torch.gather(x, dim, i), _gathered,
+TAKE = declare(Function("index_select", lambda x, i, dim, **out: torch.index_select(x, dim, i, **out),
+                        _taken, whole=(True, True), linear=True))
+GATHER = declare(Function("gather", lambda x, i, dim, **out: torch.gather(x, dim, i, **out), _gathered,
                           whole=(True, True), linear=True))
 EMBEDDING = declare(Function("embedding", lambda i, w, left_out: F.embedding(i, w, left_out), _looked_up,
                              whole=(True, False), linear=True))
 
 
-def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """torch.index_select: slices of ``dim`` by their numbers, i32 or i64. Elements of any type are moved,
-    gradients are for f16, bf16, f32 and f64. Raises what torch raises, with the operands named."""
-    return call(TAKE, (input, index), (dim,))  # type: ignore[no-any-return]
+    gradients are for f16, bf16, f32 and f64; with ``out`` torch computes. Raises what torch raises, with
+    the operands named."""
+    return call(TAKE, (input, index), (dim,), out)  # type: ignore[no-any-return]
 
 
-def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
+           out: Tensor | None = None) -> Tensor:
     """torch.gather: of every place of ``index`` the element that it tells along ``dim``. As index_select;
     sparse gradients are torch's."""
     if sparse_grad:
         _handed("form:sparse", "gather")
-        return torch.gather(input, dim, index, sparse_grad=True)
-    return call(GATHER, (input, index), (dim,))  # type: ignore[no-any-return]
+        return torch.gather(input, dim, index, sparse_grad=True, out=out)
+    return call(GATHER, (input, index), (dim,), out)  # type: ignore[no-any-return]
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,

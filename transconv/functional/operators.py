@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from math import frexp, ldexp
+from math import frexp, ldexp, nan
 from typing import Any
 
 import numpy as np
@@ -179,6 +179,8 @@ def _spelled(n: Any) -> str:
         return f"'{n}'"
     if n is None or isinstance(n, bool):
         return str(n)
+    if isinstance(n, float) and n != n:
+        return "'nan'"
     # Symbolic numbers become what they are in this call; of floats only their halves do.
     return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
 
@@ -198,4 +200,6 @@ def read(call: str, given: Sequence[Tensor]) -> tuple[Function, list[Tensor | No
 
 
 def _typed(n: Any) -> Any:
+    if n == "nan":
+        return nan
     return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n

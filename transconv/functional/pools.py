@@ -134,24 +134,24 @@ def avg_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, pad
 
 def avg_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None) -> Tensor:
+               divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.avg_pool2d. As max_pool2d."""
     return _averaged(2, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
-                     ceil_mode, count_include_pad, divisor_override)
+                     ceil_mode, count_include_pad, divisor_override, out=out)
 
 
 def avg_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None) -> Tensor:
+               divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.avg_pool3d. As max_pool2d."""
     return _averaged(3, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
-                     ceil_mode, count_include_pad, divisor_override)
+                     ceil_mode, count_include_pad, divisor_override, out=out)
 
 
 def _averaged(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints,
-              *more: Any) -> Any:
+              *more: Any, out: Any) -> Any:
     return call(AVERAGE[n], (input,), (
-        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more))
+        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more), out)
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:

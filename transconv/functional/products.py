@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
+from transconv.errors import Unsupported
 from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
@@ -18,13 +19,21 @@ from transconv.torch_ops.fused_route import ACTIVATIONS, refuse
 Tensor = torch.Tensor
 
 
+def _of_one_type(given: Specs) -> None:
+    """What torch's kernels ask for, and its tensors without values do not look at."""
+    if len(found := {str(t.dtype) for t in given if t is not None}) > 1:
+        raise Unsupported("dtype:mixed", f"operands are {' and '.join(sorted(found))}")
+
+
 def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    _of_one_type(given)
     x, w, b = given
     assert x is not None and w is not None
     return library.linear(x, w, b, numbers[0], _math(numbers[1]), saves, made[0])
 
 
 def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    _of_one_type(given)
     x, w = given
     assert x is not None and w is not None
     return library.matmul(x, w, numbers[0], _math(numbers[1]), saves, made[0])
@@ -32,9 +41,10 @@ def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
 
 def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch's product with the activation behind it; ``math`` is for kernels."""
-    def whole(*given: Any) -> Tensor:
+    def whole(*given: Any, **out: Any) -> Tensor:
         *tensors, activation, _ = given
-        return ACTIVATIONS[activation](product(*tensors))
+        made = ACTIVATIONS[activation](product(*tensors, **out))
+        return out["out"].copy_(made) if activation and out else made
     return whole
 
 
@@ -59,20 +69,22 @@ def _math(word: str) -> str:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
-           activation: str | None = None) -> Tensor:
+           activation: str | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), and an activation behind
     it, by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
-    where torch's precision of products says so. Raises what torch raises, with the operands named;
-    RuntimeError for an activation that is unknown."""
-    return call(LINEAR, (input, weight, bias), _numbers(input, activation))  # type: ignore[no-any-return]
+    where torch's precision of products says so; with ``out`` torch computes. Raises what torch raises,
+    with the operands named; RuntimeError for an activation that is unknown."""
+    return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)  # type: ignore[no-any-return]
 
 
-def matmul(input: Tensor, other: Tensor, activation: str | None = None) -> Tensor:
+def matmul(input: Tensor, other: Tensor, activation: str | None = None, *,
+           out: Tensor | None = None) -> Tensor:
     """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As
     linear."""
-    return call(MATMUL, (input, other), _numbers(input, activation))  # type: ignore[no-any-return]
+    return call(MATMUL, (input, other), _numbers(input, activation), out)  # type: ignore[no-any-return]
 
 
-def bmm(input: Tensor, mat2: Tensor, activation: str | None = None) -> Tensor:
+def bmm(input: Tensor, mat2: Tensor, activation: str | None = None, *,
+        out: Tensor | None = None) -> Tensor:
     """torch.bmm of (b, m, k) and (b, k, n). As linear."""
-    return call(BMM, (input, mat2), _numbers(input, activation))  # type: ignore[no-any-return]
+    return call(BMM, (input, mat2), _numbers(input, activation), out)  # type: ignore[no-any-return]

@@ -57,63 +57,77 @@ def _of_all(f: Callable[..., Tensor], x: Tensor, dim: Dims, keep: bool, **more: 
     return f(x, **more) if dim is None and keep is False else f(x, dim, keep, **more)
 
 
-SUM = _declared("sum", lambda x, dim, keep, dtype: torch.sum(x, dim, keep, dtype=dtype), autocast="f32",
-                linear=True)
-MEAN = _declared("mean", lambda x, dim, keep, dtype: torch.mean(x, dim, keep, dtype=dtype), linear=True)
-PROD = _declared("prod", lambda x, dim, keep, dtype: _of_all(torch.prod, x, dim, keep, dtype=dtype),
-                 autocast="f32")
+def _typed(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, dim, keep, dtype, **out: _of_all(f, x, dim, keep, dtype=dtype, **out)
+
+
+def _spreading(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, dim, keep, correction, **out: f(x, dim, keepdim=keep, correction=correction, **out)
+
+
+def _asking(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, dim, keep, **out: _of_all(f, x, dim, keep, **out)
+
+
+SUM = _declared("sum", _typed(torch.sum), autocast="f32", linear=True)
+MEAN = _declared("mean", _typed(torch.mean), linear=True)
+PROD = _declared("prod", _typed(torch.prod), autocast="f32")
 AMAX = _declared("amax", torch.amax)
 AMIN = _declared("amin", torch.amin)
 LOGSUMEXP = _declared("logsumexp", torch.logsumexp)
-VAR = _declared("var", lambda x, dim, keep, c: torch.var(x, dim, keepdim=keep, correction=c))
-STD = _declared("std", lambda x, dim, keep, c: torch.std(x, dim, keepdim=keep, correction=c))
-ANY = _declared("any", lambda x, dim, keep: _of_all(torch.any, x, dim, keep), whole=(True,))
-ALL = _declared("all", lambda x, dim, keep: _of_all(torch.all, x, dim, keep), whole=(True,))
+VAR = _declared("var", _spreading(torch.var))
+STD = _declared("std", _spreading(torch.std))
+ANY = _declared("any", _asking(torch.any), whole=(True,))
+ALL = _declared("all", _asking(torch.all), whole=(True,))
 
 
-def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
+        out: Tensor | None = None) -> Tensor:
     """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
-    Summed in f32, f64 in f64; whole numbers are torch's, as is what is empty. Raises what torch raises:
-    IndexError for a dim out of range, with the operands named."""
-    return call(SUM, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+    Summed in f32, f64 in f64; whole numbers are torch's, as is what is empty, or written to ``out``.
+    Raises what torch raises: IndexError for a dim out of range, with the operands named."""
+    return call(SUM, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
 
 
-def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
+         out: Tensor | None = None) -> Tensor:
     """torch.mean. Arguments, dtypes and errors as sum."""
-    return call(MEAN, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+    return call(MEAN, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
 
 
-def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None,
+         out: Tensor | None = None) -> Tensor:
     """torch.prod. Arguments, dtypes and errors as sum."""
-    return call(PROD, (input,), (dim, keepdim, dtype))  # type: ignore[no-any-return]
+    return call(PROD, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
 
 
-def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+def amax(input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.amax; equal elements share the gradient. Arguments, dtypes and errors as sum."""
-    return call(AMAX, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(AMAX, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
-def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+def amin(input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.amin; as amax."""
-    return call(AMIN, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(AMIN, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
-def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False, *,
+              out: Tensor | None = None) -> Tensor:
     """torch.logsumexp: never overflows. Arguments, dtypes and errors as sum."""
-    return call(LOGSUMEXP, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(LOGSUMEXP, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
 def var(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None) -> Tensor:
+        correction: float | None = None, out: Tensor | None = None) -> Tensor:
     """torch.var: the mean first, then squared deviations from it, over their number less ``correction``
     (default 1; ``unbiased`` False is 0). Dtypes and errors as sum."""
-    return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction))  # type: ignore[no-any-return]
+    return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction), out)  # type: ignore[no-any-return]
 
 
 def std(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None) -> Tensor:
+        correction: float | None = None, out: Tensor | None = None) -> Tensor:
     """torch.std: the root of ``var``."""
-    return call(STD, (input,), _spread(dim, unbiased, keepdim, correction))  # type: ignore[no-any-return]
+    return call(STD, (input,), _spread(dim, unbiased, keepdim, correction), out)  # type: ignore[no-any-return]
 
 
 def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None) -> Numbers:
@@ -126,11 +140,11 @@ def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float |
     return dim, keepdim, correction if unbiased is None else int(unbiased)
 
 
-def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.any: whether an element is not zero, for floats, i8, i32, i64 and bool."""
-    return call(ANY, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(ANY, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 
-def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.all: whether no element is zero, for floats, i8, i32, i64 and bool."""
-    return call(ALL, (input,), (dim, keepdim))  # type: ignore[no-any-return]
+    return call(ALL, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]

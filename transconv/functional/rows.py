@@ -76,14 +76,15 @@ def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     return library.normalize(x, dims(dim, len(x.shape)), eps, made[0])
 
 
-NORMALIZE = declare(Function("normalize", lambda x, p, dim, eps: F.normalize(x, p, dim, eps), _normalize,
-                             autocast="f32"))
+NORMALIZE = declare(Function("normalize", lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
+                             _normalize, autocast="f32"))
 
 
-def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12) -> Tensor:
+def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
+              out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.normalize: input over its norm along ``dim``, or over ``eps`` where that is
-    larger. p=2 has kernels. Dtypes and errors as softmax."""
-    return call(NORMALIZE, (input,), (p, dim, eps))  # type: ignore[no-any-return]
+    larger. p=2 has kernels; with ``out`` torch computes. Dtypes and errors as softmax."""
+    return call(NORMALIZE, (input,), (p, dim, eps), out)  # type: ignore[no-any-return]
 
 
 def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:

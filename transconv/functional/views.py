@@ -47,9 +47,9 @@ FLIP = declare(Function("flip", torch.flip, lambda given, made, numbers, saves: 
     whole=(True,), linear=True))
 
 
-def flip(input: Tensor, dims: Ints) -> Tensor:
+def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
     """torch.flip: a copy with some dims from their ends. As pad."""
-    return call(FLIP, (input,), ((dims,) if isinstance(dims, int) else _tuple(dims),))  # type: ignore[no-any-return]
+    return call(FLIP, (input,), (_tuple(dims),))  # type: ignore[no-any-return]
 
 
 def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
@@ -60,16 +60,16 @@ def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.join(parts, made[0], dim)
 
 
-CAT = declare(Function("cat", lambda *all: torch.cat(all[:-1], all[-1]), _joined, whole=(True,) * 64,
-                       linear=True))
+CAT = declare(Function("cat", lambda *all, **out: torch.cat(all[:-1], all[-1], **out), _joined,
+                       whole=(True,) * 64, linear=True))
 
 
-def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """torch.cat of tensors of one type. As pad."""
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """torch.cat of tensors of one type. As pad; with ``out`` torch computes."""
     given = tuple(tensors)
     if not given or not all(isinstance(t, Tensor) for t in given):
-        return torch.cat(tensors, dim)  # type: ignore[arg-type]
-    return call(CAT, given, (dim,))  # type: ignore[no-any-return]
+        return torch.cat(tensors, dim, out=out)  # type: ignore[arg-type]
+    return call(CAT, given, (dim,), out)  # type: ignore[no-any-return]
 
 
 def _resized(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
@@ -125,7 +125,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
 
 
 def _pair(sizes: Any) -> Any:
-    return _tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes, sizes)
+    return (sizes, sizes) if isinstance(sizes, int) else _tuple(sizes)
 
 
 def _unfolded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:

@@ -9,8 +9,8 @@
 The phases write different rows and columns of one result, so they may run in any order. In one launch the
 rings stay full from phase to phase, and multiprocessors that have finished one phase begin the next.
 
-Ping-pong consumers keep alternating: the one whose turn it is gets the first tile of the next phase. Its
-slot of the ring follows from the number of steps in all phases before.
+Consumers that take turns go on taking turns: the one whose turn it is has the first tile of the next
+phase, and finds its slot of the ring behind all steps of the phases before.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _steps(inside: Stmt) -> int:
 
 
 def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
-    """The loops of one role in all kernels, one after another, with its counters and final waits once.
-    ``number``: the index of the role, which is the consumer's number if there are two."""
+    """A role's loops one after another; counters and last waits are there once. ``number``: of the
+    role, which is that of the consumer where two take turns."""
     parts = [statements(r.body) for r in same]
     before = [s for s in parts[0] if isinstance(s, Alloc)]
     after = [s for s in parts[0] if isinstance(s, FuncCall)]
@@ -106,7 +106,7 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """The tiles and steps of a program in the phases before; ``names``: lets for the latest of them."""
+    """What a program has done in the phases before, as its consumers count it; ``names`` are new ones."""
 
     tiles: Expr = ZERO
     steps: Expr = ZERO
@@ -117,9 +117,9 @@ class _Behind:
         number = (loop.stop + (programs - 1) - start) // programs
         return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
 
-    def continued(self, loop: For, start: Expr, programs: int, team: int) -> For:
-        """A consumer's loop over its tiles of the next phase, which counts the steps fetched before."""
-        ahead = (self.tiles + team) % 2  # 1 if the other consumer computes the first tile
+    def continued(self, loop: For, start: Expr, programs: int, consumer: int) -> For:
+        """A consumer's tiles of the next phase, and the steps that were fetched before each."""
+        ahead = (self.tiles + consumer) % 2  # how many tiles the other consumer has first
         return _Later(self.steps).mutate(  # type: ignore[no-any-return]
             replace(loop, start=start + ahead * programs))
 

@@ -16,9 +16,8 @@ One warp, the producer, runs ahead and fills the rings, also with boxes of the n
 of this one is stored; the consumers only multiply and store. A consumer waits for a product one step
 later, so two products are in flight.
 
-With ``teams=2`` two groups of consumer warps alternate between the tiles of a program (ping-pong): while
-one stores its tile, the other multiplies. They share the rings, which are filled in the order of the
-tiles:
+With ``consumers=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong):
+while the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
 
     role evens warps=4:                             role odds warps=4:
         for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
@@ -29,9 +28,9 @@ tiles:
             arrive(baton)                                   arrive(baton)
             put, fence, send C_tile0                        put, fence, send C_tile1
 
-A barrier tells only whether its phase is even or odd, so a consumer must not wait for a slot a whole round
-of the ring too early. It begins after all steps of the other one's tile have landed; then that one arrives
-at ``baton``, a barrier whose parity is the number of the consumer whose turn it is.
+A barrier knows only whether a phase is even or odd, so a consumer that waits for a slot must not be a
+round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
+baton, a barrier whose parity is the consumer whose turn it is.
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
@@ -94,10 +93,10 @@ from transconv.passes.lets import optimise_lets
 from transconv.passes.rings import SLOT, Rings, rings
 from transconv.schedule import Schedule
 
-TURN_WARPS, TURN_REGISTERS = 4, 104  # of the transposer; per thread, which holds part of an operand's tile
-FETCH_REGISTERS = 24  # per thread of the producer; the consumers get the rest
-TEAM_REGISTERS = 240  # per thread of the second consumer: the rest of the registers, rounded down to 8
-TEAMS = ("evens", "odds")
+TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
+FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
+CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
+CONSUMERS = ("evens", "odds")
 PROGRAM, PHASE, FETCHED = Var("program"), Var("phase"), Var("fetched")
 BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
 
@@ -113,16 +112,16 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     outer = (s for before, _ in around for s in before)
     ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), schedule.stages, tile.loop,
                  schedule.keep)
-    teams = [_Team(number, schedule.teams) for number in range(schedule.teams)]
-    own = [_clean(t.name, schedule.warps, TEAM_REGISTERS if t.number else 0,
-                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in teams]
+    consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
+    own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
+                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in consumers]
     if ring.turns:
         own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
-    reserved += [Shared(BATON)] if schedule.teams > 1 else []
+    reserved += [Shared(BATON)] if schedule.consumers > 1 else []
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1]
     body = _dealt(grid, around, _fetches(tile, ring, grid.var))
@@ -133,7 +132,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Team:
+class _Consumer:
     """A group of consumer warps: the only one, or one ``of`` two that alternate."""
 
     number: int = 0
@@ -141,7 +140,7 @@ class _Team:
 
     @property
     def name(self) -> str:
-        return "consumer" if self.of == 1 else TEAMS[self.number]
+        return "consumer" if self.of == 1 else CONSUMERS[self.number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,7 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
-def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
+def _products(tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> _Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
@@ -253,22 +252,22 @@ def _products(tile: _Tile, rings: Rings, grid: For, team: _Team) -> _Act:
                *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read), *_advance(rings.slots))
     loop = seq(replace(tile.loop, body=step, stages=0))
     first = _counters(0)
-    if team.of > 1:
-        first, loop = (), _in_turn(loop, tile, rings, grid, team)
-    after = [_Results(team).mutate(s) for s in tile.after]
+    if consumer.of > 1:
+        first, loop = (), _in_turn(loop, tile, rings, grid, consumer)
+    after = [_Results(consumer).mutate(s) for s in tile.after]
     sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
                 *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
     return _Act(first, whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
-def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, team: _Team) -> Stmt:
-    """The sum of one tile of a consumer. It begins at the slot after those of all tiles before, and after
-    the other one has issued all its products, the last of which may still be running."""
+def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> Stmt:
+    """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
+    has begun all its products. What is left of those runs on beside the first ones here."""
     fetched = grid.var // grid.programs * tile.loop.stop
     return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
                Alloc(PHASE, (), FETCHED // rings.slots % 2),
-               FuncCall(WAIT, (BATON, ZERO, Const(1 - team.number))), loop,
+               FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), loop,
                FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 
@@ -288,8 +287,8 @@ def _advance(slots: int) -> list[Stmt]:
 class _Results(Mutator):
     """Stores a box through shared memory, after the copy of the box before it has read that."""
 
-    def __init__(self, team: _Team) -> None:
-        self.name = "tile" if team.of == 1 else f"tile{team.number}"
+    def __init__(self, consumer: _Consumer) -> None:
+        self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
         buffer = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
@@ -298,15 +297,14 @@ class _Results(Mutator):
                    Send(at.tensor, at.corner, piece))
 
 
-def _dealt(grid: For, around: Around, act: _Act, team: _Team = _Team()) -> Stmt:
-    """A role's body: its part ``act`` for each tile of the program, which has one tile, every
-    ``programs``-th tile, or a range of them (``around``). Two consumers get every other one of these."""
+def _dealt(grid: For, around: Around, act: _Act, consumer: _Consumer = _Consumer()) -> Stmt:
+    """The tiles of one program: one, every ``programs``-th, or a run of them. Consumers take turns."""
     tile = act.tile
     for before, loop in reversed(around):
         tile = seq(*before, replace(loop, body=tile))
     if grid.programs:
-        start = PROGRAM + team.number * grid.programs if team.number else PROGRAM
-        tile = replace(grid, body=tile, kind="dealt", start=start, programs=team.of * grid.programs)
+        start = PROGRAM + consumer.number * grid.programs if consumer.number else PROGRAM
+        tile = replace(grid, body=tile, kind="dealt", start=start, programs=consumer.of * grid.programs)
     else:
         tile = substitute(tile, {grid.var: PROGRAM})
     return seq(*act.first, tile, *act.last)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transconv.backend_triton import grid_size, is_explicit
+from transconv.backend_triton import grid_size, is_explicit, parameters
 from transconv.cost import estimate
-from transconv.ir import BoxLoad, BoxStore, Fetch, Send, walk
 from transconv.runtime import Plan
 from transconv.schedule import Scheduled, Word, why_not, words
 
@@ -89,8 +88,7 @@ def requirements(plan: Plan) -> list[tuple[str, str]]:
         size = space.layout.span * space.dtype.bytes
         made.append((f"workspace {name}", f"{size} bytes of {space.dtype}"))
     for step in plan.steps:
-        boxed = {n.tensor.name for n in walk(step.kernel)
-                 if isinstance(n, (BoxLoad, BoxStore, Fetch, Send))}
+        boxed = [p.tensor.name for p in parameters(step.kernel) if p.box is not None]
         asks = [f"{grid_size(step.kernel)} programs of {step.schedule.warps} warps"]
         if boxed:
             asks.append(f"descriptors of boxes for {', '.join(sorted(boxed))}, which begin at multiples "

@@ -11,10 +11,10 @@ from math import prod
 from transconv.backend_triton import (
     Launcher,
     SizedLauncher,
-    boxes,
     emit,
     grid_size,
     is_explicit,
+    parameters,
     write,
 )
 from transconv.compute import Compute, Workload
@@ -125,7 +125,7 @@ def _agreed(mains: Planned, target: Target) -> Planned:
 
 def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> str:
     """``name_sizes_1f3a``: computation, workload, and a short digest of everything else."""
-    rest = f"{_subject(workload, compute)} {compute.behind} {schedule} {target.name} {compute.name}"
+    rest = f"{_subject(workload, compute)} {compute.behind} {schedule.key} {target.name} {compute.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
@@ -168,8 +168,7 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     path = write(source, name)
     leave(name, PROBLEM.name, f"{workload} {workload.direction} on {target}")
     leave(name, EMIT.name, source)
-    boxed = boxes(kernel)
-    descriptors = tuple((t, boxed[t.name]) if t.name in boxed else None for t in kernel.params)
+    descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
     digest = digest_of(source, schedule, target)
     if kernel.sizes:
         launcher: Launcher = SizedLauncher(kernel, kernel.sizes, source, path, schedule.warps,
@@ -185,4 +184,5 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
 
 def digest_of(source: str, schedule: Schedule, target: Target) -> str:
     """The key of a kernel's verdict and of the record that it was compiled."""
+    source = source.replace(str(schedule), schedule.key)  # in the comment above the kernel
     return verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")

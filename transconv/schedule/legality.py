@@ -113,7 +113,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.unit == "mma" and compute.b is not None:
         need = shared_bytes(c, compute)
         held = c.c == "box" or _reordered(c, compute)
-        need += c.teams * m * n * compute.c.tensor.dtype.bytes if held else 0
+        need += c.consumers * m * n * compute.c.tensor.dtype.bytes if held else 0
         if need > target.shared_bytes:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
@@ -135,7 +135,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
-    "teams", "keep", "a", "b", "c")
+    "consumers", "keep", "a", "b", "c")
 
 
 @lru_cache(maxsize=4)

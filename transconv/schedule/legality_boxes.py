@@ -1,5 +1,5 @@
-"""The rules of the words ``a b c``, ``via``, ``teams`` and ``keep``: which TMA boxes and which
-warp-specialized kernels are legal. Each returns None, or a sentence that says why not.
+"""Which TMA boxes are legal, and which warp-specialized kernels, whose operands are always boxes: None,
+or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``consumers`` and ``keep``.
 """
 
 from __future__ import annotations
@@ -126,23 +126,23 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     return None
 
 
-def why_not_teams(c: Schedule, compute: Compute, target: Target) -> str | None:
-    if c.teams == 1:
+def why_not_consumers(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.consumers == 1:
         return None
     if c.via != "gluon":
-        return "teams=2: only kernels with via=gluon have consumer warp groups"
+        return "consumers=2: only kernels with via=gluon have consumer warp groups"
     if c.warps != 4:
-        return f"teams=2: each consumer warp group has 4 warps (warps={c.warps})"
+        return f"consumers=2: each consumer warp group has 4 warps (warps={c.warps})"
     if transposed_bytes(c, compute):
-        return "teams=2: this kernel transposes operands, which leaves too few registers for two groups"
+        return "consumers=2: this kernel transposes operands, which leaves two groups too few registers"
     if c.reduce == "stream":
-        return "teams=2: with reduce=stream a program has one tile or two, too few to alternate"
+        return "consumers=2: with reduce=stream a program has one tile or two, too few to alternate"
     tiles, steps = programs(c, compute), k_steps(c, compute)
     if not 0 < c.programs < tiles:
-        return (f"teams=2 take turns at the tiles of one program: say how many programs there are, "
+        return (f"consumers=2 take turns at the tiles of one program: say how many programs there are, "
                 f"fewer than the {tiles} tiles (programs=132)")
     if steps % c.split_k:
-        return f"teams=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+        return f"consumers=2: {steps} steps in {c.split_k} parts make sums of different lengths"
     return None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from transconv.errors import ScheduleError
 from transconv.schedule.packing import letters
 from transconv.schedule.word import Value
-from transconv.schedule.words import WORDS, by_name, words
+from transconv.schedule.words import WORDS, by_name, renamed, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Schedule:
     unroll: int = _DEFAULTS["unroll"]
     regs: str = _DEFAULTS["regs"]
     late: int = _DEFAULTS["late"]
-    teams: int = _DEFAULTS["teams"]
+    consumers: int = _DEFAULTS["consumers"]
     keep: str = _DEFAULTS["keep"]
     stages: int = _DEFAULTS["stages"]
     warps: int = _DEFAULTS["warps"]
@@ -65,11 +65,19 @@ class Schedule:
     more: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
+        return self._text({})
+
+    @property
+    def key(self) -> str:
+        """The text with words that were renamed under their former names, as keys on disk have it."""
+        return self._text({name: former for former, name in renamed().items()})
+
+    def _text(self, called: dict[str, str]) -> str:
         tail = []
         for word in words():
             value = self.word(word.name)
             if word.name not in _HEAD and (word.always or value != word.default):
-                tail.append(f"{word.name}={value}")
+                tail.append(f"{called.get(word.name, word.name)}={value}")
         blocks = " ".join(map(str, self.blocks))
         return f"{blocks} | {self.unit} | a={self.a} b={self.b} | {' '.join(tail)}".strip()
 
@@ -82,6 +90,7 @@ class Schedule:
         table = by_name()
         for token in text.replace("|", " ").split():
             name, eq_sign, value = token.partition("=")
+            name = renamed().get(name, name)
             unit = token in table["unit"].values
             if (word := "unit" if unit else name) in said:
                 raise ScheduleError(f"schedule '{text}': '{word}' is said twice; expected it once")

@@ -53,6 +53,8 @@ class Word:
     always    whether the text form prints the default
     propose   schedules to try in addition to a legal one
     price     the estimated microseconds of a schedule with the word, from those without
+    former    its name in texts from before it was renamed, which are read for one release; keys of what
+              lies on disk go on being made with it
     """
 
     name: str
@@ -66,6 +68,7 @@ class Word:
     always: bool = False
     propose: Propose | None = None
     price: Price | None = None
+    former: str = ""
 
     @cached_property
     def expected(self) -> str:

@@ -76,15 +76,15 @@ WORDS: tuple[Word, ...] = (
     Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, 0 "
          "at every step (`fma`).", (0, 1), "the lanes of a sum are added late (1) or at every step (0)",
          why_not=rules.why_not_late),
-    Word("teams", 1, "2 runs two ping-pong consumer warp groups: one multiplies while the other stores "
-         "(`gluon`).", (1, 2), "tiles are worked at by one team, or by two in turns",
-         why_not=boxes.why_not_teams, together=("programs", "warps", "split_k")),
+    Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
+         "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
+         why_not=boxes.why_not_consumers, together=("programs", "warps", "split_k"), former="teams"),
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
-         together=("programs", "split_k", "teams")),
+         together=("programs", "split_k", "consumers")),
     Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
          range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
-    Word("warps", 4, "Warps per program; with `teams=2`, per team.", (1, 2, 4, 8, 16, 32),
+    Word("warps", 4, "Warps per program; with `consumers=2`, per consumer.", (1, 2, 4, 8, 16, 32),
          "the number of warps is a power of two up to 32", draw=(1, 2, 4, 4, 8), always=True),
     Word("via", "tl", "`tl` emits Triton, which manages shared memory and barriers; `gluon` emits a "
          "warp-specialized Gluon kernel that does so itself.", ("tl", "gluon"),
@@ -104,6 +104,12 @@ def words() -> tuple[Word, ...]:
 @cache
 def by_name() -> dict[str, Word]:
     return {w.name: w for w in words()}
+
+
+@cache
+def renamed() -> dict[str, str]:
+    """The words of today by what older texts call them."""
+    return {w.former: w.name for w in words() if w.former and w.former not in by_name()}
 
 
 @cache
@@ -150,7 +156,7 @@ def unregister(name: str) -> None:
 
 
 def _changed() -> None:
-    for view in (words, by_name, priced, proposing):
+    for view in (words, by_name, renamed, priced, proposing):
         view.cache_clear()
 
 

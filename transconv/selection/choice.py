@@ -56,8 +56,8 @@ class Choice:
         measured = f"{self.row.us:.4g} us, the fastest of {self.row.tried} tried"
         if not self.away:
             return f"tuned for this problem on {self.row.machine}: {measured}"
-        return (f"like the schedule tuned for {self.row.problem} {self.row.prop}"
-                f"{' ' + self.row.epilogue if self.row.epilogue else ''} on {self.row.machine} "
+        return (f"like the schedule tuned for {self.row.problem} {self.row.direction}"
+                f"{' ' + self.row.kind if self.row.kind else ''} on {self.row.machine} "
                 f"({measured}; distance {self.away:.2g})")
 
 

@@ -121,25 +121,25 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
 
 def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 target: Target) -> Iterator[Schedule]:
-    """The persistent forms of a schedule: with as many programs as needed; with two ping-pong consumers;
-    and with operand B resident, if all tiles of a program multiply the same boxes of it."""
+    """As many programs as are needed; one consumer at each tile, or two in turns; and what all tiles of
+    one multiply is kept."""
     made = [replace(schedule, programs=needed(schedule, compute, target))]
     stages = _stages(m, n, k, schedule.c, 2, 0, compute, target)
     if schedule.warps == 4 and stages >= FEWEST and not transposed_bytes(schedule, compute):
-        made.append(replace(made[0], teams=2, stages=stages))
+        made.append(replace(made[0], consumers=2, stages=stages))
     yield from made
     if tiles_along(schedule, compute, "N") == tiles_along(schedule, compute, "B") == schedule.split_k == 1:
         for each in made:
             stays = k_steps(schedule, compute) * k * n * compute.a.tensor.dtype.bytes
-            stages = _stages(m, n, k, schedule.c, each.teams, 0, compute, target, stays)
+            stages = _stages(m, n, k, schedule.c, each.consumers, 0, compute, target, stays)
             if stages >= FEWEST:
                 yield replace(each, keep="b", stages=stages)
 
 
-def _stages(m: int, n: int, k: int, c: str, teams: int, transposed: int, compute: Compute,
+def _stages(m: int, n: int, k: int, c: str, consumers: int, transposed: int, compute: Compute,
             target: Target, kept: int = 0) -> int:
     """The number of stages that fit shared memory beside the tiles to be stored. ``transposed``: bytes of
     a step that are transposed; ``kept``: bytes of B if it is resident and thus not part of a stage."""
-    waiting = teams * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
+    waiting = consumers * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
     stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + transposed
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)

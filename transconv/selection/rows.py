@@ -15,7 +15,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from transconv.compute import Workload
@@ -33,8 +33,8 @@ class Row:
     Texts are parsed when rows of their group are needed."""
 
     problem: str
-    prop: str
-    epilogue: str
+    direction: str
+    kind: str
     machine: str
     schedule: str
     us: float
@@ -50,11 +50,12 @@ class Row:
     @property
     def key(self) -> tuple[str, str, str, str]:
         """Workload and machine; of two rows with one key the newer one counts."""
-        return self.problem, self.prop, self.epilogue, self.machine
+        return self.problem, self.direction, self.kind, self.machine
 
 
 DIGITS = "%.6g"
-COLUMNS = tuple(f.name for f in fields(Row))
+HEADINGS = {"direction": "prop", "kind": "epilogue"}  # what files call a field, where they differ
+COLUMNS = {HEADINGS.get(f.name, f.name): f.name for f in fields(Row)}
 FORMER = {"config": "schedule"}  # names of columns in older files
 
 
@@ -91,11 +92,11 @@ def of_mapping(found: Any) -> Row | None:
     """A row from a mapping of its columns; None if one is missing or invalid."""
     try:
         found = {FORMER.get(name, name): value for name, value in found.items()}
-        if set(found) != set(COLUMNS):
+        if set(found) != {*COLUMNS}:
             return None
         if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):
             return None
-        texts = {c: str(found[c]) for c in COLUMNS}
+        texts = {field: str(found[c]) for c, field in COLUMNS.items()}
         numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),
                    "lowering": int(texts["lowering"])}
         row = Row(**{**texts, **numbers})  # type: ignore[arg-type]
@@ -116,7 +117,7 @@ def write_rows(rows: Iterable[Row]) -> str:
 
 def mapping(row: Row) -> dict[str, Any]:
     """The row as a JSON object."""
-    return asdict(row)
+    return dict(zip(COLUMNS, astuple(row), strict=True))
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:

@@ -148,7 +148,7 @@ def grouped(rows: Iterable[Row]) -> Groups:
     """Rows by group, without those that no front end can parse."""
     found: Groups = {}
     for row in rows:
-        about = workload_of(row.problem, row.prop)
+        about = workload_of(row.problem, row.direction)
         if about is not None:
             found.setdefault(about.group(row.machine), []).append(row)
     return found

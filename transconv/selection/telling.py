@@ -66,7 +66,7 @@ def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
             f"{'programs' if schedule.programs else 'multiprocessors'} "
             f"{'is' if w.tiles == 1 else 'are'} {waves:.3g} waves, "
             f"{idle:.0%} of the last one idle; "
-            f"{'two teams take turns at them; ' if schedule.teams > 1 else ''}"
+            f"{'two consumers take turns at them; ' if schedule.consumers > 1 else ''}"
             f"{_counted(w.steps, 'step')} of {w.m * w.group}x{w.n}x{w.k}; "
             f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
             f"{_wasted(schedule)}; "

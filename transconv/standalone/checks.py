@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from transconv.compute import OPS, Compute
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.conv import ConvWorkload, Epilogue
 from transconv.errors import Unsupported
 from transconv.ir import f32, free_vars
 from transconv.standalone.package import Operand, Package
@@ -45,17 +45,10 @@ def of_convolution(package: Package, workload: ConvWorkload) -> dict[str, Any]:
     return {
         "result": workload.result, "direction": workload.direction,
         "a": a, "b": b, "eps": _power(eps), "tf32": _power(tf32) if tf32 else "",
-        "terms": _terms(p, prop), "shapes": p.shapes, "pad": pads, "ndims": p.ndims,
+        "terms": workload.terms, "shapes": p.shapes, "pad": pads, "ndims": p.ndims,
         "stride": p.stride, "dilation": p.dilation, "groups": p.g,
         "epilogue": _epilogue(workload.epilogue, p.ndims, _power(eps)),
         "blocks": {t.name: _blocks(t) for t in package.tensors if t.strides is None}}
-
-
-def _terms(p: ConvProblem, prop: Prop) -> int:
-    """How many products one element of the result sums at most."""
-    if prop is Prop.BWD_W:
-        return p.mb * prod(p.o)
-    return prod(p.k) * (p.icg if prop is Prop.FWD else p.ocg)
 
 
 def _power(x: float) -> str:

@@ -54,7 +54,7 @@ def _top(package: Package) -> dict[str, Any]:
         "Triton's interpreter, and for GPUs that have room for its tiles")
     about = list(package.about)
     if (workload := package.plan.workload) and isinstance(workload, ConvWorkload):
-        about.insert(0, _meaning(workload))
+        about.insert(0, workload.meaning)
     why = checks.why_not_interpreted(package)
     return {"name": package.name, "title": package.title, "about": about, "version": __version__,
             "target": target, "triton": f"made with {triton_version()}",
@@ -63,13 +63,6 @@ def _top(package: Package) -> dict[str, Any]:
             "interpretable": not why, "why_not_interpreted": why,
             "tensors": [{"name": t.name, "dtype": t.dtype.torch, "shape": t.held[0],
                          "strides": t.held[1], "note": _note(t)} for t in package.tensors]}
-
-
-def _meaning(workload: ConvWorkload) -> str:
-    says = {"fwd": "the convolution", "bwd_d": "the gradient of its input, or a transposed convolution",
-            "bwd_w": "the gradient of its weight"}
-    behind = f", then {workload.epilogue}" if workload.epilogue else ""
-    return f"{workload.result} is {says[workload.direction]}{behind}."
 
 
 def _quoted(name: str) -> str:

@@ -166,8 +166,11 @@ def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
         check_same(input, "bias", bias)
 
 
-def check_same(input: torch.Tensor, role: str, other: torch.Tensor) -> None:
-    """RuntimeError unless a tensor has the type and device of the input."""
+def check_same(input: torch.Tensor | None, role: str, other: torch.Tensor | None) -> None:
+    """RuntimeError unless both are there, of one type and on one device. torch's schemas take None for
+    a tensor."""
+    if input is None or other is None:
+        raise RuntimeError(f"Expected a tensor, but got None as {'input' if input is None else role}")
     if other.dtype == input.dtype and other.device == input.device:
         return
     text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "

@@ -110,7 +110,7 @@ def _norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | N
     if user is None or user.op != "call_module":
         return None
     norm: Any = traced.get_submodule(str(user.target))
-    good = (type(norm) is _NORMS[len(conv.kernel_size)] and not norm.training
+    good = (type(norm) is _NORMS.get(len(conv.kernel_size)) and not norm.training
             and norm.running_mean is not None and not is_hooked(norm)
             and not _is_read(traced, str(node.target)))
     return user if good else None

@@ -66,7 +66,7 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
           output_padding: Any, dilation: Any, groups: Any, residual: Any = None) -> Tensor:
     """The way of calls that were never seen: to what watches them, to the operator, or to a route."""
     given, numbers = (input, weight, bias, residual), (stride, padding, output_padding, dilation, groups)
-    present = [t for t in given if t is not None]
+    present = [input, weight, *(t for t in (bias, residual) if t is not None)]
     if not torch.compiler.is_compiling() and has_torch_function(present):
         seen: Tensor = dispatch.handle(
             f.public, present, input, weight, bias, stride, padding, dilation, groups,

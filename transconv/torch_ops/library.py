@@ -45,6 +45,7 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> 
 def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
+    _check_mask(mask)
     shapes.check_grad(grad, input, weight,
                       operators.resolve(input, weight, None, given))
     channels_last = shapes.channels_last_result(input, weight)
@@ -88,6 +89,11 @@ class Convolution(torch.autograd.Function):
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
 
+def _check_mask(mask: Sequence[bool]) -> None:
+    if len(mask) != 3:
+        raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
+
+
 class ConvolutionBackward(torch.autograd.Function):
     """``apply(grad_output, input, weight, *numbers, mask)``. The gradients are linear in grad_output
     and in one of input, weight each. For cotangents a, b, c of (dx, dw, db):
@@ -99,8 +105,7 @@ class ConvolutionBackward(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
         *given, mask = numbers
-        if len(mask) != 3:
-            raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
+        _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         text = operators.spelled(p)
@@ -145,9 +150,9 @@ _apply: Any = Convolution.apply
 _apply_backward: Any = ConvolutionBackward.apply
 
 
-def dual(input: Tensor) -> bool:
+def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
-    if forward_ad._current_level < 0:
+    if forward_ad._current_level < 0 or input is None:
         return False
     if input.device.type not in execute.replaced:  # else torch's operator comes back to us
         stats.handed_over("transform:forward_ad")
@@ -155,9 +160,8 @@ def dual(input: Tensor) -> bool:
 
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    if torch._C._are_functorch_transforms_active():  # they know the derivatives of torch's operators
-        return torch.convolution(input, weight, bias, *numbers)
-    if dual(input):
+    # Transforms know the derivatives of torch's operators.
+    if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, bias, numbers)
         return execute.aten_forward(input, weight, bias, p, dual=True)
     run = _apply if differentiated(input, weight, bias) else Convolution.forward
@@ -168,11 +172,8 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbe
 def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
                                *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
-    if torch._C._are_functorch_transforms_active():
-        found = torch.ops.aten.convolution_backward.default(
-            grad, input, weight, [grad.shape[1]] if mask[2] else None, *numbers)
-        return tuple(grad.new_empty(0) if t is None else t for t in found)
-    if dual(input):
+    _check_mask(mask)
+    if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
         made_by_torch = execute.aten_backward(grad, input, weight, p, mask, dual=True)

@@ -21,7 +21,7 @@ Found = dict[str, Any]
 SHARE = 0.4  # of the GPU's memory that kept workloads may take
 
 
-def compile_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "") -> Found:
+def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "") -> Found:
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal
     is not told here: whoever measures meets it again."""
     from transconv.verify.case import device, warm
@@ -29,7 +29,7 @@ def compile_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "
 
     start = time.perf_counter()
     try:
-        compiled = timed(problem, prop, epilogue).plan(schedule)
+        compiled = timed(text, direction, behind).plan(schedule)
     except (ScheduleError, Unsupported):
         return {}
     found: Found = {"lower_s": time.perf_counter() - start, "kernels": len(compiled.steps)}
@@ -44,11 +44,11 @@ _cases: OrderedDict[tuple[str, str, str], Timed] = OrderedDict()
 _clocks: list[Any] = []
 
 
-def measure_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "",
+def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "",
                   budget_ms: float = 30.0) -> Found:
     """Check a schedule on exact data, then time it on random data. ``verdict``: right, wrong or refused,
     with a reason."""
-    case = case_of(problem, prop, epilogue)
+    case = case_of(text, direction, behind)
     try:
         compiled = case.plan(schedule)
     except (Unsupported, ScheduleError) as refusal:
@@ -65,11 +65,11 @@ def measure_trial(problem: str, prop: str, epilogue: str = "", schedule: str = "
     return found
 
 
-def case_of(problem: str, prop: str, epilogue: str) -> Timed:
+def case_of(text: str, direction: str, behind: str) -> Timed:
     """A workload with its tensors, from among those kept."""
     from transconv.verify.timed import timed
 
-    key = (problem, prop, epilogue)
+    key = (text, direction, behind)
     if key in _cases:
         _cases.move_to_end(key)
         return _cases[key]

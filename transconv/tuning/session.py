@@ -27,6 +27,8 @@ COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue",
            "machine", "trial", "origin", "rank", "config", "estimate", "us", "p20", "p80",
            "method", "verdict", "reason", "max_err", "lower_s", "triton_s", "device", "torch",
            "triton", "lowering")
+NAME = "layer"  # the column of what people call a workload
+ASKED = ("problem", "prop", "epilogue")  # the columns of its text, its direction, what is behind its sums
 SECONDS = ("lower_s", "triton_s")
 KEY = ("problem", "prop", "epilogue", "machine", "config", "triton", "lowering")
 
@@ -60,6 +62,11 @@ class Job:
     @property
     def key(self) -> tuple[str, str, str]:
         return self.workload.text, self.workload.direction, self.workload.behind
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.about.get(NAME, "")
 
     def phases(self) -> list[Compute]:
         """What one schedule must serve; empty where there is nothing to compute."""
@@ -135,7 +142,7 @@ class Session:
             try:
                 self._open(job)
             except TransconvError as error:
-                say(f"{job.about.get('layer', '')} {job.workload.title}: not tuned: {error}")
+                say(f"{job.name} {job.workload.title}: not tuned: {error}")
             if job.search is not None:
                 for _ in job.search.asked:
                     skip()
@@ -154,7 +161,7 @@ class Session:
         job.search = search
 
     def _same(self, row: Found, job: Job) -> bool:
-        wanted = dict(zip(("problem", "prop", "epilogue"), job.key, strict=True)) | {
+        wanted = dict(zip(ASKED, job.key, strict=True)) | {
             c: self.versions[c] for c in ("triton", "lowering", "machine")}
         return all(row[c] == v for c, v in wanted.items())
 
@@ -165,8 +172,8 @@ class Session:
             return []
         made = []
         for trial in job.search.next():
-            problem, prop, epilogue = job.key
-            what = {"problem": problem, "prop": prop, "epilogue": epilogue,
+            text, direction, behind = job.key
+            what = {"text": text, "direction": direction, "behind": behind,
                     "schedule": str(trial.schedule)}
             second = Task("gpu", what | {"budget_ms": self.limits.budget_ms}, self.limits.trial_s)
             first = Task("compile", what, self.limits.compile_s, then=second)
@@ -191,10 +198,9 @@ class Session:
             told: Found = {"verdict": word, "reason": " ".join(error.split())[:500]}
         else:
             told = {k: v for k, v in found.items() if k != "trace"}
-        problem, prop, epilogue = job.key
-        row = {**job.about, **self.versions, "problem": problem, "prop": prop,
-               "epilogue": epilogue, "trial": len(job.search.times), "origin": trial.origin,
-               "rank": trial.rank, "config": str(trial.schedule), "estimate": trial.estimate,
+        row = {**job.about, **self.versions, **dict(zip(ASKED, job.key, strict=True)),
+               "trial": len(job.search.times), "origin": trial.origin, "rank": trial.rank,
+               "config": str(trial.schedule), "estimate": trial.estimate,
                **self.seconds.get(id(first), {}), **told}
         self.log.add(row)
         self._tell(job, job.search, trial.schedule, row)
@@ -218,7 +224,7 @@ class Session:
     def _line(self, job: Job) -> str:
         """What came of a job, for people."""
         assert job.search is not None
-        head = f"{job.about.get('layer', '')[:28]:28} {job.workload.direction:5}"
+        head = f"{job.name[:28]:28} {job.workload.direction:5}"
         best = job.search.best
         if best is None:
             return f"{head} none of {len(job.search.times)} trials was right"
@@ -235,17 +241,17 @@ def of_log(log: Iterable[Found]) -> list[Row]:
     for row in log:
         if row["verdict"] != "right" or not number(row, "us"):
             continue
-        about = store.workload_of(row["problem"], row["prop"], row["epilogue"])
+        text, direction, behind = (row[c] for c in ASKED)
+        about = store.workload_of(text, direction, behind)
         if about is None:
             continue
-        kind = about.kind
-        key = (row["problem"], row["prop"], kind, row["machine"], row["triton"], row["lowering"])
+        key = (text, direction, about.kind, row["machine"], row["triton"], row["lowering"])
         tried[key] = tried.get(key, 0) + 1
         if key not in best or float(row["us"]) < float(best[key]["us"]):
             best[key] = row
-    return [Row(row["problem"], row["prop"], key[2], row["machine"], row["config"],
-                float(row["us"]), tried[key], int(row["lowering"]), row["triton"])
-            for key, row in best.items()]
+    return [Row(text, direction, kind, row["machine"], row["config"], float(row["us"]), tried[key],
+                int(row["lowering"]), row["triton"])
+            for key, row in best.items() for text, direction, kind in [key[:3]]]
 
 
 def log_path(database: Path) -> Path:

@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from transconv import knobs
+from transconv import knobs, runtime
 from transconv.compute import Compute
 from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import ScheduleError
@@ -117,10 +117,15 @@ class Case:
     def after(self) -> Epilogue:
         return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
 
-    def plan(self, schedule: str | Schedule = "") -> Compiled:
-        """Raises ScheduleError or Unsupported, which are refusals, not failures."""
-        return compiler.plan(self.problem, self.prop, self.target, schedule or None, self.after,
-                             aligned=not self.shift, deterministic=self.deterministic, keeps=False)
+    def plan(self, schedule: str | Schedule | None = "") -> Compiled:
+        """What the passes make in this process. Raises ScheduleError or Unsupported, which are refusals,
+        not failures."""
+        asked = compiler.question(self.problem, self.prop, self.target, self.after,
+                                  aligned=not self.shift, deterministic=self.deterministic)
+        if isinstance(schedule, str):
+            schedule = Schedule.parse(schedule) if schedule else None
+        return runtime.plan(asked.workload, asked.target, schedule, asked.deterministic, Compiled,
+                            keeps=False)
 
     def plan_of(self, schedules: Sequence[str]) -> Compiled:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them

@@ -1,4 +1,4 @@
-"""Two teams that take turns, compiled: both multiply whole groups of rows, nothing is spilt, and the
+"""Two consumers that take turns, compiled: both multiply whole groups of rows, nothing is spilt, and the
 matrix unit is not made to wait after every product."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import jobs_of
 
 SM90 = TARGETS["sm_90"]
-BOXES = "mma | a=box b=box | swap=1 programs=132 teams=2 warps=4 via=gluon"
-CASES = [  # and how the products of a team are cut, and how many of them there are in a step
+BOXES = "mma | a=box b=box | swap=1 programs=132 consumers=2 warps=4 via=gluon"
+CASES = [  # and how the products of a consumer are cut, and how many of them there are in a step
     ("mb32ic64ih224oc64oh224kh3ph1", Prop.FWD, f"oh:8 ow:32 oc:64 ic:64 | {BOXES} c=box stages=4",
      "64x256x16", 4),
     ("mb16ic128ih160oc256oh80kh3sh2ph1", Prop.BWD_D,
@@ -21,13 +21,13 @@ CASES = [  # and how the products of a team are cut, and how many of them there 
     ("ic1280ih32oc1280oh32kh3ph1", Prop.BWD_W, f"ic:128 oc:128 oh:8 ow:8 | {BOXES} stages=6",
      "64x128x16", 8),
 ]
-WARPS = 12  # two teams of four, and the one that fetches, which counts as four
+WARPS = 12  # two consumers of four, and the one that fetches, which counts as four
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "schedule", "shape", "products"), CASES,
                          ids=[str(c[1]) for c in CASES])
-def test_both_teams_multiply(text: str, prop: Prop, schedule: str, shape: str, products: int) -> None:
+def test_both_consumers_multiply(text: str, prop: Prop, schedule: str, shape: str, products: int) -> None:
     problem = ConvProblem.parse(f"{text} dt=bf16 tag=nhwc")
     (job,) = jobs_of(problem, prop, SM90, Schedule.parse(schedule), None, "sass")
     (found,) = compile_offline([job])

@@ -1,0 +1,37 @@
+"""The parameters of a kernel: a tensor is given by its address, or by a descriptor of its boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transconv.ir import BoxLoad, BoxStore, Fetch, Kernel, Send, Tensor, find
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``box``: the extents of the boxes that the tensor is moved in; None where it is given by its
+    address."""
+
+    tensor: Tensor
+    box: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the text calls it."""
+        return self.tensor.name if self.box is None else box_name(self.tensor.name)
+
+    def __str__(self) -> str:
+        return str(self.tensor) + ("" if self.box is None else f" in boxes of {list(self.box)}")
+
+
+def parameters(kernel: Kernel) -> tuple[Parameter, ...]:
+    """A kernel's parameters, in order."""
+    read: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+    copied: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    boxes = {x.tensor: x.extents for x in read} | {x.tensor: x.piece.buffer.extents for x in copied}
+    return tuple(Parameter(p, boxes.get(p)) for p in kernel.params)
+
+
+def box_name(name: str) -> str:
+    """What a text calls the descriptor of the tensor of this name."""
+    return f"{name}_box"
