@@ -64,13 +64,16 @@ def test_several_results_and_several_operands_are_written_too() -> None:
     (lambda: ours.fold(X, (4, 5), b"same"), RuntimeError),
     (lambda: ours.interpolate(torch.nested.nested_tensor([X, X])), ValueError),
     (lambda: ours.linear(X, X[0].double()), RuntimeError),
+    (lambda: ours.cat([X[0, 0, 0], X[0, 0, 1]]), RuntimeError),
+    (lambda: ours.pixel_unshuffle(X, 0), RuntimeError),
+    (lambda: make_fx(lambda t: ours.pixel_shuffle(t, 0))(X[None]), RuntimeError),
     (lambda: ours.linear(X, X[0], X[0, :, 0].double()), RuntimeError),
     (lambda: ours.matmul(X, X[0].T.half()), RuntimeError),
     (lambda: doubled(X[0].to_sparse()), TensorError),
     (lambda: doubled(torch.nested.nested_tensor([X[0]])), TensorError),
     (lambda: make_fx(lambda t: ours.pixel_unshuffle(t, 1.0))(X), TypeError),
     (lambda: make_fx(lambda t: ours.var(t, keepdim=torch.int32))(X), TypeError),
-    (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError)], ids=range(16))
+    (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError)], ids=range(19))
 def test_the_class_of_an_error_is_torchs(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         wrong()

@@ -159,7 +159,7 @@ def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) ->
             metas = [m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
                      for m in memory]
             return as_tuple(f.torch(*metas, *numbers))
-    except NotImplementedError as error:
+    except (NotImplementedError, ZeroDivisionError) as error:  # torch's kernels judge, or say why not
         raise Unsupported("meta:none", str(error)) from error
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         tell(error, f.name, tensors)

@@ -67,7 +67,7 @@ CAT = declare(Function("cat", lambda *all, **out: torch.cat(all[:-1], all[-1], *
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """torch.cat of tensors of one type. As pad; with ``out`` torch computes."""
     given = tuple(tensors)
-    if not given or not all(isinstance(t, Tensor) for t in given):
+    if not given or not all(isinstance(t, Tensor) and t.dim() for t in given):
         return torch.cat(tensors, dim, out=out)  # type: ignore[arg-type]
     return call(CAT, given, (dim,), out)  # type: ignore[no-any-return]
 
