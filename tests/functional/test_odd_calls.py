@@ -90,3 +90,28 @@ def test_a_graph_holds_a_number_that_is_none() -> None:
         return ours.pad(t, (1, 1), value=float("nan"))
 
     torch.testing.assert_close(make_fx(padded)(X)(X), padded(X), equal_nan=True)
+
+
+def test_interpreted_kernels_round_to_the_nearest_as_chips_do() -> None:
+    values = torch.randn(4096)
+    values[:4] = torch.tensor([float("nan"), float("inf"), 3.4e38, 1.00390625])
+    cast = transconv.computation("""compute cast
+    axes   n=4096
+    read   x = X[n]
+    store  Y[n] = bf16(x)""")
+    torch.testing.assert_close(cast(values), values.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_gradient_that_can_be_differentiated_again_is_as_precise(name: str) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 64).bfloat16(), torch.rand(8, 64).bfloat16()
+
+    def gradient(t: torch.Tensor, again: bool) -> torch.Tensor:
+        t = t.requires_grad_()
+        found, = torch.autograd.grad(getattr(ours, name)(t, 1), t, w.to(t.dtype), create_graph=again)
+        return found.detach().double()
+
+    exact = gradient(x.double(), False)
+    once, again = ((gradient(x, a) - exact).abs().max() for a in (False, True))
+    assert again <= 1.5 * once

@@ -30,14 +30,22 @@ def _exponential(make: Any) -> Any:
 
 
 def _softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Tensor, ...]:
-    y, dtype = values["Y"], g.dtype
+    y, dtype = _widened(values["Y"]), g.dtype
+    g = _widened(g)
     found = y * (g - (y * g).sum(numbers[0], keepdim=True))
     return (found.to(numbers[2] or dtype),)
 
 
 def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Tensor, ...]:
-    found = g - values["Y"].exp() * g.sum(numbers[0], keepdim=True)
-    return (found.to(numbers[2] or g.dtype),)
+    y, dtype = _widened(values["Y"]), g.dtype
+    g = _widened(g)
+    found = g - y.exp() * g.sum(numbers[0], keepdim=True)
+    return (found.to(numbers[2] or dtype),)
+
+
+def _widened(t: Tensor) -> Tensor:
+    """As kernels compute: of 16 bits in f32."""
+    return t.float() if t.dtype.itemsize == 2 else t
 
 
 SOFTMAX = declare(Function("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
