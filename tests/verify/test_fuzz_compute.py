@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def drawn() -> list[ComputeTrial]:
-    return [draw_trial("kinds", n) for n in range(140)]
+    return [draw_trial("a", n) for n in range(60)]
 
 
 def test_trials() -> None:
     """`python -m transconv fuzz --computes` runs more."""
-    bad = [row for n in range(12) if (row := work("3", n, computes=True))["status"] != "passed"]
+    bad = [row for n in range(10) if (row := work("3", n, computes=True))["status"] != "passed"]
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
