@@ -177,7 +177,7 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
 
 @lru_cache(maxsize=1024)
 def _elements(view: View, tiles: tuple[Block, ...], compute: Compute) -> int:
-    """Of a view's tile."""
+    """How many elements a view's tile has."""
     strides = axis_strides(view, compute)
     return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
 

@@ -178,8 +178,8 @@ class Route:
         assert bound is not None
         self.calls_back += 1
         memory = bound.forward.stored[bound.results[0]]
-        if (grad.stride() != memory.strides or grad.data_ptr() & ALIGNMENT or grad.is_neg()
-                or grad._is_zerotensor()):
+        if (grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor()
+                or grad.data_ptr() & ALIGNMENT):
             grad = torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype,
                                        device=grad.device).copy_(grad)
         step = self.gradients[0]
