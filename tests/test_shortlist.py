@@ -31,9 +31,9 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     real = choice.ranked
 
-    def watched(compute, *rest):  # type: ignore[no-untyped-def]
+    def watched(compute, *rest, **named):  # type: ignore[no-untyped-def]
         found.append(compute.name)
-        return real(compute, *rest)
+        return real(compute, *rest, **named)
 
     monkeypatch.setattr(choice, "ranked", watched)
     return found

@@ -137,6 +137,16 @@ def test_sizes_outside_are_refused_before_a_launch(monkeypatch: pytest.MonkeyPat
         plan.launch(X=torch.zeros(8, 4).T, Y=torch.zeros(4, 8))
 
 
+def test_sizes_are_told_by_what_is_computed_from_them() -> None:
+    """A dimension of M*2 + 1 tells M; one that no M makes is refused."""
+    lines = "    tensor X f32 [M*2 + 1, K]\n    tensor Y f32 [M + 3, K]\n    axes"
+    text = MAP.replace("    axes", lines).replace("X[m, k]", "X[m*2, k]")
+    plan = built(parse(text), "m.k:64 | fma")
+    assert plan.sizes_of({"X": torch.zeros(11, 8), "Y": torch.zeros(8, 8)}) == {"M": 5, "K": 8}
+    with pytest.raises(TensorError, match="Y: expected shape"):
+        plan.check({"X": torch.zeros(11, 8), "Y": torch.zeros(9, 8)})
+
+
 def test_every_requirement_can_be_broken() -> None:
     for compute in (parse(MAP), layer(Prop.FWD)[0]):
         assert compute.named is not None

@@ -302,7 +302,7 @@ def test_compiled_running_statistics() -> None:
 
 def test_the_operators_keep_torchs_rules() -> None:
     x = torch.randn(2, 3, requires_grad=True)
-    torch.library.opcheck(operators.function, ("softmax (1, None, None,)", [x]))
+    torch.library.opcheck(operators.function, ("softmax 1 (1, None, None,)", [x]))
     text = "compute twice\n axes n=3\n read x = X[n]\n store Y[n] = x + x"
     torch.library.opcheck(operators.compute, (text, [torch.randn(3)]))
     with pytest.raises(RuntimeError, match="expected a call such as"):
@@ -312,7 +312,8 @@ def test_the_operators_keep_torchs_rules() -> None:
 def test_numbers_are_spelled_and_read() -> None:
     f = operators.FUNCTIONS["softmax"]
     numbers = (1, None, torch.bfloat16, (2, -3), True, 0.5, float("inf"), "gelu", "")
-    assert operators.read(operators.spelled(f, numbers)) == (f, numbers)
+    x = torch.ones(1)
+    assert operators.read(operators.spelled(f, (x, None), numbers), [x]) == (f, [x, None], numbers)
 
 
 def test_a_kept_dim_of_all_and_cpu_autocast_are_torchs() -> None:

@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def drawn() -> list[ComputeTrial]:
-    return [draw_trial("kinds", n) for n in range(140)]
+    return [draw_trial("a", n) for n in range(60)]
 
 
 def test_trials() -> None:
     """`python -m transconv fuzz --computes` runs more."""
-    bad = [row for n in range(18) if (row := work("3", n, computes=True))["status"] != "passed"]
+    bad = [row for n in range(10) if (row := work("3", n, computes=True))["status"] != "passed"]
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
@@ -115,12 +115,16 @@ def test_shrinking_keeps_what_fails() -> None:
 
 
 def test_simpler_trials_are_trials() -> None:
-    """Among them, of sizes that are arguments, numbers."""
-    for trial in [t for t in drawn() if t.compute.named][:2] + drawn()[:2]:
-        found = list(itertools.islice(simpler(trial), 40))
+    for trial in drawn()[:3]:
+        found = list(itertools.islice(simpler(trial), 12))
         assert found and all(parse(t.text) and t != trial for t in found)
-        assert not trial.compute.named or any(len(t.compute.named.names if t.compute.named else ()) < len(
-            trial.compute.named.names) for t in found)
+
+
+def test_sizes_that_are_arguments_become_numbers() -> None:
+    trial = next(t for t in drawn() if t.compute.named)
+    assert trial.compute.named is not None
+    names = trial.compute.named.names
+    assert any(t.compute.named is None or len(t.compute.named.names) < len(names) for t in simpler(trial))
 
 
 def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:

@@ -362,6 +362,10 @@ class Compute:
         yield from (w.view for w in self.writes)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         from transconv.compute.text import write
 
         return write(self)

@@ -43,6 +43,7 @@ from transconv.ir import (
 
 SELECTION = re.compile(r"\bselect\(")
 END = ";;"
+"""The end of a line in a text that is written in one line."""
 WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
 
 

@@ -21,8 +21,8 @@ def adding_us(compute: Compute, target: Target) -> float:
     if not compute.added:
         return 0.0
     tensor = compute.added[0].tensor
-    points = sum(prod(x.size for x in compute.axes if x.name not in compute.reduced)
-                 for _ in compute.added)
+    each = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
+    points = each * len(compute.added)
     places = max(1, min(points, prod(tensor.shape)))
     return meeting_us(prod(tensor.shape), max(4, tensor.dtype.bytes), points / places, target)
 

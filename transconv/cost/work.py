@@ -160,9 +160,7 @@ def along_sum(view: View, compute: Compute) -> bool:
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
-    strides = axis_strides(view, compute)
-    blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
-    elements = prod(b.extent for b in blocks)
+    elements = _elements(view, schedule.blocks, compute)
     size = view.tensor.dtype.bytes
     found = _row_of(view, schedule.blocks, compute)
     if only_along and not along_sum(view, compute):
@@ -175,6 +173,13 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
                  vector * size >= ASYNC, found.run == 1 and elements > 1,
                  only_along and wants_rounding(view, compute))
+
+
+@lru_cache(maxsize=1024)
+def _elements(view: View, tiles: tuple[Block, ...], compute: Compute) -> int:
+    """How many elements a view's tile has."""
+    strides = axis_strides(view, compute)
+    return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
 
 
 @lru_cache(maxsize=1024)  # many schedules have the same blocks

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 from transconv.errors import Unsupported
 from transconv.functional import operators, proof, warm
-from transconv.functional.bound import Bound, Function, Numbers, Values, as_tuple, bind
+from transconv.functional.bound import Function, Numbers, as_tuple, bind
+from transconv.functional.derivatives import apply, apply_in_graph, forward_in_graph
 from transconv.functional.launches import ADDS, aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.torch_ops import routes, stats
@@ -85,7 +86,7 @@ def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
         else:
             route = routes.keep(key, route, [])
     elif route.bound is not None and not casts:
-        warm.note(f, tensors, numbers, route, True in wanted, _general, apply)
+        warm.note(f, tensors, numbers, route, True in wanted, _general)
     route.calls += 1
     if route.bound is None:
         return f.by_torch(tensors, numbers)
@@ -188,75 +189,6 @@ def _refused(f: Function, tensors: Tensors) -> str:
     return why
 
 
-# -- derivatives -----------------------------------------------------------------------------------
-
-
-class _Apply(torch.autograd.Function):
-    """``apply(how, *operands)``: how is a Route, or a Bound inside a graph."""
-
-    @staticmethod
-    def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
-        if isinstance(how, Route):
-            results, saved = how.saving(given)
-        else:
-            results, values = _forward_in_graph(how, given)
-            saved = [values[name] for name in how.saved]
-        ctx.how = how
-        ctx.save_for_backward(*saved)
-        if len(results) > 1:
-            ctx.mark_non_differentiable(*results[1:])
-            return results
-        return results[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
-        how = ctx.how
-        bound = _bound(how)
-        values = dict(zip(bound.saved, ctx.saved_tensors, strict=True))
-        if torch.is_grad_enabled():
-            return None, *_again(bound, values, grad)
-        if how.hands_gradients if isinstance(how, Route) else bound.adds and _deterministic():
-            stats.handed_over(ADDS, f"{bound.function.name}_gradient")
-            return None, *_again(bound, values, grad, differentiable=False)
-        if isinstance(how, Route) and not _watched(grad):
-            return None, *how.backward(values, grad)
-        memory = bound.forward.stored[bound.results[0]]
-        values["G"] = grad.expand(memory.shape)
-        for step in bound.backward:
-            operators.run(bound, step, values)
-        return None, *(values.get(f"d{n}") if on else None
-                       for n, on in zip(bound.operands, bound.wanted, strict=True))
-
-
-def _bound(how: Any) -> Bound:
-    return how.bound if isinstance(how, Route) else how  # type: ignore[return-value]
-
-
-apply: Any = super(torch.autograd.Function, _Apply).apply
-_apply_in_graph: Any = _Apply.apply
-
-
-def _watched(grad: Tensor) -> bool:
-    """Whether the gradient's operations are traced or differentiated, or it is no plain tensor."""
-    return bool(torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
-                or torch._C._are_functorch_transforms_active() or not is_plain(grad))
-
-
-def _again(bound: Bound, values: Values, grad: Tensor,
-           differentiable: bool = True) -> tuple[Tensor | None, ...]:
-    """Gradients in torch's operations, which can be differentiated themselves where asked for."""
-    f = bound.function
-    if f.again is not None:
-        return f.again(values, bound.numbers, grad)
-    with torch.enable_grad():
-        given = [values[name] if name in values else grad.new_zeros(()).expand(shape).requires_grad_()
-                 for shape, name in zip(bound.shapes, bound.operands, strict=True)]
-        made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
-        of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
-        found = iter(torch.autograd.grad(made, of, grad, create_graph=differentiable, allow_unused=True))
-    return tuple(next(found) if on else None for on in bound.wanted)
-
-
 # -- in graphs -------------------------------------------------------------------------------------
 
 
@@ -272,12 +204,6 @@ def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
 
 
-def _forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
-    values = dict(zip(bound.operands, given, strict=True))
-    operators.run(bound, bound.forward, values)
-    return tuple(values[name] for name in bound.results), values
-
-
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     """The operator ``function``, with derivatives where autograd is on."""
     f, tensors, numbers = operators.read(call, given)
@@ -290,8 +216,8 @@ def _function(call: str, given: list[Tensor]) -> list[Tensor]:
         wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()
         try:
             bound = bind(f, tensors, numbers, wanted)
-            made = (as_tuple(_apply_in_graph(bound, *given)) if True in wanted
-                    else _forward_in_graph(bound, tuple(given))[0])
+            made = (as_tuple(apply_in_graph(bound, *given)) if True in wanted
+                    else forward_in_graph(bound, tuple(given))[0])
             return list(made)
         except Unsupported as error:
             why, message = error.reason, error.message

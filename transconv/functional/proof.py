@@ -70,7 +70,7 @@ def _hold(route: Route, given: Sequence[Tensor]) -> None:
             own = torch.Generator(device).manual_seed(SEED)
             g = torch.randn(results[0].shape, generator=own, dtype=results[0].dtype, device=device)
             with torch.no_grad():
-                made = route.backward({n: values[n] for n in bound.saved}, g)
+                made = route.gradients_of([values[n] for n in bound.saved], g)
             if not large:
                 of = [t for t in leaves if t.requires_grad]
                 wanted = torch.autograd.grad(want[0], of, g.to(want[0].dtype))

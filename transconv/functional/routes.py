@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from transconv.errors import Unsupported
 from transconv.functional.bound import Bound, Step, Values
-from transconv.functional.launches import Launch, Memory, aligned, deterministic, launch
+from transconv.functional.launches import Launch, Memory, deterministic, launch
 from transconv.runtime import COMPILING, allocator
 from transconv.torch_ops import stats
-from transconv.torch_ops.route import current_device
+from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -49,8 +50,8 @@ class Started:
 class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
-    __slots__ = ("adds", "bound", "calls", "calls_back", "gradients", "kept", "name", "order", "reason",
-                 "saved", "step")
+    __slots__ = ("adds", "back", "bound", "calls", "calls_back", "gradients", "kept", "name", "order",
+                 "reason", "saved", "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
@@ -61,6 +62,9 @@ class Route:
         self.gradients: list[Started] = []
         self.calls = self.calls_back = 0
         self.adds = bound is not None and bound.adds
+        # Of one launch for all gradients: its operands among what was saved and the result's gradient, and
+        # its stores by operand.
+        self.back: tuple[list[int], list[int | None]] | None = None
 
     @property
     def hands_gradients(self) -> bool:
@@ -116,6 +120,36 @@ class Route:
             return made
         return run
 
+    def bound_saving(self) -> Callable[..., tuple[Any, Sequence[Tensor]]] | None:
+        """``saving`` with nothing left to decide, and of one result that alone; None before the first
+        launch. Counts."""
+        step = self.step
+        begin = None if step is None else step.launch.begin
+        if step is None or begin is None:
+            return None
+        empty, order, kept, saved = _empty, self.order, self.kept, self.saved
+        device = step.launch.device if torch.cuda.device_count() > 1 else None
+        memory = [m for _, m in step.stored]
+        first = memory[0]
+        alone = len(memory) == 1 and order == [*range(len(order))]
+
+        def start(given: tuple[Tensor, ...]) -> tuple[Any, Sequence[Tensor]]:
+            self.calls += 1
+            if device is not None and current_device() != device:
+                results, found = self.saving(given)
+                return results if len(results) > 1 else results[0], found
+            if alone:
+                made = empty(*first)
+                begin(*given, made)
+                known = (*given, made)
+                return made, [known[i] for i in saved]
+            stored = [empty(*m) for m in memory]
+            begin(*[given[i] for i in order], *stored)
+            known = (*given, *stored)
+            kept_of = stored[kept[0]] if len(kept) == 1 else tuple([stored[i] for i in kept])
+            return kept_of, [known[i] for i in saved]
+        return start
+
     def saving(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """The results of the operands, and what gradients need of all values, in the bound's order."""
         bound, step = self.bound, self.step
@@ -137,17 +171,26 @@ class Route:
         step.run(values)
         return tuple([values[name] for name in bound.results]), values
 
-    def backward(self, values: Values, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the operands, None where none is wanted. A gradient that lies in memory unlike
-        the result is copied."""
+    def gradients_of(self, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the operands from what was saved, None where none is wanted. A gradient that
+        lies in memory unlike the result is copied."""
         bound = self.bound
         assert bound is not None
         self.calls_back += 1
         memory = bound.forward.stored[bound.results[0]]
         if (grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor()
-                or not aligned((grad,))):
+                or grad.data_ptr() & ALIGNMENT):
             grad = torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype,
                                        device=grad.device).copy_(grad)
+        step = self.gradients[0]
+        begin = step.launch.begin
+        if self.back is not None and begin is not None and current_device() == step.launch.device:
+            order, found = self.back
+            known = (*saved, grad)
+            made = [_empty(*m) for _, m in step.stored]
+            begin(*[known[i] for i in order], *made)
+            return tuple([None if i is None else made[i] for i in found])
+        values = dict(zip(bound.saved, saved, strict=True))
         values["G"] = grad
         for step in self.gradients:
             step.run(values)
@@ -176,4 +219,10 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     known = [*bound.operands, *stored]
     route.saved = [known.index(name) for name in bound.saved]
     route.gradients = [Started(step, device, is_aligned) for step in backward]
+    if len(route.gradients) == 1:
+        back = route.gradients[0]
+        known, stored = [*bound.saved, "G"], [name for name, _ in back.stored]
+        route.back = ([known.index(name) for name in back.given],
+                      [stored.index(f"d{n}") if on else None
+                       for n, on in zip(bound.operands, bound.wanted, strict=True)])
     return route

@@ -60,19 +60,19 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
     """torch.nn.functional.softmax: exp(input) over its sum along ``dim``, of any shape; ``dtype`` of the
     result, default input's. f16, bf16, f32 and f64 have kernels, the rest is torch's. Raises what torch
     raises: IndexError for a dim out of range, with the operands named."""
-    return call(SOFTMAX, (input,), (dim, dtype, _narrow(input, dtype)))  # type: ignore[no-any-return]
+    return call(SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))  # type: ignore[no-any-return]
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
                 dtype: torch.dtype | None = None) -> Tensor:
     """torch.nn.functional.log_softmax: the logarithm of ``softmax``. Arguments, dtypes and errors as
     there."""
-    return call(LOG_SOFTMAX, (input,), (dim, dtype, _narrow(input, dtype)))  # type: ignore[no-any-return]
+    return call(LOG_SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))  # type: ignore[no-any-return]
 
 
-def _narrow(input: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+def _narrow(input: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """The input's type where the result has another: that of its gradient."""
-    return None if dtype is None or dtype is input.dtype else input.dtype
+    return None if dtype is input.dtype else input.dtype
 
 
 def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:

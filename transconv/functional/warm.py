@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.functional.bound import Function, Numbers, as_tuple
+from transconv.functional.derivatives import function_of
 from transconv.functional.routes import Route
 from transconv.torch_ops import stats, warm
 from transconv.torch_ops.arguments import means_more
@@ -49,10 +50,10 @@ def forget() -> None:
 warm.on_forget(forget)
 
 
-def note(f: Function, tensors: Tensors, numbers: Numbers, route: Route, wanted: bool, onward: Call,
-         apply: Callable[..., Any]) -> None:
+def note(f: Function, tensors: Tensors, numbers: Numbers, route: Route, wanted: bool,
+         onward: Call) -> None:
     """A call found its route the general way, ``onward``: make an entry in front of those of its key.
-    ``apply(route, *tensors)`` makes the differentiable call, for ``wanted`` gradients."""
+    ``wanted``: gradients are."""
     given = [t for t in tensors if t is not None]
     run = route.bound_run()
     first = tensors[0]
@@ -64,7 +65,7 @@ def note(f: Function, tensors: Tensors, numbers: Numbers, route: Route, wanted: 
             _entries.clear()
         depth, others = _entries.get(key, (0, onward))
         if depth < CHAIN and (check := _guard(given)) is not None:
-            start = _differentiable(apply, route) if wanted else run
+            start = function_of(route) if wanted else run
             _entries[key] = depth + 1, _entry(others, check, tensors, numbers, start, f.finish)
 
 
@@ -76,13 +77,6 @@ def _guard(given: list[Tensor]) -> Callable[..., bool] | None:
         return check if check(*given) else None
     except (AttributeError, TypeError, RuntimeError):
         return None
-
-
-def _differentiable(apply: Callable[..., Any], route: Route) -> Callable[..., Any]:
-    def run(*given: Tensor) -> Any:
-        route.calls += 1
-        return apply(route, *given)
-    return run
 
 
 def _entry(others: Call, check: Callable[..., bool], tensors: Tensors, numbers: Numbers,

@@ -62,18 +62,23 @@ class Choice:
 
 
 def ranked(compute: Compute, target: Target, workload: Workload | None = None,
-           most: int = heuristics.MOST) -> list[Choice]:
+           most: int = heuristics.MOST, enough: int = heuristics.MOST) -> list[Choice]:
     """At most ``most`` legal schedules, the most promising first. Without a workload, and for one without
-    tuned rows, the estimate alone ranks them. Raises ScheduleError if none is legal, or if that of
-    TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a warning."""
-    proposed = heuristics.candidates(compute, target, most)
-    choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
+    tuned rows, the estimate alone ranks them, and only ``enough`` are returned. Raises ScheduleError if
+    none is legal, or if that of TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a
+    warning."""
     about = None if workload is None or compute.does != "compute" else workload.about(compute)
-    if about is None or not (rows := about.group(machine(target))):
-        return choices
-    if about.by_user and (given := _given()) is not None:
+    group = about.group(machine(target)) if about is not None else ""
+    if about is not None and group and about.by_user and (given := _given()) is not None:
         return [Choice(fitted(given, compute, target), 0.0)]
-    first = _tuned(choices, compute, target, about, store.rows_of(rows))
+    rows = store.rows_of(group) if group else []
+    twin = about.innermost() if about is not None and group else None
+    spoken = bool(rows) or twin is not None and bool(store.rows_of(twin.group(machine(target))))
+    proposed = heuristics.candidates(compute, target, most if spoken else min(most, enough))
+    choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
+    if about is None or not spoken:
+        return choices
+    first = _tuned(choices, compute, target, about, rows)
     return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
 
 

@@ -82,6 +82,14 @@ def _none(compute: Compute, target: Target) -> ScheduleError:
 
 
 def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
+    seen, ranked = _ranked(compute, target, registered_words())
+    return (c for c in ranked if why_not(c, seen, target) is None)
+
+
+@lru_cache(maxsize=32)  # parts of rows are estimated before they are chosen, and then asked again
+def _ranked(compute: Compute, target: Target,
+            table: tuple[Word, ...]) -> tuple[Compute, tuple[Schedule, ...]]:
+    """The proposals, best estimate first, and the computation that they are for."""
     if any(x.size == 0 for x in compute.axes_of("K")):  # a sum over nothing has no steps
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
@@ -94,7 +102,7 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
                                        str(c) if interpreted else ""))
     if compute.streams and not interpreted:
         ranked = even(ranked, us, compute, target)
-    return (c for c in ranked if why_not(c, compute, target) is None)
+    return compute, tuple(ranked)
 
 
 def _with_words(schedules: dict[Schedule, None], compute: Compute,

@@ -45,7 +45,7 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     if key and (found := _read(DRAWER.get(key), compute, target)):
         return found
     made = [Listed(c.schedule, c.why, c.row is not None)
-            for c in choice.ranked(compute, target, workload)[:count]]
+            for c in choice.ranked(compute, target, workload, enough=count)[:count]]
     if key:
         DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned}
                                      for k in made],

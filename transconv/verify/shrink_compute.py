@@ -99,8 +99,9 @@ def _numbers(lines: Lines) -> Iterator[Lines]:
         return
     words = [w.strip() for w in lines[at].removeprefix("sizes ").split(",")]
     for word in words:
-        rest = [w for w in words if w != word]
         found = re.match(rf"({NAME})=(\d+)", word)
+        gone = rf"\b{found[1]}\b" if found else re.escape(word)  # a size, and what is asked of it
+        rest = [w for w in words if not re.search(gone, w)]
         others = [*lines[:at], *([f"sizes {', '.join(rest)}"] if rest else []), *lines[at + 1:]]
         if found is None:
             yield others

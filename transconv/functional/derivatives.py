@@ -1,0 +1,123 @@
+"""The derivatives of calls: autograd functions whose gradients are kernels of a route, or in graphs the
+operators of a bound formula; torch's operations where gradients are differentiated themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from transconv.functional import operators
+from transconv.functional.bound import Bound, Values, as_tuple
+from transconv.functional.launches import ADDS
+from transconv.functional.routes import Route
+from transconv.torch_ops import stats
+from transconv.torch_ops.dispatch import is_plain
+
+Tensor = torch.Tensor
+
+_deterministic = torch._C._get_deterministic_algorithms
+_grad_enabled = torch.is_grad_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_compiling = torch.compiler.is_compiling
+_transforms = torch._C._are_functorch_transforms_active
+
+
+class Apply(torch.autograd.Function):
+    """``apply(how, *operands)``: how is a Route, or a Bound inside a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
+        if isinstance(how, Route):
+            results, saved = how.saving(given)
+        else:
+            results, values = forward_in_graph(how, given)
+            saved = [values[name] for name in how.saved]
+        ctx.how = how
+        ctx.save_for_backward(*saved)
+        if len(results) > 1:
+            ctx.mark_non_differentiable(*results[1:])
+            return results
+        return results[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        return None, *_gradients(ctx.how, ctx.saved_tensors, grad)
+
+
+apply: Any = super(torch.autograd.Function, Apply).apply
+apply_in_graph: Any = Apply.apply
+
+
+def function_of(route: Route) -> Callable[..., Any]:
+    """The differentiable call of one route, whose forward call has nothing left to look up."""
+    saving = route.bound_saving()
+    if saving is None:
+        return partial(apply, route)
+    start: Callable[..., Any] = saving
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Tensor) -> Any:
+            results, saved = start(given)
+            ctx.save_for_backward(*saved)
+            if results.__class__ is tuple:
+                ctx.mark_non_differentiable(*results[1:])
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+            return _gradients(route, ctx.saved_tensors, grad)
+
+    made: Callable[..., Any] = super(torch.autograd.Function, Own).apply
+    return made
+
+
+def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the operands of a Route, or of a Bound."""
+    routed = how.__class__ is Route
+    bound: Bound = how.bound if routed else how
+    again = _grad_enabled()
+    if not again and routed and not how.hands_gradients and not _watched(grad):
+        return how.gradients_of(saved, grad)  # type: ignore[no-any-return]
+    values = dict(zip(bound.saved, saved, strict=True))
+    if again:
+        return _again(bound, values, grad)
+    if how.hands_gradients if routed else bound.adds and _deterministic():
+        stats.handed_over(ADDS, f"{bound.function.name}_gradient")
+        return _again(bound, values, grad, differentiable=False)
+    memory = bound.forward.stored[bound.results[0]]
+    values["G"] = grad.expand(memory.shape)
+    for step in bound.backward:
+        operators.run(bound, step, values)
+    return tuple(values.get(f"d{n}") if on else None
+                 for n, on in zip(bound.operands, bound.wanted, strict=True))
+
+
+def _watched(grad: Tensor) -> bool:
+    """Whether the gradient's operations are traced or differentiated, or it is no plain tensor."""
+    return bool(_modes() or _compiling() or _transforms() or not is_plain(grad))
+
+
+def _again(bound: Bound, values: Values, grad: Tensor,
+           differentiable: bool = True) -> tuple[Tensor | None, ...]:
+    """Gradients in torch's operations, which can be differentiated themselves where asked for."""
+    f = bound.function
+    if f.again is not None:
+        return f.again(values, bound.numbers, grad)
+    with torch.enable_grad():
+        given = [values[name] if name in values else grad.new_zeros(()).expand(shape).requires_grad_()
+                 for shape, name in zip(bound.shapes, bound.operands, strict=True)]
+        made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
+        of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
+        found = iter(torch.autograd.grad(made, of, grad, create_graph=differentiable, allow_unused=True))
+    return tuple(next(found) if on else None for on in bound.wanted)
+
+
+def forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
+    """The results of a formula by its operator, and all values by name."""
+    values = dict(zip(bound.operands, given, strict=True))
+    operators.run(bound, bound.forward, values)
+    return tuple(values[name] for name in bound.results), values
