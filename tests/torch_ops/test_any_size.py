@@ -124,6 +124,17 @@ def test_layers_of_other_kinds(rank: int, transposed: bool, numbers: dict[str, A
     assert counts() == ({("bwd_d" if transposed else "fwd") + " any size": 3}, {})
 
 
+def test_stride_phases_without_a_tap() -> None:
+    """Their gradients are zeros, which a kernel for any size stores as well."""
+    w = whole(8, 4, 1, 1)
+    for size in (5, 2):
+        x = whole(1, 4, size, size).requires_grad_()
+        made, want = transconv.conv2d(x, w, stride=2), torch.conv2d(x, w, stride=2)
+        grad = whole(*want.shape)
+        assert torch.equal(torch.autograd.grad(made, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
+    assert counts() == ({"fwd any size": 2, "bwd_d any size": 2}, {})
+
+
 def test_an_unequal_padding_under_a_stride_is_refused() -> None:
     """How long dst is does not follow from a problem's text there: a kernel of its own computes it."""
     x, w = whole(1, 4, 6, 6), whole(4, 4, 3, 3)

@@ -88,7 +88,7 @@ class Registry:
         """The plan for sizes: images, then the sides of src. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
         waits = self._look(mode) if len(self.there) + len(self.failed) < len(self.questions) else ""
-        found = [(q, k) for q, k in self.there.items()
+        found = [(q, k) for q, k in list(self.there.items())  # other threads may add some
                  if k.plan.required and all(k.plan.required.meets(*sizes))]
         if not found:
             raise Unsupported(waits or "sizes:refused", self._why_none(sizes))

@@ -40,12 +40,12 @@ class AtSizes:
                                 compute.named.names)
         if self.target.backend == "interpreter":
             each = interpreted(schedule, compute) / programs(schedule, compute)
-            self.unit = (each - 2) / -(-k_steps(schedule, compute) // schedule.split_k)
+            self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
 
     def __call__(self, *sizes: int) -> float:
         many, long, traffic = self.counts(*sizes)
         many, long = many * self.schedule.split_k, -(-long // self.schedule.split_k)
-        if self.unit:
+        if self.target.backend == "interpreter":
             return many * (long * self.unit + 2)
         rates = self.target.rates.triton
         work = replace(self.work, tiles=many, steps=long, traffic=traffic)
