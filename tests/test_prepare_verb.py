@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import transconv
 from tests.test_ready import Processes
 from transconv.__main__ import main
 from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler
-from transconv.runtime import prepared
+from transconv.runtime import collecting, prepared
 
 TEXT = ("compute double\n  tensor X f16 [n=64]\n  tensor Y f16 [n=64]\n  axes n=64\n"
         "  read x = X[n]\n  store Y[n] = x + x\n")
@@ -75,3 +77,25 @@ def test_odd_command_lines(words: list[str], asked: list[str], capsys: pytest.Ca
     except SystemExit as stop:
         assert stop.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1 and not asked
+
+
+def test_kernels_for_any_size_of_a_layer(asked: list[str], tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes of a layer are one set of kernels: the one that calls in place of torch's ask for."""
+    monkeypatch.setenv("TRANSCONV_SIZES", "any")
+    problems = tmp_path / "layer.txt"
+    problems.write_text("mb1ic8ih5oc16oh5kh1ph0\nmb4ic8ih9iw7oc16oh9ow7kh1kw1\n")
+    assert main(["prepare", str(problems), "--prop", "fwd", "--target", "sm_90", "--dtype", "f16",
+                 "--layout", "nhwc"]) == 0
+    wanted = [f"{text} dt=f16 tag=nhwc" for text in (
+        "mb8?ic8ih56?oc16oh56kh1", "mb1?ic8ih14?oc16oh14kh1", "mb16?ic8ih224?oc16oh224kh1")]
+    assert asked == [f"{text.split()[0]} fwd" for text in wanted]
+    transconv.config.cpu, transconv.config.sizes = "interpret", "any"
+    try:
+        with collecting() as questions:
+            x, w = (torch.randn(shape).half().to(memory_format=torch.channels_last)
+                    for shape in ((3, 8, 6, 5), (16, 8, 1, 1)))
+            transconv.conv2d(x, w)
+    finally:
+        transconv.config.cpu, transconv.config.sizes = "fallback", "exact"
+    assert [q.workload.text.removesuffix(" math=ieee") for q in questions] == wanted

@@ -148,6 +148,10 @@ compile = Knob("TRANSCONV_COMPILE", "now, background or never", "now",
                "what a call does whose kernel is not compiled yet: now: it compiles, and waits; "
                "background: torch answers while processes compile; never: torch answers",
                _one_of("now", "background", "never"))
+sizes = Knob("TRANSCONV_SIZES", "exact or any", "exact",
+             "exact: a kernel is made for each size of a layer; any: batch and image sizes are arguments "
+             "of a few kernels for each layer, and a new size compiles nothing",
+             _one_of("exact", "any"))
 passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
               "passes that run, or not, against their default", _switches)
 features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",
@@ -164,8 +168,8 @@ interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, schedule, fallback, compile, passes, features, trust, tuned,
-    interpret)  # type: ignore[assignment]
+    debug, dump, cache, verify, schedule, fallback, compile, sizes, passes, features, trust,
+    tuned, interpret)  # type: ignore[assignment]
 
 
 def given(*prefixes: str) -> dict[str, str]:

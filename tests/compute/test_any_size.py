@@ -10,11 +10,11 @@ import torch
 import transconv
 from transconv.backend_triton import Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.conv import Compiled, ConvProblem, ConvWorkload, Prop, any_size, marked
 from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
 from transconv.ir import For, InterpError, Kernel, find, verify
 from transconv.passes import levels
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build, build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify import any_size as sizes
@@ -200,3 +200,22 @@ def test_machine_code() -> None:
     assert isinstance(found, Resources), found
     assert "HGMMA" in found.words and not found.serialised and not found.spill_bytes
     assert found.words["LDGSTS.128"] == found.words["LDGSTS"]
+
+
+def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is fixed, their bounds are computed: fewer steps than parts, as many, more."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    text, names = marked("mb2?ic16ih9?oc16oh5kh1sh2ph0 dt=f32 tag=nhwc")
+    workload = ConvWorkload(ConvProblem.parse(text), Prop.BWD_W, open=names)
+    words = "ic:16 oc:16 mb.oh.ow:16 | mma | split_k=4 warps=4"
+    plan = build(workload, Target.parse("interpreter"), Schedule.parse(words), None, False, Compiled)
+    assert [type(s.launcher).__name__ for s in plan.steps] == ["SizedLauncher", "Launcher"]
+    for n, h, w in ((1, 1, 1), (1, 8, 32), (3, 7, 13)):  # 1, 4 and 6 steps
+        x, grad, made = (torch.randint(-2, 3, shape).float().to(memory_format=torch.channels_last)
+                         for shape in ((n, 16, h, w), (n, 16, -(-h // 2), -(-w // 2)), (16, 16, 1, 1)))
+        plan.launch(src=x, wei=made.fill_(torch.nan), dst=grad)
+        want = torch.nn.grad.conv2d_weight(x, (16, 16, 1, 1), grad, 2)
+        assert torch.equal(made, want), (n, h, w)
+    (compute,) = workload.computations
+    for stage, judged in after_every_pass(compute, plan, {"MB": 2, "IH": 3, "IW": 5}):
+        assert not judged.problem, (stage, judged.problem)

@@ -64,3 +64,59 @@ def test_beyond_two_to_the_31() -> None:
     assert float(y[-1, -1]) == 4 and float(y[0, 0]) == 1 and bool((y[-1, :-1] == 1).all())
     with pytest.raises(TensorError, match="is not in"):
         plan.launch(X=x[:, :0], Y=y[:, :0])
+
+
+@pytest.mark.gpu
+def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
+    """Three directions, exact for every size; at most six kernels for each, by what is compiled."""
+    import torch
+
+    import transconv
+    from transconv.torch_ops import any_size
+
+    transconv.config.sizes = "any"
+    try:
+        w, b = (torch.randint(-2, 3, shape, device="cuda").bfloat16()
+                for shape in ((64, 64, 3, 3), (64,)))
+        for n, h, width in ((1, 14, 14), (8, 56, 56), (1, 1, 1), (3, 1, 300), (16, 224, 224), (2, 97, 5)):
+            x = torch.randint(-1, 2, (n, 64, h, width), device="cuda").bfloat16()
+            given = [t.detach().requires_grad_() for t in (x, w, b)]
+            made = transconv.conv2d(*given, padding=1)
+            want = torch.conv2d(x.double(), w.double(), b.double(), padding=1)
+            assert torch.equal(made, want.bfloat16()), (n, h, width)
+            grad = torch.zeros_like(made)
+            grad[..., -1:] = 1
+            dx, dw, _ = torch.autograd.grad(made, given, grad)
+            wanted = torch.ops.aten.convolution_backward(
+                grad.double(), x.double(), w.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+                [True, True, False])
+            assert torch.equal(dx, wanted[0].bfloat16()) and torch.equal(dw, wanted[1].bfloat16())
+        for registry in any_size._layers.values():
+            assert not isinstance(registry, str)
+            launchers = [s.launcher for k in registry.there.values() for s in k.plan.steps]
+            sized = [s for s in launchers if isinstance(s, SizedLauncher)]
+            assert sum(s.compiled for s in sized) <= 6 and all(s.compiled <= 1 for s in sized)
+        assert not transconv.stats(reset=True).fallback
+    finally:
+        transconv.config.sizes = "exact"
+
+
+@pytest.mark.gpu
+def test_a_layer_beyond_two_to_the_31() -> None:
+    """More than 2^31 elements on either side, by a kernel that smaller images have compiled."""
+    import torch
+
+    import transconv
+
+    transconv.config.sizes = "any"
+    try:
+        w = torch.ones(64, 64, 1, 1, device="cuda", dtype=torch.float16)
+        for n in (1, 33):
+            x = torch.zeros(n, 64, 1024, 1024, device="cuda", dtype=torch.float16)
+            x = x.to(memory_format=torch.channels_last)
+            x[-1, 3, -1, -1] = 3
+            y = transconv.conv2d(x, w)
+            assert float(y[-1, 5, -1, -1]) == 3 and float(y[-1, :, -1, :-1].abs().max()) == 0
+            assert float(y[0, 0, 0, 0]) == 0
+    finally:
+        transconv.config.sizes = "exact"

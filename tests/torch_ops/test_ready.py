@@ -12,9 +12,9 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.test_ready import Processes
-from transconv.backend_triton import Compilers
+from transconv.backend_triton import Compilers, SizedLauncher
 from transconv.backend_triton.launch import Launcher
-from transconv.conv import compiler
+from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
 from transconv.runtime import prepared, readiness
@@ -27,7 +27,7 @@ class Machine:
     """Whether kernels count as compiled, and the processes that would compile them."""
 
     def __init__(self) -> None:
-        self.compiled, self.processes = False, Processes()
+        self.compiled, self.general, self.processes = False, False, Processes()
 
     def finish(self) -> None:
         self.compiled = True
@@ -162,6 +162,58 @@ def test_explain_says_what_is_being_compiled(machine: Machine) -> None:
     assert "ptxas died" in str(transconv.explain(X, W).parts[0])
     machine.compiled = True
     assert transconv.explain(X, W).parts[0].native
+
+
+# -- kernels whose sizes are arguments --------------------------------------------------------------
+
+
+@pytest.fixture
+def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    monkeypatch.setattr(SizedLauncher, "is_ready", lambda self, aligned: machine.general)
+    yield machine
+    transconv.config.sizes = "exact"
+
+
+def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(
+        sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
+    sized.general = True  # as one that another program has left on disk
+    for _ in range(3):
+        torch.testing.assert_close(transconv.conv2d(X, W, B), torch.conv2d(X, W, B))
+    assert counts() == ({"fwd any size": 3}, {}) and len(sized.processes.jobs) == 1
+    said = transconv.explain(X, W, B).parts[0].why
+    assert said.startswith("the kernel for any size of this layer, by its estimate for this one; requires")
+    assert said.endswith("; it stands in: compiling (a process compiles its kernel)")
+    sized.finish()
+    torch.testing.assert_close(transconv.conv2d(X, W, B), torch.conv2d(X, W, B))
+    assert counts() == ({"fwd": 1}, {})
+
+
+def test_torch_answers_until_a_kernel_for_any_size_is_there(sized: Machine) -> None:
+    transconv.config.sizes = "any"
+    transconv.conv2d(X, W)
+    assert counts() == ({}, {"compiling": 1})
+    assert [job["problem"] for job, _ in sized.processes.jobs] == [
+        "mb8?ic4ih56?oc4oh54kh3", "mb1?ic4ih14?oc4oh12kh3"]
+    sized.general = True
+    _, done = sized.processes.jobs.pop()
+    done({"kernels": 1})
+    for size in (5, 6, 7):  # one of two is there, and stands in
+        x = torch.randn(2, 4, size, 9)
+        torch.testing.assert_close(transconv.conv2d(x, W), torch.conv2d(x, W), rtol=1e-3, atol=1e-3)
+    sized.finish()
+    transconv.conv2d(X, W)
+    assert counts() == ({"fwd any size": 4}, {}) and not sized.processes.jobs
+
+
+def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "Compilers", AtOnce)
+    transconv.config.sizes = "any"
+    report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
+                               progress=False)
+    assert len(report.problems) == 2 and all("ih56?" in p or "ih14?" in p for p in report.problems)
 
 
 # -- prepare ---------------------------------------------------------------------------------------

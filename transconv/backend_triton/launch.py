@@ -113,6 +113,10 @@ class Launcher:
         return (not self.grid or any(a is aligned for _, a in self.kept)
                 or compiled.is_there(self.key, aligned))
 
+    def is_loaded(self, device: int, aligned: bool) -> bool:
+        """Whether the kernel runs on a device already, for tensors so aligned."""
+        return not self.grid or (device, aligned) in self.kept
+
     def _function(self) -> Any:
         with self.lock:
             if self.jit is None:
@@ -191,8 +195,8 @@ class Launcher:
         if start is None:
             return None
         stream = _torch()._C._cuda_getCurrentRawStream
-        if isinstance(start, Direct) and (bound := start.bound(order, device, stream)):
-            return bound
+        if isinstance(start, Direct):
+            return start.bound(order, device, stream)
         address, pick = _torch().Tensor.data_ptr, itemgetter(*order)
 
         def run(*given: Any) -> None:
@@ -215,32 +219,28 @@ class Direct:
                  None, None, None, *pointers)
 
     def bound(self, order: tuple[int, ...], device: int,
-              stream: Callable[[int], Any]) -> Callable[..., None] | None:
-        """The same for those of the given tensors that ``order`` names, in half the time: every
-        address is written out, so this is there for two to five of them."""
-        raw, grid, function, packed = self.raw, self.grid, self.function, self.packed
-        early = self.early
-        a, b, c, d, e = (*order, 0, 0, 0)[:5]
+              stream: Callable[[int], Any]) -> Callable[..., None]:
+        """The same for those of the given tensors that ``order`` names, in half the time."""
+        kernel = self.grid, self.function, self.packed, self.early
+        return written_out(self.raw, kernel, order, (), device, stream)
 
-        def of_two(*given: Any) -> None:
-            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                None, given[a].data_ptr(), given[b].data_ptr())
 
-        def of_three(*given: Any) -> None:
-            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr())
+def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], order: tuple[int, ...],
+                numbers: tuple[int, ...], device: int,
+                stream: Callable[[int], Any]) -> Callable[..., None]:
+    """A function of tensors that starts a kernel (its grid, function, metadata, whether it begins early)
+    with the addresses of those that ``order`` names, and with numbers: each argument is written out."""
+    made: Callable[..., None] = _spelled(order, len(numbers))(raw, *kernel, device, stream, *numbers)
+    return made
 
-        def of_four(*given: Any) -> None:
-            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr(),
-                given[d].data_ptr())
 
-        def of_five(*given: Any) -> None:
-            raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                None, given[a].data_ptr(), given[b].data_ptr(), given[c].data_ptr(),
-                given[d].data_ptr(), given[e].data_ptr())
-
-        return {2: of_two, 3: of_three, 4: of_four, 5: of_five}.get(len(order))
+@lru_cache(maxsize=256)
+def _spelled(order: tuple[int, ...], count: int) -> Any:
+    numbers = "".join(f", n{at}" for at in range(count))
+    addresses = "".join(f", given[{int(at)}].data_ptr()" for at in order)
+    return eval(f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
+                "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
+                f"None{addresses}{numbers})")
 
 
 def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
@@ -269,6 +269,12 @@ def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
     return raw, meta
+
+
+def launch_function(kernel: Any) -> Any:
+    """The launch function of a kernel without boxes that may be called directly; None for others."""
+    entry = _entry(kernel, False)
+    return None if entry is None else entry[0]
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from os.path import isfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from transconv import knobs
 from transconv.cli import computations, options, ranges
 from transconv.compute import Alone
-from transconv.conv import Epilogue, compiler, iter_problems
+from transconv.conv import ConvProblem, Epilogue, Prop, Registry, compiler, iter_problems
 from transconv.disk_cache import replace_named
 from transconv.errors import ProblemError, Unsupported
 from transconv.runtime import Question, prepare
@@ -62,10 +63,18 @@ def questions(words: argparse.Namespace, target: Target) -> list[Question]:
         listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
         listed = [(options.described(words.problem), None)]
-    asked = [compiler.question(options.dressed(p, words), prop, target, epilogue)
-             for p, way in listed for prop in options.props(words) if way is None or way is prop]
+    asked = [q for p, way in listed for prop in options.props(words) if way is None or way is prop
+             for q in _of(options.dressed(p, words), prop, target, epilogue)]
     if not asked:
         raise ProblemError(f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected "
                            "at least one")
     options.some_computable([q.workload.problem for q in asked])  # type: ignore[attr-defined]
-    return asked
+    return list(dict.fromkeys(asked))
+
+
+def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) -> list[Question]:
+    """The question of a problem; with TRANSCONV_SIZES=any those of its layer, which other sizes share."""
+    if knobs.sizes() == "any":
+        with suppress(ProblemError):  # a layer whose kernels are all for given sizes
+            return Registry(problem, prop, target, epilogue, True, False).questions
+    return [compiler.question(problem, prop, target, epilogue)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from transconv.backend_triton import emit
 from transconv.cli import computations, options
 from transconv.compute import Compute, Workload, describe
-from transconv.conv import ConvProblem, ConvWorkload, Prop, build
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, build, marked
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
 from transconv.passes import (
@@ -52,12 +52,24 @@ def add_to(verbs: object) -> None:
 
 def show(words: argparse.Namespace) -> int:
     if found := computations.given(words.problem, options.props(words)):
-        return max(computations.show(c, words) for c in found)
+        shown = max(computations.show(c, words) for c in found)
+        if words.stage is None and not words.diff and "?" in (text := " ".join(words.problem)):
+            for prop in options.props(words):
+                _print_registry(text, prop, options.chip(words.target))
+        return shown
     problem, target = options.problem(words), options.chip(words.target)
     for prop in options.props(words):
         for text in pages(problem, prop, target, words):
             print(text)
     return 0
+
+
+def _print_registry(text: str, prop: Prop, target: Target) -> None:
+    """The kernels for any size of a layer, as calls of torch choose among them."""
+    problem = ConvProblem.parse(marked(text)[0])
+    made = Registry(problem, prop, target, Epilogue(), True, False)
+    print("\n".join(["", f"of {prop} at {problem.shape_text}, with TRANSCONV_SIZES=any:",
+                     *made.told((problem.mb, *problem.i))]))
 
 
 def pages(problem: ConvProblem, prop: Prop, target: Target,

@@ -11,11 +11,12 @@ from transconv.compute.errors import allowed, is_tf32, share_of
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
+from transconv.compute.named_sizes import of_sizes, sizes_of
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
 from transconv.compute.sampled import Found, examine
-from transconv.compute.sized import at_sizes, why_not_any_size
+from transconv.compute.sized import at_sizes, why_not_any_size, with_examples
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.sweeps import Sweep, Sweeps
@@ -30,7 +31,8 @@ __all__ = [
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "OPS", "Op",
     "Read", "Reduction", "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "allowed",
     "at_sizes", "axis_facts", "axis_steps", "axis_strides", "describe", "examine", "execute", "is_exact",
-    "is_tf32", "kernels", "library", "moved", "named", "one_line", "outside", "parse", "parted",
-    "places", "product", "register", "share_of", "table", "total", "touched", "transposed",
-    "unregister", "why_not_any_size", "why_not_lowered",
+    "is_tf32", "kernels", "library", "moved", "named", "of_sizes", "one_line", "outside", "parse",
+    "parted", "places", "product", "register", "share_of", "sizes_of", "table", "total", "touched",
+    "transposed", "unregister", "why_not_any_size", "why_not_lowered",
+    "with_examples",
 ]

@@ -14,7 +14,18 @@ from collections.abc import Sequence
 
 from transconv.compute.expressions import Scope, expression
 from transconv.errors import ComputeError
-from transconv.ir import LARGEST_SIZE, Expr, Size, Sizes, Var, conjuncts, f32, free_vars, value_at
+from transconv.ir import (
+    LARGEST_SIZE,
+    Expr,
+    Size,
+    Sizes,
+    Var,
+    conjuncts,
+    f32,
+    free_vars,
+    index,
+    value_at,
+)
 
 SIZE = re.compile(r"([A-Za-z_]\w*)(?:\s*=\s*(\d+))?(?:\s+in\s+(\d+)\s*\.\.\s*(\d+))?")
 USUAL = 64  # the default example
@@ -44,6 +55,11 @@ def sizes_of(text: str) -> Sizes:
     if reason := made.why_not(made.like):
         raise ComputeError(f"the example does not meet the requirements: {reason}")
     return made
+
+
+def of_sizes(text: str, sizes: Sizes) -> Expr:
+    """An expression of sizes. Raises ComputeError."""
+    return expression(text, Scope({}, f32, whole=index, named=sizes))
 
 
 def _condition(text: str, scope: Scope) -> Expr:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from transconv.compute.compute import Compute
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.extrema import EXTREMA, where_first
-from transconv.compute.named_sizes import sizes_of
+from transconv.compute.named_sizes import of_sizes, sizes_of
 from transconv.compute.prologues import with_prologues
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
@@ -78,8 +78,7 @@ class Reader:
         """A size as a number (the example if it has names) and as an expression of names."""
         if text.isdigit() or self.named is None:
             return int(text), Const(int(text))
-        scope = Scope({}, f32, whole=index, named=self.named)
-        made = simplify(expression(text, scope))
+        made = simplify(of_sizes(text, self.named))
         if made.dtype is not index or find(made, Div):
             raise ComputeError(f"size '{text}'; expected whole numbers and names of sizes")
         return value_at(made, self.named.like), made

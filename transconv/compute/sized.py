@@ -39,6 +39,25 @@ def at_sizes(compute: Compute, values: Values) -> Compute:
     return replace(compute, axes=axes, steps=tuple(map(step, compute.steps)), named=None)
 
 
+def with_examples(compute: Compute, values: Values) -> Compute:
+    """The same computation with other examples of its sizes. Raises ComputeError for sizes that do not
+    meet its requirements."""
+    named = compute.named
+    assert named is not None
+    if reason := named.why_not(values):
+        raise ComputeError(f"{compute.name}: {reason}; it requires {named}")
+
+    def view(of: View) -> View:
+        return View(replace(of.tensor.at(values), extents=of.tensor.extents), of.dims)
+
+    axes = tuple(x if x.extent is None else replace(x, size=value_at(x.extent, values))
+                 for x in compute.axes)
+    steps = tuple(replace(s, view=view(s.view)) if isinstance(s, (Read, Write)) else s
+                  for s in compute.steps)
+    each = tuple(replace(s, like=values[s.name]) for s in named.each)
+    return replace(compute, axes=axes, steps=steps, named=replace(named, each=each))
+
+
 def why_not_any_size(compute: Compute) -> str | None:
     """None if one kernel can have the sizes as arguments, else the reason."""
     return next(_refused(compute), None)

@@ -21,6 +21,7 @@ from transconv.conv.layers import (
 from transconv.conv.plans import Compiled
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem_lists import iter_problems, read_problems, take
+from transconv.conv.registry import Chosen, Registry
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
@@ -29,10 +30,9 @@ from transconv.conv.workload import ConvWorkload, computable, writable
 algorithms = computes  # deprecated alias
 
 __all__ = [
-    "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS", "KINDS",
-    "Layer", "Prop", "SCHEMA", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes",
-    "examine", "for_weights", "from_json", "from_problems", "iter_problems", "marked", "parse_descriptor",
-    "plan_steps", "print_descriptor", "read", "read_problems", "sampled", "select", "spot_check",
-    "take", "writable",
-    "write_tags",
+    "Chosen", "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS",
+    "KINDS", "Layer", "Prop", "Registry", "SCHEMA", "TensorSpec", "algorithms", "any_size", "build",
+    "computable", "computes", "examine", "for_weights", "from_json", "from_problems", "iter_problems",
+    "marked", "parse_descriptor", "plan_steps", "print_descriptor", "read", "read_problems", "sampled",
+    "select", "spot_check", "take", "writable", "write_tags",
 ]

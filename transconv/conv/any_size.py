@@ -1,7 +1,7 @@
 """A convolution whose batch and image sizes are arguments of its kernels.
 
     mb8?ic64ih56?iw56?oc128kh3sh2ph1         in: a problem; a question mark after each size that is any
-    sizes  MB=8 in 1..65535, IH=56 in 2..16384, IW=56 in 2..16384          out: its computations
+    sizes  MB=8 in 1..65535, IH=56 in 1..16384, IW=56 in 1..16384          out: its computations
 
 Filter, strides, dilation, padding and channels are numbers. The sizes of dst follow from those of src, as
 in torch. The relation is that of relation.py; the computations are written as texts.
@@ -10,16 +10,21 @@ in torch. The relation is that of relation.py; the computations are written as t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import lru_cache
 
-from transconv.compute import Compute, parse
+from transconv.compute import Compute, Write, of_sizes, parse, with_examples
+from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import solved
 from transconv.errors import ProblemError
-from transconv.ir import Expr, readable
+from transconv.ir import Expr, Size, Sizes, Tensor, Var, free_vars, readable
+from transconv.simplify import simplify
 
 ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?")
-MOST = {"mb": 65535, "i": 16384}
 POSITIONS = 2**31 - 2**16  # the most points of a result; with those of the last tile they fit 32 bits
+MOST_IMAGES = 65535
+LONGEST = {1: 2**24, 2: 16384, 3: 16384}  # the longest side of an image, by its number of sides
 
 
 def marked(text: str) -> tuple[str, frozenset[str]]:
@@ -35,19 +40,67 @@ def marked(text: str) -> tuple[str, frozenset[str]]:
     return plain, names
 
 
-def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = frozenset({"mb", "id", "ih", "iw"}),
-             ) -> tuple[Compute, ...]:
+ALL = frozenset({"mb", "id", "ih", "iw"})
+"""What may be an argument."""
+
+
+def every(problem: ConvProblem) -> frozenset[str]:
+    """All of a problem's sizes that may be arguments."""
+    return frozenset({"mb", *(f"i{n}" for n in problem.spatial)})
+
+
+def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
+    """The text of a problem with its question marks, which ``marked`` reads back."""
+    head, space, rest = str(replace(problem, name="")).partition(" ")
+    if not re.match(r"(g\d+)?mb", head):  # 2 images are left out
+        head = f"mb{problem.mb}{head}"
+    return re.sub(r"(mb|id|ih|iw)\d+", lambda n: n[0] + "?" * (n[1] in names), head) + space + rest
+
+
+def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL,
+             epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
     """The computations of one direction for any size of ``names``; the problem's sizes are the examples.
     ``BWD_D`` with strides has one for each stride phase, which may run in any order. Raises ProblemError
     for tensors that are not dense."""
-    return tuple(_Written(problem, names).text(prop, phase) for phase in _phases(problem, prop))
+    written = _Written(problem, names)
+    made = tuple(written.text(prop, phase) for phase in phases(problem, prop))
+    return tuple(_behind(c, epilogue) for c in made) if epilogue else made
 
 
-def _phases(p: ConvProblem, prop: Prop) -> list[tuple[int, ...]]:
+def any_tensors(problem: ConvProblem, names: frozenset[str]) -> dict[str, Tensor]:
+    """The tensors of these computations by name, without what takes longer."""
+    written = _Written(problem, names)
+    named = Sizes(tuple(Size(n.upper(), 1) for n in sorted(names)))
+    made = {}
+    for name, sizes in written.shapes().items():
+        extents = tuple(simplify(of_sizes(str(size), named)) for size in sizes)
+        made[name] = Tensor(
+            name, tuple(f"{name}_{dim}" for dim in range(len(sizes))), problem.shapes[name],
+            problem.specs[name].layout, extents=extents if any(map(free_vars, extents)) else ())
+    return made
+
+
+def _behind(compute: Compute, epilogue: Epilogue) -> Compute:
+    """The computation, with what an epilogue does to its sum before it is stored."""
+    total = compute.sum
+    assert total is not None
+    kept = [s for s in compute.steps if not isinstance(s, Write)]
+    after = epilogue.steps(Var(total.name, compute.acc), compute.c)
+    return replace(compute, steps=(*kept, *after), behind=str(epilogue))
+
+
+def phases(p: ConvProblem, prop: Prop) -> list[tuple[int, ...]]:
+    """The stride phases in which src is written, each by a kernel of its own."""
     found: list[tuple[int, ...]] = [()]
     for stride in p.stride if prop is Prop.BWD_D else ():
         found = [(*before, r) for before in found for r in range(stride)]
     return found
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Compute:
+    """The computation of a text without examples: it is that of a layer, whatever its images."""
+    return parse(text)
 
 
 class _Written:
@@ -71,20 +124,21 @@ class _Written:
         pad = p.pad_lo[x] + (p.pad_lo[x] if -p.stride[x] < high - p.pad_lo[x] <= 0 else high)
         free = pad - (p.k[x] - 1) * p.dilation[x] - 1
         if p.stride[x] == 1:
-            return f"{self.i[x]}{free + 1:+d}"
-        return f"({self.i[x]}{free:+d})//{p.stride[x]}+1"
+            return _plus(self.i[x], free + 1)
+        return f"({_plus(self.i[x], free)})//{p.stride[x]}+1"
 
-    def line(self, points: str) -> str:
-        """The ``sizes`` line. The smallest sizes are those for which every stride phase and dst have an
-        element; the product of the axes in ``points`` is at most ``POSITIONS``."""
+    def line(self, points: str, phased: bool) -> str:
+        """The ``sizes`` line. The smallest sizes are those for which dst has an element, and if ``phased``
+        every stride phase; the product of the axes in ``points`` is at most ``POSITIONS``."""
         p, words = self.p, []
+        longest = LONGEST[p.ndims]
         if "mb" in self.names:
-            words.append(f"MB={p.mb} in 1..{MOST['mb']}")
+            words.append(f"MB in 1..{MOST_IMAGES}")
         for x, n in enumerate(p.spatial):
             if f"i{n}" in self.names:
-                least = next(i for i in range(1, MOST["i"])
-                             if i >= p.stride[x] and self.length(x, i) >= 1)
-                words.append(f"I{n.upper()}={p.i[x]} in {least}..{MOST['i']}")
+                least = next(i for i in range(1, longest)
+                             if (i >= p.stride[x] or not phased) and self.length(x, i) >= 1)
+                words.append(f"I{n.upper()} in {least}..{longest}")
         factors = [f"({size})" for size in (word.partition("=")[2] for word in points.split())]
         return ", ".join([*words, f"{'*'.join(factors)} <= {POSITIONS}"])
 
@@ -92,11 +146,13 @@ class _Written:
         """The size of dst along dimension ``x`` if that of src is ``i``."""
         return int(eval(self.o[x].replace(self.i[x], str(i)), {"__builtins__": {}}))
 
-    def tensors(self) -> list[str]:
+    def shapes(self) -> dict[str, list[int | str]]:
         p = self.p
-        sizes: dict[str, list[int | str]] = {
-            "src": [self.mb, p.ic, *self.i], "wei": [p.oc, p.icg, *p.k], "dst": [self.mb, p.oc, *self.o]}
-        lines = []
+        return {"src": [self.mb, p.ic, *self.i], "wei": [p.oc, p.icg, *p.k],
+                "dst": [self.mb, p.oc, *self.o]}
+
+    def tensors(self) -> list[str]:
+        p, sizes, lines = self.p, self.shapes(), []
         for name, spec in p.specs.items():
             tag = spec.layout.tag()
             if tag is None:
@@ -124,18 +180,24 @@ class _Written:
         over = " ".join(word.partition("=")[0] for word in summed.split())
         a, b, c = (f"{name}[{', '.join(at[name])}]" for name in prop.roles)
         label = "".join(f"_{r}" for r in phase) if any(s > 1 for s in p.stride) else ""
-        return parse("\n".join([
+        made = _parsed("\n".join([
             f"compute {prop}{label} math={p.math}",
-            f"sizes {self.line(f'mb={self.mb} {outer}')}", *self.tensors(),
+            f"sizes {self.line(f'mb={self.mb} {outer}', bool(phase))}", *self.tensors(),
             f"axes {group}{free} | {summed}", f"read a = {a}", f"read b = {b}",
             f"store {c} = sum(a*b; {over})"]))
+        sizes = {"MB": p.mb, **{f"I{n.upper()}": i for n, i in zip(p.spatial, p.i, strict=True)}}
+        return with_examples(made, {n.upper(): sizes[n.upper()] for n in self.names if n.upper() in sizes})
 
     def outer(self, x: int, axis: str, phase: tuple[int, ...]) -> str:
         """The size of a position axis, of dst or (of one phase) of src."""
         stride = self.p.stride[x]
         if axis.startswith("o"):
             return self.o[x]
-        return self.i[x] if stride == 1 else f"({self.i[x]}{stride - 1 - phase[x]:+d})//{stride}"
+        return self.i[x] if stride == 1 else f"({_plus(self.i[x], stride - 1 - phase[x])})//{stride}"
+
+
+def _plus(name: str, number: int) -> str:
+    return f"{name}{number:+d}" if number else name
 
 
 def _said(coord: Expr) -> str:

@@ -52,7 +52,7 @@ class Epilogue:
         channels = result.shape[1:2]
         bias = Layout.dense(self.bia or result.dtype, channels)
         known = {"bias": Tensor("bia", result.dims[1:2], channels, bias),
-                 "res": Tensor("res", result.dims, result.shape, result.layout)}
+                 "res": Tensor("res", result.dims, result.shape, result.layout, extents=result.extents)}
         return tuple(known[op] for op in self.ops if op in known)
 
     def views(self, c: View) -> tuple[View, ...]:

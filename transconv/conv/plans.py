@@ -24,6 +24,9 @@ class Compiled(Plan):
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)  # of the result
 
     def __post_init__(self) -> None:
+        Plan.__post_init__(self)
+        if self.required:
+            return
         result = getattr(self.problem, self.prop.result).layout
         shape = self.problem.shapes[self.prop.result]
         self.padding = result.padding(shape) if result.extents != shape else []

@@ -219,6 +219,13 @@ class ConvProblem:
                          in zip(self.specs.values(), read_dtypes(dtype), strict=True))
         return replace(self, src=src, wei=wei, dst=dst)
 
+    def at(self, mb: int, i: tuple[int, ...], o: tuple[int, ...]) -> ConvProblem:
+        """The same layer over other images: src and dst dense, in the order that they have here."""
+        src, dst = (replace(spec, layout=Layout.dense(spec.dtype, (mb, c, *n), [
+            b.dim for b in spec.layout.blocks])) for spec, c, n in
+            ((self.src, self.ic, i), (self.dst, self.oc, o)))
+        return replace(self, mb=mb, i=i, o=o, src=src, dst=dst, name="")
+
     # -- text ------------------------------------------------------------------------------------
 
     @property

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, Found, Workload
+from transconv.compute import Compute, Found, Workload, why_not_any_size
+from transconv.conv.any_size import any_size, any_tensors, marked, spelled
 from transconv.conv.element_types import computed
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
@@ -39,11 +40,13 @@ LEAST = 0.01  # the smallest distance of different problems
 
 @dataclass(frozen=True)
 class ConvWorkload(Workload):
-    """One direction of a problem, with its epilogue."""
+    """One direction of a problem, with its epilogue. ``open``: the sizes that are arguments of kernels
+    (mb, id, ih, iw); the problem's own sizes are the examples then."""
 
     problem: ConvProblem
     prop: Prop
     epilogue: Epilogue = Epilogue()
+    open: frozenset[str] = frozenset()
 
     prefix = "conv_"
 
@@ -61,6 +64,8 @@ class ConvWorkload(Workload):
 
     @functools.cached_property
     def computations(self) -> tuple[Compute, ...]:
+        if self.open:
+            return any_size(self.problem, self.prop, self.open, self.epilogue)
         return computes(self.problem, self.prop, self.epilogue)
 
     @property
@@ -88,6 +93,8 @@ class ConvWorkload(Workload):
                 "wei": ("oc", "ic", *(f"k{n}" for n in around)),
                 "dst": ("mb", "oc", *(f"o{n}" for n in around))}
         made = {n: Tensor(n, dims[n], p.shapes[n], spec.layout) for n, spec in p.specs.items()}
+        if self.open:
+            made = any_tensors(p, self.open)
         return (*made.values(), *self.epilogue.tensors(made[self.result]))
 
     @property
@@ -98,6 +105,9 @@ class ConvWorkload(Workload):
         """Raise Unsupported for integer tensors, ProblemError for a result whose elements overlap."""
         computable(self.problem)
         writable(self.problem, self.prop)
+        for compute in self.computations if self.open else ():
+            if reason := why_not_any_size(compute):
+                raise Unsupported("sizes:refused", f"{compute.name}: {reason}")
 
     @property
     def shape_text(self) -> str:
@@ -105,24 +115,27 @@ class ConvWorkload(Workload):
 
     @property
     def title(self) -> str:
-        return f"{self.problem} {self.prop} {self.epilogue}".rstrip()
+        return f"{self} {self.prop} {self.epilogue}".rstrip()
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return spelled(self.problem, self.open) if self.open else str(self.problem)
 
     # -- tuned rows ------------------------------------------------------------------------------
 
     @property
     def text(self) -> str:
-        p = self.problem
-        return str(replace(p, name="")) if p.name else str(p)
+        return str(replace(self, problem=replace(self.problem, name="")) if self.problem.name else self)
 
     def group(self, machine: str) -> str:
+        """None of its own where sizes are arguments: rows are about given sizes."""
+        if self.open:
+            return ""
         return _group(self.problem, self.direction, machine)
 
     def like(self, text: str) -> ConvWorkload | None:
         try:
-            return replace(self, problem=ConvProblem.parse(text))
+            plain, names = marked(text)
+            return replace(self, problem=ConvProblem.parse(plain), open=names)
         except (TransconvError, ValueError, OverflowError):
             return None
 
@@ -133,13 +146,21 @@ class ConvWorkload(Workload):
         return 0.0 if one == two else max(_distance(one, two), LEAST)
 
     def innermost(self) -> ConvWorkload | None:
+        if self.open:
+            return None
         twin = replace(self, problem=self.problem.with_layout("axb"))
         return None if twin == self else twin
 
     # -- results ---------------------------------------------------------------------------------
 
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
-        return examine(self.problem, self.prop, self.epilogue, tensors, result)
+        problem = self.of_call(tensors) if self.open else self.problem
+        return examine(problem, self.prop, self.epilogue, tensors, result)
+
+    def of_call(self, tensors: dict[str, torch.Tensor]) -> ConvProblem:
+        """The problem of a call, where sizes are arguments."""
+        shapes = {n: tuple(tensors[n].shape) for n in self.problem.specs}
+        return self.problem.at(shapes["src"][0], shapes["src"][2:], shapes["dst"][2:])
 
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
         """The stride phase of an element of src."""
@@ -200,6 +221,7 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
 def _read(text: str, direction: str, behind: str) -> Workload | None:
     """The workload of a row of the database; None if the text is not that of a convolution."""
     try:
-        return ConvWorkload(ConvProblem.parse(text), Prop(direction), Epilogue.parse(behind))
+        plain, names = marked(text)
+        return ConvWorkload(ConvProblem.parse(plain), Prop(direction), Epilogue.parse(behind), names)
     except (TransconvError, ValueError, OverflowError):
         return None

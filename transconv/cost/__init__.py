@@ -3,11 +3,12 @@
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
+from transconv.cost.at_sizes import AtSizes
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
 from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
 
 __all__ = [
-    "ACCESS", "ASYNCHRONOUS", "Work", "along_sum", "count", "estimate", "is_small", "spills",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Work", "along_sum", "count", "estimate", "is_small", "spills",
 ]

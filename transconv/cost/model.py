@@ -39,7 +39,7 @@ def estimate(schedule: Schedule, compute: Compute, target: Target,
 def _estimate(schedule: Schedule, compute: Compute, target: Target,
               constants: Constants | None = None) -> float:
     if target.backend == "interpreter":
-        return _interpreted(schedule, Scheduled(compute, schedule, target).grouped)
+        return interpreted(schedule, Scheduled(compute, schedule, target).grouped)
     if compute.streams:
         return maps.microseconds(schedule, compute, target)
     constants = constants or (target.rates.gluon if schedule.via == "gluon" else target.rates.triton)
@@ -70,7 +70,7 @@ def copying(copy: Compute, target: Target, constants: Constants | None = None) -
     return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
 
 
-def _interpreted(schedule: Schedule, compute: Compute) -> float:
+def interpreted(schedule: Schedule, compute: Compute) -> float:
     """Cost on the interpreter: that of a step is nearly constant for small tiles."""
     m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
     steps = -(-k_steps(schedule, compute) // schedule.split_k)
@@ -101,17 +101,17 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
     else:
         each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
     busy = (rounds * each + last + fills * c.fill_ns + w.kept / c.fetch_gbs) / 1e3
-    return _kernels(w, busy, schedule, target, c)
+    return launched(w, busy, schedule, target, c)
 
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
     """``microseconds`` of a kernel that keeps sums and operands in registers (issue.py)."""
     w = count(schedule, compute, target)
     seen = Scheduled(compute, schedule, target).main
-    return _kernels(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
+    return launched(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
 
 
-def _kernels(w: Work, busy: float, schedule: Schedule, target: Target, c: Constants) -> float:
+def launched(w: Work, busy: float, schedule: Schedule, target: Target, c: Constants) -> float:
     """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of memory."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (w.traffic + w.partial / 2) / bandwidth

@@ -120,7 +120,7 @@ from transconv.ir.terms import (
     sum_of,
 )
 from transconv.ir.tile_expr import Reduce, Spread
-from transconv.ir.values import Values, value_at
+from transconv.ir.values import Values, value_at, values_of
 from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
@@ -154,5 +154,5 @@ __all__ = [
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
     "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "text_of",
-    "type_named", "u8", "value_at", "verify", "walk",
+    "type_named", "u8", "value_at", "values_of", "verify", "walk",
 ]

@@ -193,7 +193,7 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
     if schedule.split_k == 1 or loop is None:
         return kernel
-    shared: Kernel = _Share(schedule.split_k, loop.stop, schedule.via == "gluon").mutate(kernel)
+    shared: Kernel = _Share(schedule.split_k, loop, schedule.via == "gluon").mutate(kernel)
     if schedule.reduce == "atomic":
         return _Atomic().mutate(shared)  # type: ignore[no-any-return]
     parts = workspace(compute, schedule.split_k)
@@ -206,11 +206,12 @@ def share(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 
 class _Share(Mutator):
     """Give each of ``split`` programs an equal range of the steps. ``explicit``: the kernel loads boxes,
-    which have no masks, so the last program ends its loop earlier; otherwise its loads are masked."""
+    which have no masks, so the last program ends its loop earlier; otherwise its loads are masked. If the
+    number of steps is an expression of sizes, so are the ends of the ranges; the last may be empty."""
 
-    def __init__(self, split: int, steps: int, explicit: bool) -> None:
+    def __init__(self, split: int, loop: For, explicit: bool) -> None:
         self.explicit = explicit
-        self.split, self.steps, self.chunk = split, steps, -(-steps // split)
+        self.split, self.steps, self.chunk = split, loop.stop, -(-loop.stop // split)
 
     def mutate_For(self, loop: For) -> Stmt:
         if loop.kind == "grid":
@@ -223,12 +224,16 @@ class _Share(Mutator):
         turn = Var("turn")
         body = loop.body
         until = None
-        if self.explicit and self.chunk * self.split != self.steps:
+        chunk: Expr = Const(self.chunk)
+        if loop.until is not None:
+            chunk = (loop.until + (self.split - 1)) // self.split
+            until = minimum(loop.until - PART * chunk, chunk)
+        elif self.explicit and self.chunk * self.split != self.steps:
             until = minimum(self.steps - PART * self.chunk, self.chunk)
         elif self.chunk * self.split != self.steps:
             body = substitute(body, {x: replace(x, mask=all_of([x.mask, STEP < self.steps]))
                                      for x in find(body, Load)})
-        first = Let(STEP, PART * self.chunk + turn)
+        first = Let(STEP, PART * chunk + turn)
         return replace(loop, var=turn, stop=self.chunk, body=seq(first, body), until=until)
 
 

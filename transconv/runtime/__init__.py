@@ -14,15 +14,17 @@ from transconv.runtime.readiness import (
     NEVER,
     Question,
     collecting,
+    is_collecting,
     is_ready,
+    on_answer,
     ready,
     state,
 )
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "COMPILING", "Carried", "Choose", "Copy", "NEVER", "Plan", "Planned", "Prepared", "Question",
-    "Step", "apart", "build", "build_compute", "check_indices", "collecting", "forget", "header", "info",
-    "is_ready", "kernel_name", "pack", "plan", "plan_steps", "prepare", "ready", "replan", "state",
-    "unpack",
+    "Apart", "COMPILING", "Carried", "Choose", "Copy", "NEVER", "Plan", "Planned", "Prepared",
+    "Question", "Step", "apart", "build", "build_compute", "check_indices", "collecting", "forget",
+    "header", "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan",
+    "plan_steps", "prepare", "ready", "replan", "state", "unpack",
 ]

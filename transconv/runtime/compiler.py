@@ -249,14 +249,16 @@ def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None
 
 
 def replan(wrong: Made) -> Made:
-    """Remove a plan with wrong kernels from the cache and make the next one. Raises as ``build``."""
+    """Remove a plan with wrong kernels from the cache and make the next one, for the same sizes if the
+    plan was for given ones (``Plan.at``). Raises as ``build``."""
     key = (wrong.workload, wrong.target, None, type(wrong))
     with _lock:
         for deterministic in (False, True):  # two plans may share their kernels
             held = _plans.get((*key, deterministic))
             if held is not None and held.steps is wrong.steps:
                 del _plans[(*key, deterministic)]
-    return plan(wrong.workload, wrong.target, None, wrong.deterministic, type(wrong))
+    made = plan(wrong.workload, wrong.target, None, wrong.deterministic, type(wrong))
+    return made.at(wrong.sizes) if wrong.sizes else made
 
 
 def forget() -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, write
-from transconv.compute import Workload
+from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.disk_cache import Content, Drawer
 from transconv.ir import DTYPES, Layout, LayoutBlock, Tensor
 from transconv.passes import STAGES, running, stages
@@ -46,9 +46,9 @@ def key(workload: Workload, target: Target, deterministic: bool) -> str:
 
 
 def keep(plan: Plan) -> None:
-    """Write a plan to disk; not one of a given schedule, nor one whose sizes are arguments."""
+    """Write a plan to disk; not one of a given schedule."""
     name = key(plan.workload, plan.target, plan.deterministic)
-    if name and not plan.fixed and not any(isinstance(s.launcher, SizedLauncher) for s in plan.steps):
+    if name and not plan.fixed:
         DRAWER.put(name, {
             "files": files_digest(), "target": plan.target.name,
             "problem": plan.workload.text, "direction": plan.workload.direction, "why": plan.why,
@@ -79,7 +79,9 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
 
 def _step(step: Step) -> Content:
     run = step.launcher
-    return {"does": step.does, "schedule": str(step.schedule), "source": step.source,
+    sized = {"sizes": str(run.sizes), "programs": str(run.programs)} if isinstance(
+        run, SizedLauncher) else {"sizes": None}
+    return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
             "function": run.function, "grid": run.grid, "warps": run.warps, "stages": run.stages,
             "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
             "early": run.early, "params": list(step.params), "types": list(run.types),
@@ -92,8 +94,14 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
         raise ValueError(f"{function}: the text is another")
     boxes = tuple(b and (_tensor(b[0]), tuple(b[1])) for b in kept["boxes"])
     path = write(source, function)
-    run = Launcher(source, function, path, kept["grid"], kept["warps"], kept["stages"], boxes,
-                   kept["explicit"], kept["early"], tuple(kept["types"]), kept["digest"])
+    words, types = (kept["warps"], kept["stages"]), tuple(kept["types"])
+    if kept["sizes"]:
+        sizes = sizes_of(kept["sizes"])
+        run: Launcher = SizedLauncher(source, function, path, of_sizes(kept["programs"], sizes), sizes,
+                                      *words, kept["early"], types, kept["digest"])
+    else:
+        run = Launcher(source, function, path, kept["grid"], *words, boxes, kept["explicit"],
+                       kept["early"], types, kept["digest"])
 
     def lowered() -> Lowered:
         step = again().steps[at]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from transconv import knobs
 from transconv.compute import Compute, outside
 from transconv.errors import TensorError
-from transconv.ir import DType, Layout, Tensor
+from transconv.ir import Layout, Tensor
 
 
-def torch_type(tensor: Tensor | Wanted) -> Any:
+def torch_type(tensor: Tensor) -> Any:
     """torch's dtype of a tensor's elements."""
     import torch
 
@@ -23,18 +23,21 @@ def torch_type(tensor: Tensor | Wanted) -> Any:
 @dataclass(slots=True)
 class Wanted:
     """A tensor that a plan takes. A call may also pass its memory: a contiguous tensor of one dimension
-    with at least the layout's span of elements. For blocked layouts it must."""
+    with at least ``span`` elements. For blocked layouts it must. ``elements``: torch's dtype."""
 
     name: str
-    dtype: DType
+    elements: Any
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    span: int
     layout: Layout
-    strides: tuple[int, ...] | None = field(init=False)
-    elements: Any = field(init=False)  # torch's type
 
-    def __post_init__(self) -> None:
-        self.strides = None if self.layout.offset else self.layout.strides()
-        self.elements = torch_type(self)
+    @staticmethod
+    def of(tensor: Tensor) -> Wanted:
+        """A tensor of a workload."""
+        layout = tensor.layout
+        return Wanted(tensor.name, torch_type(tensor), tensor.shape,
+                      None if layout.offset else layout.strides(), layout.span, layout)
 
     def why_not(self, given: Any) -> str:
         """Why a tensor is not the wanted one, as the end of a sentence; empty if it can be used."""
@@ -43,12 +46,12 @@ class Wanted:
         if given.is_neg():
             return "values as they are, got a negated view (resolve_neg() copies it)"
         shape, strides = tuple(given.shape), tuple(given.stride())
-        if given.numel() >= self.layout.span and given.dim() == 1 and given.is_contiguous():
+        if given.numel() >= self.span and given.dim() == 1 and given.is_contiguous():
             return ""  # memory
         if self.strides is not None and shape == self.shape and (not prod(shape) or all(
                 n == 1 or a == b for n, a, b in zip(shape, strides, self.strides, strict=True))):
             return ""
-        wanted = (f"{self.layout.span} contiguous elements, laid out as {self.layout}"
+        wanted = (f"{self.span} contiguous elements, laid out as {self.layout}"
                   if self.strides is None else f"shape {self.shape} and strides {self.strides}")
         return f"{wanted}, got shape {shape} and strides {strides}"
 

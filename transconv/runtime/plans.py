@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher
 from transconv.compute import Compute, Workload
-from transconv.ir import Kernel, Sizes, Tensor
+from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
-from transconv.runtime.sized import sizes_of_call
+from transconv.runtime.sized import Required, required
 from transconv.schedule import Schedule
 from transconv.target import Target
+
+Made = TypeVar("Made", bound="Plan")
 
 
 class Lowered(NamedTuple):
@@ -55,7 +58,9 @@ class Step:
 class Plan:
     """The launches of one workload. ``fixed``: the caller gave the schedule; ``rejected``: how many better
     schedules were skipped because their kernels are wrong; ``why``: the reason for the schedule, in a
-    sentence; ``deterministic``: results have the same bits in every run."""
+    sentence; ``deterministic``: results have the same bits in every run; ``required``: what must hold
+    for the sizes that are arguments of its kernels; ``sizes``: these, if the plan is for given ones
+    (``at``); otherwise they are read from a call's tensors."""
 
     workload: Workload
     target: Target
@@ -67,6 +72,12 @@ class Plan:
     why: str = ""
     deterministic: bool = False
     wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # set at the first launch
+    required: Required | None = field(default=None, repr=False, compare=False)
+    sizes: Values | None = None
+
+    def __post_init__(self) -> None:
+        each = [s.launcher.requires for s in self.steps if isinstance(s.launcher, SizedLauncher)]
+        self.required = required(each, self.workload.tensors, self.workload.title) if each else None
 
     @property
     def source(self) -> str:
@@ -84,59 +95,54 @@ class Plan:
 
     def check(self, tensors: dict[str, Any]) -> None:
         """Raise TensorError unless each tensor is as the workload says. Kernels do not check this."""
-        if self.sizes:
-            check(self._wanted_at(self.sizes_of(tensors)), tensors, lambda: self.workload.title)
-            return
-        if not self.wanted:
-            self.wanted = tuple(Wanted(t.name, t.dtype, t.shape, t.layout) for t in self.workload.tensors)
-        check(self.wanted, tensors, lambda: self.workload.title)
+        wanted = self.wanted
+        if self.required and not self.sizes:
+            wanted = self.required.wanted(self.required.of_call(tensors))
+        elif not wanted:
+            wanted = self.wanted = (self.required.wanted(self.sizes) if self.required and self.sizes else
+                                    tuple(map(Wanted.of, self.workload.tensors)))
+        check(wanted, tensors, lambda: self.workload.title)
 
-    @property
-    def sizes(self) -> Sizes | None:
-        """The sizes that are arguments of its kernels, and their requirements; None if there are none."""
-        return next((s.kernel.sizes for s in self.steps if s.kernel.sizes), None)
-
-    def sizes_of(self, tensors: dict[str, Any]) -> dict[str, int]:
-        """The sizes of a call, by name. Raises TensorError for sizes that do not meet the requirements."""
-        assert self.sizes is not None
-        return sizes_of_call(self.sizes, self.workload.tensors, tensors, self.workload.title)
-
-    def _wanted_at(self, sizes: dict[str, int]) -> list[Wanted]:
-        made = [t.at(sizes) for t in self.workload.tensors]
-        return [Wanted(t.name, t.dtype, t.shape, t.layout) for t in made]
+    def at(self: Made, sizes: Values) -> Made:
+        """This plan for given sizes: its calls read none from their tensors. Raises TensorError for sizes
+        that do not meet the requirements."""
+        assert self.required is not None
+        self.required.check(sizes)
+        made = copy(self)
+        made.sizes, made.wanted = sizes, ()
+        return made
 
     def run(self, tensors: dict[str, Any]) -> None:
         """Launch on checked tensors, by name; workspaces are added to the dict."""
-        if self.sizes:
-            sizes = self.sizes_of(tensors)
-            for step in self.steps:
-                assert isinstance(step.launcher, SizedLauncher)
-                step.launcher.start([tensors[name] for name in step.params], sizes)
-            return
+        sizes = None
+        if self.required:
+            sizes = self.sizes or self.required.of_call(tensors)
         near = next(iter(tensors.values()))
         for name, spec in self.workspaces.items():
             tensors[name] = near.new_empty(spec.layout.span, dtype=torch_type(spec))
         for step in self.steps:
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
-            step.launcher([tensors[name] for name in step.params])
+            given, start = [tensors[name] for name in step.params], step.launcher
+            if sizes and isinstance(start, SizedLauncher):
+                start.start(given, sizes)
+            else:
+                start(given)
 
     def starter(self, device: int, aligned: bool,
                 names: tuple[str, ...]) -> Callable[..., None] | None:
         """A function of the tensors ``names`` that launches the plan without checks.
 
         None before the first launch on the device with tensors of this alignment (``aligned``: at
-        multiples of 16 bytes), and if sizes are arguments. The device must be the current one.
+        multiples of 16 bytes), and if sizes are arguments and none are given (``at``). The device must be
+        the current one.
         """
         known = (*names, *self.workspaces)
-        if self.sizes:
-            return None
         steps: list[tuple[Callable[..., None], int | None]] = []
         for step in self.steps:
             begin = None
             if all(p in known for p in step.params):
-                begin = step.launcher.starter(device, aligned,
-                                              tuple(known.index(p) for p in step.params))
+                begin = self._start(step, device, aligned, tuple(known.index(p) for p in step.params))
             if begin is None:
                 return None
             steps.append((begin, known.index(step.zero.name) if step.zero else None))
@@ -156,3 +162,10 @@ class Plan:
                 begin(*given)
 
         return run
+
+    def _start(self, step: Step, device: int, aligned: bool,
+               order: tuple[int, ...]) -> Callable[..., None] | None:
+        run = step.launcher
+        if not isinstance(run, SizedLauncher):
+            return run.starter(device, aligned, order)
+        return run.starter_at(device, aligned, order, self.sizes) if self.sizes else None

@@ -16,7 +16,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -77,6 +77,7 @@ _lock = threading.Lock()
 _asked: dict[Question, _Asked] = {}
 _collected: dict[Question, None] | None = None
 _pool: Compilers | None = None
+_listeners: list[Callable[[], None]] = []
 
 
 def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
@@ -100,6 +101,11 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
     return _begin(question, kind)
+
+
+def is_collecting() -> bool:
+    """Whether questions are only noted at this moment (``collecting``)."""
+    return _collected is not None
 
 
 def state(question: Question) -> str:
@@ -183,6 +189,13 @@ def _answered(question: Question, answer: dict[str, Any]) -> None:
     else:
         log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
     asked.done = True
+    for listener in _listeners:
+        listener()
+
+
+def on_answer(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever a process has answered; it may run in any thread."""
+    _listeners.append(listener)
 
 
 def _compilers() -> Compilers:

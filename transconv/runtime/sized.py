@@ -3,32 +3,58 @@ kernels' requirements before a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Expr, Sizes, Tensor, free_vars, value_at
+from transconv.ir import Expr, Sizes, Tensor, Values, as_expr, free_vars, value_at, values_of
+from transconv.runtime.operands import Wanted
 
 
-def sizes_of_call(named: Sizes, wanted: Sequence[Tensor], tensors: Mapping[str, Any],
-                  about: str) -> dict[str, int]:
-    """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with a
-    message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
-    found: dict[str, int] = {}
-    for tensor in wanted:
-        given = tensors.get(tensor.name)
-        shape = tuple(getattr(given, "shape", ()))
-        if not tensor.extents or len(shape) != len(tensor.extents):
-            continue
-        for extent, size in zip(tensor.extents, shape, strict=True):
-            if (told := _told(extent, int(size))) is not None:
-                found.setdefault(*told)
-    if missing := [n for n in named.names if n not in found]:
-        raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size does; "
-                          f"the plan is for {about}")
-    if reason := named.why_not(found):
-        raise TensorError(f"{reason}; the plan requires {named}, and is for {about}")
-    return found
+@dataclass(slots=True)
+class Required:
+    """The sizes that are arguments of all kernels of a plan, and what each of them requires."""
+
+    sizes: Sizes
+    tensors: tuple[Tensor, ...]  # of a call
+    about: str  # what the plan is for
+    meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
+    lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.meets = values_of(self.sizes.requirements, self.sizes.names)
+        self.lying = []
+
+    def wanted(self, values: Values) -> tuple[Wanted, ...]:
+        """The tensors of a call of these sizes."""
+        if not self.lying:  # torch is there by then
+            self.lying = [_lying(t, self.sizes) for t in self.tensors]
+        return tuple([at(values) for at in self.lying])
+
+    def check(self, values: Values) -> None:
+        """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
+        if not all(self.meets(*[values[n] for n in self.sizes.names])):
+            raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
+                              f"{self.about}")
+
+    def of_call(self, tensors: Mapping[str, Any]) -> dict[str, int]:
+        """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with
+        a message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
+        found: dict[str, int] = {}
+        for tensor in self.tensors:
+            given = tensors.get(tensor.name)
+            shape = tuple(getattr(given, "shape", ()))
+            if not tensor.extents or len(shape) != len(tensor.extents):
+                continue
+            for extent, size in zip(tensor.extents, shape, strict=True):
+                if (told := _told(extent, int(size))) is not None:
+                    found.setdefault(*told)
+        if missing := [n for n in self.sizes.names if n not in found]:
+            raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size "
+                              f"does; the plan is for {self.about}")
+        self.check(found)
+        return found
 
 
 def _told(extent: Expr, size: int) -> tuple[str, int] | None:
@@ -42,3 +68,31 @@ def _told(extent: Expr, size: int) -> tuple[str, int] | None:
         return None
     found = (size - start) // (step - start)
     return (var.name, found) if value_at(extent, {var.name: found}) == size else None
+
+
+def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
+    """A function of sizes that says how a tensor has to lie."""
+    given = Wanted.of(tensor)
+    if not tensor.extents:
+        return lambda _: given
+    rank, order = len(tensor.shape), [b.dim for b in tensor.layout.blocks]
+    steps: dict[int, Expr] = {}
+    stride = as_expr(1)
+    for dim in reversed(order):
+        steps[dim] = stride
+        stride = stride * tensor.extents[dim]
+    find = values_of([*tensor.extents, *(steps[d] for d in range(rank)), stride], sizes.names)
+    name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
+
+    def at(values: Values) -> Wanted:
+        found = find(*[values[n] for n in names])
+        return Wanted(name, elements, found[:rank], found[rank:-1], found[-1], layout)
+
+    return at
+
+
+def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
+    """What kernels together require, all of which take the same sizes; None where they take none."""
+    first = each[0]
+    where = dict.fromkeys(c for s in each for c in (s.where if s.each == first.each else s.requirements))
+    return Required(Sizes(first.each, tuple(where)), tensors, about)

@@ -15,6 +15,7 @@ from transconv.backend_triton import (
     grid_size,
     is_explicit,
     parameters,
+    programs,
     write,
 )
 from transconv.compute import Compute, Workload
@@ -170,13 +171,13 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     leave(name, EMIT.name, source)
     descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
     digest = digest_of(source, schedule, target)
+    types = tuple(t.dtype.torch for t in kernel.params)
     if kernel.sizes:
-        launcher: Launcher = SizedLauncher(kernel, kernel.sizes, source, path, schedule.warps,
-                                           schedule.stages, early)
+        launcher: Launcher = SizedLauncher(source, name, path, programs(kernel), kernel.sizes,
+                                           schedule.warps, schedule.stages, early, types, digest)
     else:
         launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
-                            descriptors, is_explicit(kernel), early,
-                            tuple(t.dtype.torch for t in kernel.params), digest)
+                            descriptors, is_explicit(kernel), early, types, digest)
     lowered = Lowered(compute, kernel)
     return Step(compute.does, schedule, lambda: lowered, source, path, launcher,
                 tuple(t.name for t in kernel.params), digest)

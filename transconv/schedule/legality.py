@@ -52,7 +52,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
 OF_SIZES = (("a", "gather"), ("b", "gather"), ("c", "gather"), ("via", "tl"), ("pack", ""), ("merge", 1),
-            ("split_k", 1), ("programs", 0), ("unroll", 0))
+            ("programs", 0))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
@@ -65,10 +65,19 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
                     f"expected {word}={value}")
     if c.reduce == "stream":
         return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
+    if c.split_k > 1 and compute.c.tensor.extents:
+        return (f"sizes that are arguments: the parts of split_k={c.split_k} would take as many bytes as "
+                f"those of {compute.c.tensor.name} say; expected split_k=1")
+    if c.split_k > 1 and (c.reduce != "partials" or not any(
+            x.extent is not None for x in compute.axes_of("K"))):
+        return (f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
+                "parts that a second kernel adds (reduce=partials); expected split_k=1")
     sized = {x.name for x in compute.axes if x.extent is not None}
     if wrong := [b for b in c.blocks if c.in_registers(b) and {*b.axes} & sized]:
         return f"sizes that are arguments: block {wrong[0]} is written out"
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
+    if c.unroll and ends:
+        return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
     if c.unit == "mma" and ends and c.warps > FEW_WARPS:
         return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
                 f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")

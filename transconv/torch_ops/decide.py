@@ -7,15 +7,21 @@ reason. Nothing here runs twice for the same kind of call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
 from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING, apart
-from transconv.torch_ops import arguments, execute, shapes, stats
+from transconv.runtime import COMPILING, NEVER, apart, is_collecting
+from transconv.torch_ops import any_size, arguments, execute, shapes, stats
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
+from transconv.torch_ops.settings import settings
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled
 
 PASSING = ("capture:cold", COMPILING)  # reasons of this moment: the next call is decided anew
 
@@ -24,27 +30,88 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
                   far: torch.Tensor | None, epilogue: str, aligned: bool, flags: execute.Flags,
                   mode: str, **extra: torch.Tensor) -> None:
     """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
-    Of the tensors, the one that the route makes is None; ``extra`` is what the epilogue reads."""
-    some = near if near is not None else weight
-    assert some is not None
-    device, own = some.device, (route.shape, route.strides)
-    if execute.capturing(device):
+    Of the tensors, the one that the route makes is None; ``extra`` is what the epilogue reads.
+
+    With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
+    it is made for these sizes, and one for any size, if there is one, answers until it is compiled."""
+    call = _Call(route, near, weight, far, epilogue, aligned, flags, extra)
+    if execute.capturing(call.some.device):
+        call.captured()
+        return
+    if settings.sizes == "any":
+        try:
+            call.of_any_size(mode)
+            return
+        except Unsupported as error:
+            if error.reason in (COMPILING, NEVER):
+                raise
+    try:
+        call.of_this_size(mode)
+    except Unsupported as error:
+        if error.reason not in (COMPILING, NEVER) or is_collecting():
+            raise
+        try:
+            call.of_any_size("never")
+        except Unsupported:
+            raise error from None
+        route.stands_in = error.reason == COMPILING
+
+
+class _Call:
+    """The tensors and numbers of a call, for which its route gets a kernel."""
+
+    def __init__(self, route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+                 far: torch.Tensor | None, epilogue: str, aligned: bool, flags: execute.Flags,
+                 extra: dict[str, torch.Tensor]) -> None:
+        some = near if near is not None else weight
+        assert some is not None
+        self.route, self.some, self.own = route, some, (route.shape, route.strides)
+        self.tensors = [self.own if t is None else like(t) for t in (near, weight, far)]
+        src, dst = (far, near) if route.params.transposed else (near, far)
+        given = {"src": src, "wei": weight, "dst": dst}
+        self.operands = {name: t for name, t in given.items() if t is not None} | extra
+        self.epilogue, self.flags = epilogue, flags
+        self.bias = extra["bia"].dtype if "bia" in extra else None
+        self.copies_weight = route.direction is not Prop.BWD_W and far is None
+        route.aligned = aligned
+
+    def of_any_size(self, mode: str, loaded: bool = False) -> None:
+        """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
+        route, some = self.route, self.some
+        chosen, registry = any_size.chosen(
+            route.direction, route.params, some.dtype, self.tensors, route.channels_last, some.device,
+            self.epilogue, self.bias, route.aligned, self.flags, mode)
+        if loaded and not execute.is_loaded(chosen.plan, some.device, route.aligned):
+            raise Unsupported("capture:cold", "the kernel for any size has not run yet")
+        compiled = self.proven(chosen.plan)
+        route.compiled, route.any_size, route.stands_in = compiled, True, chosen.waits
+        if compiled.steps is not chosen.plan.steps:
+            registry.forget()
+
+    def of_this_size(self, mode: str) -> None:
+        """A kernel for these sizes alone."""
+        route, some, flags = self.route, self.some, self.flags
+        problem = execute.describe(some.dtype, self.tensors[0], self.tensors[1], self.tensors[2],
+                                   route.params, flags.math)
+        route.compiled = self.proven(execute.planned(
+            problem, route.direction, some.device, self.epilogue, route.aligned, flags.deterministic,
+            self.bias, mode))
+        if self.copies_weight:
+            route.halves = apart(route.compiled, "wei")
+
+    def captured(self) -> None:
+        """A kernel for a call that a CUDA graph captures, where nothing can be compiled or checked."""
+        if settings.sizes == "any":
+            with suppress(Unsupported):
+                self.of_any_size("never", loaded=True)
+                return
         raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
                                           " call once before capturing")
-    shapes_of = [own if t is None else like(t) for t in (near, weight, far)]
-    problem = execute.describe(some.dtype, shapes_of[0], shapes_of[1], shapes_of[2], route.params,
-                               flags.math)
-    bias = extra.get("bia")
-    compiled = execute.planned(problem, route.direction, device, epilogue, aligned,
-                               flags.deterministic, None if bias is None else bias.dtype, mode)
-    src, dst = (far, near) if route.params.transposed else (near, far)
-    operands = {name: t for name, t in (("src", src), ("wei", weight), ("dst", dst))
-                if t is not None}
-    route.aligned = aligned
-    route.compiled = execute.proven(compiled, aligned, lambda: some.new_empty_strided(*own),
-                                    **operands, **extra)
-    if route.direction is not Prop.BWD_W and far is None:
-        route.halves = apart(route.compiled, "wei")
+
+    def proven(self, plan: Compiled) -> Compiled:
+        """The plan, or the one that takes its place, its first result having been checked."""
+        return execute.proven(plan, self.route.aligned, lambda: self.some.new_empty_strided(*self.own),
+                              **self.operands)
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:

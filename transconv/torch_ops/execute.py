@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,8 +24,10 @@ from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled
+    from transconv.runtime import Question
     from transconv.target import Target
 
+Made = TypeVar("Made")
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 
 log = logging.getLogger("transconv.dispatch")
@@ -160,7 +162,7 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
         return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
                              deterministic=deterministic, mode=mode)
 
-    return _or_unsupported(plan, problem, prop)
+    return or_unsupported(plan, f"{problem} {prop}")
 
 
 def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor],
@@ -177,15 +179,23 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
         with _on(next(iter(tensors.values())).device):
             return trust.run(compiled, {**tensors, compiled.prop.result: result()})
 
-    return _or_unsupported(check, compiled.problem, compiled.prop)
+    return or_unsupported(check, compiled.workload.title)
+
+
+def is_loaded(compiled: Compiled, device: torch.device, aligned: bool) -> bool:
+    """Whether a plan's kernels run on a device already, and their results were right."""
+    from transconv.runtime import trust
+
+    return trust.is_trusted(compiled, aligned) and all(
+        s.launcher.is_loaded(device.index, aligned) for s in compiled.steps)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Prop) -> Compiled:
-    """Build or check a kernel; whatever stands in the way sends the call to torch."""
+def or_unsupported(make: Callable[[], Made], title: str) -> Made:
+    """Build or check a kernel; whatever stands in the way sends the call to torch. ``title``: what for."""
     start = time.perf_counter()
     try:
         return make()
@@ -198,12 +208,12 @@ def _or_unsupported(make: Callable[[], Compiled], problem: ConvProblem, prop: Pr
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # a program in training must not stop for a bug of ours
-        log.warning("no kernel for %s %s: %s", problem, prop, error, exc_info=True)
+        log.warning("no kernel for %s: %s", title, error, exc_info=True)
         raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
     finally:
         elapsed = time.perf_counter() - start
         if elapsed > SLOW_CALL:
-            log.warning("building a kernel took %.1f s: %s %s", elapsed, problem, prop)
+            log.warning("building a kernel took %.1f s: %s", elapsed, title)
 
 
 def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
@@ -214,18 +224,23 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
     return str(made.schedule), made.why
 
 
-def waits(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-          deterministic: bool) -> str:
+def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
+             deterministic: bool) -> Question:
+    """The question that ``planned`` asks."""
+    from transconv.conv import compiler
+
+    return compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
+                             deterministic=deterministic)
+
+
+def waits(asked: Question) -> str:
     """Why torch would answer at this moment though there is a plan; empty: its kernels are there, or the
     call would wait for them."""
-    from transconv.conv import compiler
     from transconv.runtime import COMPILING, NEVER, is_ready, state
 
     mode = settings.mode
-    if mode == "now" or (deterministic and mode == "background"):
+    if mode == "now" or (asked.deterministic and mode == "background"):
         return ""
-    asked = compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
-                              deterministic=deterministic)
     if is_ready(asked):
         return ""
     if mode == "never":

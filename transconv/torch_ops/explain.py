@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.errors import Unsupported
-from transconv.torch_ops import arguments, execute, shapes
+from transconv.torch_ops import any_size, arguments, execute, shapes
 from transconv.torch_ops.autocast import autocast
 from transconv.torch_ops.decide import like
 from transconv.torch_ops.dispatch import check_bias, parse
@@ -22,6 +26,10 @@ from transconv.torch_ops.functional import (
     Sizes,
 )
 from transconv.torch_ops.route import ALIGNMENT
+from transconv.torch_ops.settings import settings
+
+if TYPE_CHECKING:
+    from transconv.conv import Chosen, Registry
 
 Tensor = torch.Tensor
 
@@ -120,14 +128,34 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
     tensors = ((like(x), like(w), y), (dx, like(w), y), (like(x), dw, y))
     parts = []
     for (name, direction), given in zip(computed, tensors, strict=True):
-        epilogue = "bias" if b is not None and name == "result" else ""
+        bias = b if name == "result" else None
+        epilogue = "" if bias is None else "bias"
         problem = execute.describe(x.dtype, *given, p, flags.math)
+        told = problem, direction, x.device, epilogue, aligned, flags.deterministic
+        of_any_size = partial(any_size.chosen, direction, p, x.dtype, given, channels_last, x.device,
+                              epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
-            schedule, won = execute.schedule_and_why(problem, direction, x.device, epilogue, aligned,
-                                                 flags.deterministic)
-            waits = execute.waits(problem, direction, x.device, epilogue, aligned, flags.deterministic)
+            schedule, won, waits = _told(of_any_size, told)
             parts.append(Part(name, direction, problem, schedule, (waits,) if waits else (), won))
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
             parts.append(Part(name, direction, problem, reasons=(reason,)))
     return parts
+
+
+def _told(of_any_size: Callable[[str], tuple[Chosen, Registry]],
+          told: tuple[Any, ...]) -> tuple[str, str, str]:
+    """The schedule of a call, why it has it, and why torch would answer meanwhile: as it is decided, but
+    nothing is compiled. ``told``: what ``execute.planned`` is told."""
+    if settings.sizes == "any":
+        for mode in ("now",) if settings.mode == "now" else ("never", "now"):
+            with suppress(Unsupported):
+                chosen, _ = of_any_size(mode)
+                return str(chosen.plan.schedule), chosen.why, execute.waits(chosen.question)
+    schedule, won = execute.schedule_and_why(*told)
+    waits = execute.waits(execute.question(*told))
+    if waits:
+        with suppress(Unsupported):
+            chosen, _ = of_any_size("never")
+            return str(chosen.plan.schedule), f"{chosen.why}; it stands in: {waits}", ""
+    return schedule, won, waits

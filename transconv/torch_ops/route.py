@@ -43,6 +43,7 @@ class Route:
     __slots__ = (
         "adds_bias",
         "aligned",
+        "any_size",
         "calls",
         "channels_last",
         "compiled",
@@ -57,6 +58,7 @@ class Route:
         "params",
         "reason",
         "shape",
+        "stands_in",
         "start",
         "strides",
     )
@@ -72,6 +74,8 @@ class Route:
         self.compiled: Compiled | None = None
         self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
+        self.any_size = False  # whether sizes are arguments of its kernel
+        self.stands_in = False  # until a kernel that is being compiled is there
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
         self.aligned = False
@@ -86,11 +90,16 @@ class Route:
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
 
+    @property
+    def does(self) -> str:
+        """What its calls count as: the direction, or the reason for torch."""
+        return self.reason or self.direction.value + " any size" * self.any_size
+
     def count(self) -> None:
         """Move the calls so far into the totals."""
         calls, self.calls = self.calls, 0
         if calls:
-            stats.add(not self.reason, self.reason or self.direction.value, calls)
+            stats.add(not self.reason, self.does, calls)
 
     def forward(self, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,12 +8,13 @@ weight are found faster still (warm.py).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-from transconv.torch_ops import execute, stats, warm
+from transconv.runtime import on_answer
+from transconv.torch_ops import any_size, execute, stats, warm
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.decide import PASSING, make_backward, make_forward
 from transconv.torch_ops.requests import Request
@@ -83,7 +84,7 @@ def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
     """Sets the entry of a key to ``value``, made of ``routes``, unless another came first."""
     if any(r.reason in PASSING for r in routes):
         for r in routes:
-            stats.add(not r.reason, r.reason or r.direction.value, 1)
+            stats.add(not r.reason, r.does, 1)
         return value  # later there may be a kernel
     with stats.lock:
         value = _routes.setdefault(key, value)
@@ -96,18 +97,35 @@ def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
     return value
 
 
+def _of(item: Route | BackwardRoutes) -> list[Route]:
+    return [item] if isinstance(item, Route) else item.routes()
+
+
 def _count(item: Route | BackwardRoutes) -> None:
-    for route in [item] if isinstance(item, Route) else item.routes():
+    for route in _of(item):
         route.count()
 
 
 def forget() -> None:
     """Drop every route; counts stay. Compiled kernels stay with the compiler."""
+    any_size.forget()
+    _drop(lambda item: True)
+
+
+def decide_anew() -> None:
+    """Drop the routes whose kernels stand in for others: one of those may be there."""
+    _drop(lambda item: any(r.stands_in for r in _of(item)))
+
+
+def _drop(unwanted: Callable[[Any], bool]) -> None:
     with stats.lock:
-        dropped = list(_routes.values())
-        _routes.clear()
+        dropped = [(key, item) for key, item in _routes.items() if unwanted(item)]
+        for key, _ in dropped:
+            del _routes[key]
+    if not dropped:
+        return
     warm.forget()
-    for item in dropped:
+    for _, item in dropped:
         _count(item)
 
 
@@ -121,3 +139,4 @@ def counted(reset: bool = False) -> stats.Stats:
 
 
 settings.on_change(forget)
+on_answer(decide_anew)

@@ -3,6 +3,7 @@
     transconv.config.fallback = "silent" | "warn" | "error"    what a call that torch must do means
     transconv.config.cpu      = "fallback" | "interpret"       what a call on CPU tensors means
     transconv.config.compile  = "now" | "background" | "never"   what a call does without its kernel
+    transconv.config.sizes    = "exact" | "any"                whether kernels are for one size each
 
 A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
 """
@@ -19,6 +20,7 @@ WORDS = {
     "fallback": ("silent", "warn", "error"),
     "cpu": ("fallback", "interpret"),
     "compile": ("now", "background", "never"),
+    "sizes": ("exact", "any"),
 }
 
 
@@ -28,12 +30,14 @@ class Settings:
     fallback: str
     cpu: str
     compile: str
+    sizes: str
 
     def __init__(self) -> None:
         object.__setattr__(self, "_listeners", [])
         self.fallback = knobs.fallback()
         self.cpu = "fallback"
         self.compile = knobs.compile()
+        self.sizes = knobs.sizes()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in WORDS:

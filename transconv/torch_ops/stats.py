@@ -22,8 +22,8 @@ class FallbackWarning(UserWarning):
 @dataclass(frozen=True)
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
-    direction (fwd, bwd_d, bwd_w) or function (softmax, softmax_gradient), ``fallback`` counts results that
-    torch computed, by reason."""
+    direction (fwd, bwd_d, bwd_w; "fwd any size" where sizes are arguments) or function (softmax,
+    softmax_gradient), ``fallback`` counts results that torch computed, by reason."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,128 @@
+"""The registry of a layer: which of its kernels a size gets, and that these plans lie on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from transconv.backend_triton import SizedLauncher, sized_launch
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
+from transconv.conv.any_size import every, spelled
+from transconv.cost import estimate
+from transconv.errors import TensorError, Unsupported
+from transconv.runtime import compiler, kept
+from transconv.target import Target
+
+SM90 = Target.parse("sm_90")
+LAYER = ConvProblem.parse("mb2ic64ih20oc64oh20kh3ph1 dt=bf16 tag=nhwc")
+
+
+@pytest.fixture(scope="module")
+def layer() -> Registry:
+    return Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+
+
+def at(sizes: tuple[int, ...]) -> dict[str, int]:
+    return dict(zip(("MB", "IH", "IW"), sizes, strict=True))
+
+
+SIZES = ((1, 14, 14), (1, 1, 1), (8, 56, 56), (2, 7, 333), (16, 400, 400), (16, 1024, 1024))
+
+
+def test_the_estimate_chooses(layer: Registry) -> None:
+    """It is what the cost model says of the same schedule and the numbers, and the least of those."""
+    seen = set()
+    for sizes in SIZES:
+        chosen = layer.choose(sizes, "now")
+        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in k.plan.steps)
+                 for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
+        assert chosen.us == pytest.approx(exact[chosen.question]) == pytest.approx(min(exact.values()))
+        assert chosen.of == len(exact) and "for any size of this layer" in chosen.why
+        seen.add(chosen.plan.schedule)
+    assert len(seen) >= 2 and len(layer.questions) <= registry.MOST_KERNELS
+
+
+def test_addresses_are_as_wide_as_the_requirements_need(layer: Registry) -> None:
+    """Its largest images have 2^36 elements: 32 bits would lead elsewhere."""
+    chosen = layer.choose((128, 1024, 8192), "now")
+    (load,) = [line for line in chosen.plan.source.splitlines() if "src_m = " in line]
+    assert load.count("int64") >= 2
+    with pytest.raises(TensorError, match="the plan requires MB="):
+        chosen.plan.at({"MB": 1, "IH": 16385, "IW": 1})
+
+
+def test_what_no_kernel_takes_is_said(layer: Registry) -> None:
+    with pytest.raises(Unsupported, match=r"IH=20000 is not in 1\.\.16384") as told:
+        layer.choose((1, 20000, 3), "now")
+    assert told.value.reason == "sizes:refused"
+    with pytest.raises(Unsupported, match="does not hold for MB=65535"):
+        layer.choose((65535, 1000, 1000), "now")
+
+
+def test_a_start_has_nothing_left_to_decide(layer: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a size is known, its launch passes the grid and the sizes as they were computed."""
+    held = layer.choose((3, 20, 30), "now").plan
+    (step,) = held.steps
+    assert isinstance(step.launcher, SizedLauncher)
+    assert held.starter(0, True) is None, "nothing is compiled yet"
+    started: list[tuple[object, ...]] = []
+    kernel = SimpleNamespace(function="f", packed_metadata="p")
+    monkeypatch.setattr(sized_launch, "launch_function", lambda _: lambda *args: started.append(args))
+    monkeypatch.setattr(sized_launch, "torch_module", lambda: SimpleNamespace(
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: f"stream {device}")))
+    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launch._Start(kernel, False))
+    run = held.starter(0, True)
+    assert run is not None
+    monkeypatch.setattr(step.launcher, "count", lambda *_: pytest.fail("the grid is computed again"))
+    run(*(SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)))
+    ((grid, *rest),) = started
+    assert grid == 3 * -(-20 * 30 // 16) * (64 // 16) and str(step.schedule).startswith("oh.ow:16 oc:16")
+    assert rest == [1, 1, "stream 0", "f", False, False, None, None, "p", None, None, None,
+                    16, 32, 48, 3, 20, 30]
+
+
+@pytest.mark.parametrize("prop", Prop)
+def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
+    strided = ConvProblem.parse("mb2ic8iw20oc8ow10kw3sw2pw1 dt=f16")
+    phases = 2 if prop is Prop.BWD_D else 1
+    made = Registry(strided, prop, SM90, Epilogue(), True, False)
+    assert len(made.questions) * phases <= registry.MOST_KERNELS
+    assert len(made.questions) == 3
+
+
+def test_a_text_for_any_size_is_read_back() -> None:
+    for text in ("mb2g2ic16ih9oc32oh9kh3ph1 dt=f16", "mb1ic3iw9oc3ow9kw1",
+                 "mb4ic3id4ih5iw6oc3od4oh5ow6kd1kh1kw1"):
+        problem = ConvProblem.parse(text)
+        workload = ConvWorkload(problem, Prop.FWD, Epilogue.parse("bias"), every(problem))
+        assert workload.like(workload.text) == workload, spelled(problem, workload.open)
+        assert workload.text.count("?") >= 2
+        assert {*workload.tensors[:3]} == {t for c in workload.computations for t in c.tensors
+                                           if t is not workload.tensors[3]}
+
+
+def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another process makes no text and runs no pass; damaged records are ignored."""
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
+    compiler.forget()
+    first = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False).choose((1, 9, 9), "now")
+    compiler.forget()
+    with monkeypatch.context() as m:
+        m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
+        again = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
+        (question,) = again.questions
+        found = kept.find(question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered"))
+    assert found is not None and found.source == first.plan.source
+    run, was = found.steps[0].launcher, first.plan.steps[0].launcher
+    assert (run.sizes, run.programs, run.types, run.key) == (was.sizes, was.programs, was.types, was.key)
+    assert found.required.sizes == first.plan.required.sizes
+    ((name, content),) = kept.DRAWER.items()
+    for sizes in ("MB=8 in 9..7", 7, "MB=8 in 1..3; import os"):
+        step = {**content["steps"][0], "sizes": sizes}
+        kept.DRAWER.put(name, {**content, "steps": [step]})
+        assert kept.find(question.workload, SM90, False, type(first.plan), first.plan.at) is None
+    compiler.forget()

@@ -1,0 +1,103 @@
+"""The estimate of a kernel whose sizes are arguments, for one size after another.
+
+What a tile and a step take is counted once, for the sizes that the schedule was chosen for. How many tiles
+and steps there are, and how many bytes cross the memory's pins, are expressions of the sizes:
+
+    us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from transconv.compute import Axis, Compute
+from transconv.cost import issue
+from transconv.cost.model import interpreted, launched, microseconds
+from transconv.cost.work import Work, count
+from transconv.ir import Expr, View, as_expr, minimum, values_of
+from transconv.schedule import Schedule, k_steps, programs
+from transconv.target import Target
+
+
+@dataclass(slots=True)
+class AtSizes:
+    """The estimates of one kernel. Called with sizes in the order of their names: microseconds on the
+    target, or units of a step on the interpreter."""
+
+    schedule: Schedule
+    compute: Compute
+    target: Target
+    work: Work = field(init=False)
+    counts: Callable[..., tuple[int, ...]] = field(init=False)
+    unit: float = 0.0  # of a step on the interpreter
+
+    def __post_init__(self) -> None:
+        compute, schedule = self.compute, self.schedule
+        assert compute.named is not None
+        self.work = count(schedule, compute, self.target)
+        self.counts = values_of((tiles(schedule, compute), steps(schedule, compute), moved(compute)),
+                                compute.named.names)
+        if self.target.backend == "interpreter":
+            each = interpreted(schedule, compute) / programs(schedule, compute)
+            self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
+
+    def __call__(self, *sizes: int) -> float:
+        many, long, traffic = self.counts(*sizes)
+        many, long = many * self.schedule.split_k, -(-long // self.schedule.split_k)
+        if self.target.backend == "interpreter":
+            return many * (long * self.unit + 2)
+        rates = self.target.rates.triton
+        work = replace(self.work, tiles=many, steps=long, traffic=traffic)
+        if self.schedule.regs or self.schedule.late:
+            busy = issue.microseconds(self.schedule, self.compute, self.target, many, long)
+            return launched(work, busy, self.schedule, self.target, rates)
+        return microseconds(work, self.schedule, self.target, rates)
+
+
+def tiles(schedule: Schedule, compute: Compute) -> Expr:
+    """Tiles of results, as an expression of sizes."""
+    return _blocks(schedule, compute, "BMN")
+
+
+def steps(schedule: Schedule, compute: Compute) -> Expr:
+    """``k_steps``, as an expression of sizes."""
+    return _blocks(schedule, compute, "K")
+
+
+def moved(compute: Compute) -> Expr:
+    """The bytes that are read and written at least once, as an expression of sizes."""
+    total = as_expr(0)
+    for view in filter(None, (compute.a, compute.b, compute.c)):
+        total = total + _touched(view, compute) * view.tensor.dtype.bytes
+    return total
+
+
+def _touched(view: View, compute: Compute) -> Expr:
+    points, elements = as_expr(1), as_expr(1)
+    seen = compute.seen_by(view)
+    for extent in (e for name, e in {x.name: _extent(x) for x in compute.axes}.items() if name in seen):
+        points = points * extent
+    for size in view.tensor.bounds:
+        elements = elements * size
+    return minimum(points, elements)
+
+
+def _blocks(schedule: Schedule, compute: Compute, kinds: str) -> Expr:
+    """How many blocks there are along axes of these kinds; axes without a block are taken one by one."""
+    found = as_expr(1)
+    axes = {x.name: x for x in compute.axes if compute.kind(x.name) in kinds}
+    for block in schedule.blocks:
+        if not {*block.axes} <= axes.keys():
+            continue
+        points = as_expr(1)
+        for name in block.axes:
+            points = points * _extent(axes.pop(name))
+        found = found * ((points + (block.extent - 1)) // block.extent)
+    for x in axes.values():
+        found = found * _extent(x)
+    return found
+
+
+def _extent(x: Axis) -> Expr:
+    return as_expr(x.size) if x.extent is None else x.extent
