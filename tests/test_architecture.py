@@ -203,6 +203,7 @@ MEANT = (
     (r"\b(axis|v|x)\.name (==|in) (block|own|seen|schedule)\b", "a schedule names the axes that it tiles"),
     (r"\bwindow\[-2\]\.name not in written\b", "a schedule names the axes that it writes out"),
     (r"\bf\.name not in \(", "the words of a schedule"),
+    (r"\bx\.name not in compute\.reduced\b", "a computation names the axes that it reduces"),
     (r"\b(parts|c)\.name not in (spaces|around)\b", "the workspaces and copies of one plan, each once"),
     (r"\b(step\.name in names|p\.name (==|!=) \w+)", "passes are registered by their names"),
     (r"\b(place|path)\.name\b", "the name of a file"),

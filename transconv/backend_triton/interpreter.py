@@ -44,10 +44,10 @@ def mend_interpreter() -> None:
             value = TensorHandle(value.data, int1)
         return spread(self, shape, value)
 
-    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
-        if src.dtype.scalar == float32 and dst_type.scalar == bfloat16:
-            return TensorHandle(nearest_bf16(src.data), dst_type.scalar)
-        return cast(self, src, dst_type)
+    def cast_impl(self: Any, given: Any, to: Any) -> Any:
+        if given.dtype.scalar == float32 and to.scalar == bfloat16:
+            return TensorHandle(nearest_bf16(given.data), to.scalar)
+        return cast(self, given, to)
 
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     if knobs.interpret():  # else the compiler is what reads the next kernel
