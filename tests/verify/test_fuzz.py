@@ -192,8 +192,7 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
     """A wrong element, one that is not written, a write before, after, between, or to an operand."""
     honest = fuzz_run._judged
 
-    def tampered(trial: Trial, compiled: object, tensors: dict[str, object],
-                 cut: bool = False) -> object:
+    def tampered(trial: Trial, compiled: object, tensors: dict[str, object], data: str) -> object:
         dst, src = tensors["dst"], tensors["src"]
         if what == "value":
             dst.view[0, 1, 2, 3] += 1  # type: ignore[attr-defined]
@@ -204,7 +203,7 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
         else:
             place = dst.start - 1 if what == "guard" else dst.start + 5  # type: ignore[attr-defined]
             dst.memory[place] = 1.0  # type: ignore[attr-defined]
-        return honest(trial, compiled, tensors, cut)  # type: ignore[arg-type]
+        return honest(trial, compiled, tensors, data)  # type: ignore[arg-type]
 
     line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
         "strides(400_48_8_1)" if what == "gap" else "nchw")

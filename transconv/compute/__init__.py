@@ -7,7 +7,7 @@ from transconv.compute import library as library
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
-from transconv.compute.errors import allowed, is_tf32, share_of
+from transconv.compute.errors import allowed, is_tf32, rounds_once, share_of
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
@@ -32,7 +32,6 @@ __all__ = [
     "Read", "Reduction", "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "allowed",
     "at_sizes", "axis_facts", "axis_steps", "axis_strides", "describe", "examine", "execute", "is_exact",
     "is_tf32", "kernels", "library", "moved", "named", "of_sizes", "one_line", "outside", "parse",
-    "parted", "places", "product", "register", "share_of", "sizes_of", "table", "total", "touched",
-    "transposed", "unregister", "why_not_any_size", "why_not_lowered",
-    "with_examples",
+    "parted", "places", "product", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
+    "touched", "transposed", "unregister", "why_not_any_size", "why_not_lowered", "with_examples",
 ]

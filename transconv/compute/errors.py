@@ -39,6 +39,12 @@ def allowed(value: Array, error: Array, dtype: DType) -> Array:
     return np.asarray(ROUNDINGS * (place + 2.0**-20) * np.maximum(1.0, np.abs(value)) + error)
 
 
+def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
+    """Where a stored element of a type is expected to be ``value`` rounded once: where the error before
+    that is less than a place of the type. It may be more where nearly equal numbers are subtracted."""
+    return np.asarray(error <= (OPERATIONS + 1) * 2.0 ** -dtype.digits * np.abs(value))
+
+
 def own(e: Expr, found: Array) -> Array:
     """The rounding error of evaluating an expression; 0 for a variable or a constant."""
     if isinstance(e, Cast) and isinstance(e.x, Var) or not e.children() or e.dtype.kind != "float":

@@ -32,7 +32,7 @@ TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
 TORCH = {ours: theirs for theirs, ours in TYPES.items()}
 LIMIT = 4096  # launches kept
-ADDS = "deterministic:add"  # the reason for sums in no order, where the same bits are asked for
+ADDS = "deterministic:add"  # sums in no order, where the same bits are asked for
 
 
 class Memory(NamedTuple):

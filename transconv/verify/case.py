@@ -228,7 +228,7 @@ class Case:
         a, b = (self.tensors[n].view for n in self.prop.operands)
         got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
-                      cut=self.where == "cpu" and not self.numpy, chain=longest_chain(compiled))
+                      longest_chain(compiled))
         return self._guarded(found)
 
     def _guarded(self, found: Judgement) -> Judgement:

@@ -23,6 +23,7 @@ from transconv.compute import (
     allowed,
     execute,
     is_tf32,
+    rounds_once,
     share_of,
 )
 from transconv.ir import (
@@ -34,7 +35,6 @@ from transconv.ir import (
     Kernel,
     Memory,
     Tensor,
-    bf16,
     find,
     free_vars,
     run,
@@ -44,7 +44,6 @@ from transconv.passes import levels, lower
 from transconv.runtime import Plan
 from transconv.verify.data import torch_dtype
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
-from transconv.verify.oracle import cut_to_bf16
 
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
@@ -77,8 +76,8 @@ class Case:
                       if t.name not in stored}
         rounded = self.data != "exact" or not self.is_exact
         row = prod(self.compute.size(a) for a in self.compute.reduced)
-        # Where one thread adds up a row, its rounding may go one way all along: a quarter of a place of
-        # the sum for each term, on the average.
+        # One thread may add up a row, and its roundings may all go one way: a quarter of a place for each
+        # term on average.
         share = max(share_of(self.compute), row * 2.0**-26)
         self.answers = execute(self.compute, self.given, share if rounded else 0.0)
 
@@ -103,20 +102,15 @@ class Case:
         tensors = self.tensors(device)
         plan.check(tensors)
         plan.run(dict(tensors))  # some indices are out of bounds on purpose; run unchecked
-        return self.judged({name: tensors[name].double().cpu().numpy() for name in self.answers},
-                           cut=device == "cpu")
+        return self.judged({name: tensors[name].double().cpu().numpy() for name in self.answers})
 
-    def judged(self, got: dict[str, Array], cut: bool = False) -> Judged:
-        """Hold stored tensors against the answer. ``cut``: bf16 may have been cut off instead of rounded,
-        as Triton's interpreter does."""
+    def judged(self, got: dict[str, Array]) -> Judged:
+        """Compare stored tensors with the answer."""
         worst, wrong = 0.0, ""
         for name, answer in self.answers.items():
             tensor = next(t for t in self.compute.tensors if t.name == name)
             want, bound = self._bound(answer, tensor)
             want = np.where(np.isnan(answer.value), unset(tensor), want)
-            if cut and tensor.dtype is bf16:
-                short = cut_to_bf16(torch.from_numpy(answer.value)).numpy()
-                want = np.where(short == got[name], short, want)
             same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
             with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
                 apart = np.where(same, 0.0, np.abs(got[name] - want))
@@ -134,8 +128,7 @@ class Case:
         """What is wrong with a tensor as a whole, although no element of it is."""
         if self.compute.prologue:  # factors are rounded before they are multiplied, and seen by no norm
             return ""
-        # Of differences of like numbers, sums and operations leave less than the type holds.
-        sure = answer.error <= 2.0**-tensor.dtype.digits * np.abs(want)
+        sure = rounds_once(want, answer.error, tensor.dtype)
         told = np.isfinite(want) & (want != 0) & (sure | is_tf32(self.compute))
         terms = prod(x.size for x in self.compute.axes if self.compute.kind(x.name) == "K")
         drift = terms**0.5 * 2.0**-23 + terms * 2.0**-29

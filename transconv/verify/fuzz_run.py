@@ -122,7 +122,7 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
             found = _interpreted(trial, compiled, tensors, data)
         elif way == "triton":
             _launch(compiled, tensors)
-            found = _judged(trial, compiled, tensors, data, cut=True)
+            found = _judged(trial, compiled, tensors, data)
         else:
             found = _on_device(trial, compiled, tensors, row, data)
         if found["status"] != "passed":
@@ -165,7 +165,7 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
     return tensors
 
 
-def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str, cut: bool = False) -> Row:
+def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Row:
     """Compare with the answer in f64; see what else was written."""
     from transconv.verify.case import longest_chain
     from transconv.verify.data import poison
@@ -174,7 +174,7 @@ def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str, cut: 
     a, b = (tensors[n].view for n in trial.prop.operands)
     result = tensors[trial.prop.result]
     extra = {n: t.view for n, t in tensors.items() if n in ("bia", "res")}
-    found = judge(trial.problem, trial.prop, a, b, result.view, data, trial.epilogue, extra, cut,
+    found = judge(trial.problem, trial.prop, a, b, result.view, data, trial.epilogue, extra,
                   longest_chain(compiled))
     reasons = [found.reason] if found.reason else []
     if any(step.zero is not None for step in compiled.steps):  # what lies between elements is 0 too

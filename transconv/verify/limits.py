@@ -48,11 +48,11 @@ def drift(p: ConvProblem, prop: Prop, chain: int) -> float:
     return float(terms(p, prop) ** 0.5 * 2.0**-23 + chain * 2.0**-25)
 
 
-def norm(p: ConvProblem, prop: Prop, result: DType, cuts: bool, chain: int = 0) -> float:
-    """The largest relative error in the 2-norm. ``cuts``: bf16 is cut off instead of rounded."""
+def norm(p: ConvProblem, prop: Prop, result: DType, chain: int = 0) -> float:
+    """The largest relative error in the 2-norm."""
     if result.digits >= p.acc.digits and min(_numbers(p, name) for name in p.specs) < MANY:
         return inf  # one sum that comes to nothing decides
-    own = max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14) * (2 if cuts else 1)
+    own = max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14)
     return max(own, is_tf32(p, prop) * NEAREST_TF32) + drift(p, prop, chain)
 
 

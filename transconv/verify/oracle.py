@@ -16,7 +16,6 @@ import torch
 
 from transconv.compute import is_exact, table
 from transconv.conv import ConvProblem, Prop
-from transconv.ir import bf16
 from transconv.verify import limits
 
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
@@ -197,11 +196,6 @@ def after(want: torch.Tensor, at: slice, epilogue: str,
     return want
 
 
-def cut_to_bf16(y: torch.Tensor) -> torch.Tensor:
-    """To bf16 the way Triton's interpreter does it: the lower half of an f32 is dropped."""
-    return (y.float().view(torch.int32) & -65536).view(torch.float32).double()
-
-
 def approximates(epilogue: str) -> bool:
     """Whether hardware gives its functions only to some bits."""
     return not is_exact(tuple(filter(None, epilogue.split("+"))))
@@ -209,10 +203,9 @@ def approximates(epilogue: str) -> bool:
 
 def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: torch.Tensor,
           mode: str, epilogue: str = "", extra: dict[str, torch.Tensor] | None = None,
-          cut: bool | None = None, chain: int = 0) -> Judgement:
-    """Compare a result with the answer. ``cut``: whether bf16 may have been cut off instead of
-    rounded, as Triton's interpreter does (default: where the result is not on a GPU). ``chain``: how
-    many products the matrix unit adds to one accumulator.
+          chain: int = 0) -> Judgement:
+    """Compare a result with the answer. ``chain``: how many products the matrix unit adds to one
+    accumulator.
 
     ``exact``: bit for bit after one rounding; where the epilogue has a function that the hardware
     approximates, within 32 eps_acc (1 + |y|) of it and one rounding. ``float``: each element within
@@ -224,7 +217,6 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     acc = limits.per_element(p, prop)
     out = result.spacing
     approximate = approximates(epilogue) * 32 * 2.0 ** (-23 if p.acc.bits == 32 else -52)
-    cuts = result is bf16 and (not got.is_cuda if cut is None else cut)
     wrong = seen = kept = other = 0
     error = size = before = 0.0
     absolute = pieces(p, prop, a, b, absolute=True) if mode == "float" else itertools.repeat(None)
@@ -233,12 +225,11 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
         before += float(want.square().sum())
         want = after(want, at, epilogue, extra or {})
         if mode == "exact":
-            near, short = approximate * (1 + want.abs()), cut_to_bf16(want) if cuts else want
+            near = approximate * (1 + want.abs())
             want = want.to(got.dtype).double()
         gap = (have - want).abs().nan_to_num(nan=float("inf"))
         if mode == "exact":
             bad = ~(gap <= near + out * want.abs()) if approximate else have != want
-            bad = bad & (have != short) if cuts else bad
         else:
             assert magnitude is not None
             room = 3 * (1 + want.abs()) if epilogue else 2 * want.abs()
@@ -248,7 +239,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
             bad = ~(share <= 1)
             once = want.to(got.dtype).double()
             odd = (have != once) & (want != 0)
-            other += int((odd & (have != cut_to_bf16(want)) if cuts else odd).sum())
+            other += int(odd.sum())
         wrong += int(bad.sum())
         seen += want.numel()
         kept += int((want != 0).sum())
@@ -263,7 +254,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     if wrong:
         found.reason = f"{wrong} of {seen} elements are wrong"
     elif mode == "float":
-        norm = limits.norm(p, prop, result, cuts, chain) * limits.flattened(epilogue, before, size)
+        norm = limits.norm(p, prop, result, chain) * limits.flattened(epilogue, before, size)
         found.reason = _imprecise(found, norm,
                                   limits.neighbours(p, prop, result, chain), epilogue, kept)
     return found
