@@ -25,6 +25,7 @@ from transconv.torch_ops.requests import request
 Tensor = torch.Tensor
 SM90 = TARGETS["sm_90"]
 FWD = ConvWorkload(ConvProblem.parse("mb2ic8ih5oc8oh5kh3ph1 dt=f16"), Prop.FWD, Epilogue.parse("bias"))
+WIDE = ConvProblem.parse("mb2ic8ih5oc8oh5kh3ph1 dt=f32")
 NUMBERS = ("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
 
 
@@ -163,7 +164,7 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
                {"workload": replace(FWD, epilogue=Epilogue.parse("bias+relu"))},
                {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f32))},
                {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f16))},
-               {"workload": replace(FWD, problem=replace(FWD.problem, math="ieee"))},
+               *({"workload": replace(FWD, problem=replace(WIDE, math=math))} for math in ("tf32", "ieee")),
                {"target": replace(SM90, features=SM90.features - {"box"})},
                {"schedule": Schedule.parse("mb:4 | fma")}, {"kind": Other}, {"deterministic": True}]
     for _ in range(2):

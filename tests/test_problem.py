@@ -121,7 +121,7 @@ def test_errors_are_one_line_that_says_what_where_and_what_is_expected(
     "ic16ih8oc32oh6kh3 tag=nChw16c:OIhw16i16o:nhwc",
     "mb64ic64ih7oc64oh7kh1 tag=NChw32n32c:oihw:nchw",
     "ic3id4oc4od2kd3 tag=ndhwc math=ieee",
-    "ic3iw4oc4ow2kw3 dt=bf16 tag=nwc:oiw:ncw math=tf32x3",
+    "ic3iw4oc4ow2kw3 dt=bf16:bf16:f32 tag=nwc:oiw:ncw math=tf32x3",
     "ic3ih8oc4oh8kh3ph1 tag=strides(1000,100,10,1)+5:hwio:nhwc",
     "ic3ih8oc4oh8kh3ph1 tag=nchw:oihw:8h@9,2n@0,4c@1,8w@72+3",
     "ic4ih8oc4oh6kh3 dt=i8:i8:i32",
@@ -314,3 +314,11 @@ def test_multiplications_are_those_that_one_counts() -> None:
         p = ConvProblem.make(1, 1, 1, (i,), (k,), s, d, pad, o=(o,))
         counted = sum(0 <= at * s + tap * d - pad < i for at in range(o) for tap in range(k))
         assert p.macs == counted, str(p)
+
+
+def test_precision_of_f32_is_no_part_of_other_types() -> None:
+    """A call describes it for every type; the rows and plans of a list are found by the text without."""
+    for types, kept in (("bf16", False), ("f16:f16:f16", False), ("f16:f16:f32", True), ("f64", False)):
+        text = f"mb2ic8ih5oc8oh5kh3ph1 dt={types}"
+        plain, told = (ConvProblem.parse(t) for t in (text, f"{text} math=ieee"))
+        assert (plain != told) == kept == ("math=ieee" in str(told))

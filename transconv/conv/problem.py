@@ -71,9 +71,9 @@ class TensorSpec:
 class ConvProblem:
     """One convolution. ``ic`` and ``oc`` count the channels of all groups; tuples have one entry per
     spatial axis, in the order d, h, w; dilation 1 is dense. Logical shapes: src (mb, ic, *i), wei (oc,
-    ic//g, *k), dst (mb, oc, *o). ``math``: the precision of products of f32, one of ``MATHS``. The name
-    does not count in comparisons. Raises ProblemError for sizes, types or layouts that describe no
-    convolution."""
+    ic//g, *k), dst (mb, oc, *o). ``math``: the precision of products of f32, one of ``MATHS``; the
+    default where no tensor is f32. The name does not count in comparisons. Raises ProblemError for sizes,
+    types or layouts that describe no convolution."""
 
     mb: int
     g: int
@@ -96,6 +96,8 @@ class ConvProblem:
         self._check_tensors()
         if self.math not in MATHS:
             raise ProblemError(f"math '{self.math}' is unknown; expected one of {' '.join(MATHS)}")
+        if f32 not in self.dtypes:  # one problem has one text, by which tuned rows and plans are found
+            object.__setattr__(self, "math", "tf32")
         if '"' in self.name or any(c.isspace() or not c.isprintable() for c in self.name):
             raise ProblemError(f"the name {self.name!r} has a quote or a space in it, or what cannot "
                                "be printed; expected one word")
