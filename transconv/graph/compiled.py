@@ -1,0 +1,158 @@
+"""A graph that was compiled: its regions, each a list of launches or a graph of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.errors import Unsupported
+from transconv.functional.launches import Memory, aligned, launch, refused
+from transconv.functional.operators import as_wanted
+from transconv.graph.groups import Group
+from transconv.graph.partition import Region
+from transconv.graph.pieces import Piece, Seen, Source
+from transconv.graph.plan import Plan, planned
+from transconv.graph.price import Price
+from transconv.graph.text import Writer, Written
+from transconv.torch_ops import stats
+from transconv.torch_ops.decide import PASSING
+
+Tensor = torch.Tensor
+Torch = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A launch: the text, what it reads and stores in the order of its tensors, and the group behind it."""
+
+    group: Group
+    written: Written
+    memory: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # of what is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A result of a region: a tensor, or another view of its memory: sizes, strides, and how many elements
+    it begins behind it."""
+
+    piece: Piece
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+
+@dataclass(slots=True)
+class Launches:
+    """A region of ours: called with its inputs, it returns its outputs. ``torch``: the same by torch."""
+
+    plan: Plan
+    kernels: list[Kernel]
+    inputs: list[tuple[fx.Node, Source]]
+    handed: list[Handed]
+    torch: Torch
+    last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
+    by_torch: bool = False
+
+    def __call__(self, *given: Tensor) -> Sequence[Tensor]:
+        if not self.by_torch:
+            try:
+                return self.launched(given)
+            except Unsupported as error:
+                self.by_torch = error.reason not in PASSING
+                stats.announce(error.reason, error.message, "this part of a graph")
+                stats.add(False, error.reason, 1)
+        return self.torch(*given)
+
+    def launched(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """By kernels. Raises Unsupported."""
+        device = given[0].device if given else torch.device("cpu")
+        if why := refused(given, [True] * len(given)) if given else "":
+            raise Unsupported(why)
+        values: dict[Piece, Tensor] = {}
+        for (node, piece), t in zip(self.inputs, given, strict=True):
+            wanted = Memory(piece.shape, piece.strides or (), piece.dtype)
+            values[piece] = as_wanted(node.name, t, wanted)
+        for kernel, done in zip(self.kernels, self.last, strict=True):
+            read = [values[p] for p in kernel.written.given]
+            made = [torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                    for shape, strides, dtype in kernel.memory]
+            launch(kernel.written.text, device, aligned([*read, *made]), "now").start([*read, *made])
+            values.update(zip(kernel.written.stored, made, strict=True))
+            for piece in done:
+                del values[piece]
+        stats.add(True, "graph", len(self.kernels))
+        return [_viewed(values[h.piece], h.view) for h in self.handed]
+
+
+def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None) -> Tensor:
+    return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
+
+
+def launches(region: Region, rates: Price, by_torch: Torch) -> Launches:
+    """The launches of a region. Raises ComputeError where a text cannot be read, which is a bug."""
+    handed = [_handed(node, region) for node in region.outputs]
+    ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
+    plan = planned(ends, rates)
+    kernels = []
+    for group in plan.groups:
+        def strides(piece: Piece, group: Group = group) -> tuple[int, ...] | None:
+            if isinstance(piece, Source):
+                return piece.strides
+            held = plan.stored.get(piece)
+            return None if held is None or held is group else memory_of(piece)
+        for piece in group.stores:
+            group.strides[piece] = memory_of(piece)
+        if group.stores:
+            kernels.append(_kernel(group, Writer(group, strides).written()))
+    inputs = [(x, region.pieces[x]) for x in region.inputs]
+    found = Launches(plan, kernels, inputs, handed, by_torch)
+    found.last = _last(found)
+    return found
+
+
+def memory_of(piece: Piece) -> tuple[int, ...]:
+    """The strides in which a value is stored: torch's, where its elements have places of their own."""
+    dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
+    if piece.strides is None:
+        return dense
+    order = sorted((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n > 1)
+    step = 1
+    for s, n in order:
+        if s != step:
+            return dense
+        step *= n
+    return piece.strides
+
+
+def _kernel(group: Group, written: Written) -> Kernel:
+    return Kernel(group, written, tuple((p.shape, group.strides[p], p.dtype) for p in written.stored))
+
+
+def _handed(node: fx.Node, region: Region) -> Handed:
+    """How a node's tensor comes from a piece in memory: through views that are the same memory."""
+    piece: Piece = region.pieces[node]
+    val = node.meta["val"]
+    at = node
+    while isinstance(piece, Seen) and piece.alias and isinstance(at.args[0], fx.Node):
+        at, piece = at.args[0], piece.of
+    if at is node:
+        return Handed(piece, None)
+    base = at.meta["val"]
+    if not isinstance(piece, Source) and memory_of(piece) != tuple(base.stride()):
+        return Handed(region.pieces[node], None)
+    return Handed(piece, (tuple(val.shape), tuple(val.stride()), val.storage_offset() - base.storage_offset()))
+
+
+def _last(found: Launches) -> list[list[Piece]]:
+    """Of each launch, the tensors that nothing needs behind it."""
+    held = {h.piece for h in found.handed}
+    seen = {*held}
+    done: list[list[Piece]] = []
+    for kernel in reversed(found.kernels):
+        own = [p for p in dict.fromkeys((*kernel.written.given, *kernel.written.stored)) if p not in seen]
+        seen |= {*own}
+        done.append(own)
+    return done[::-1]

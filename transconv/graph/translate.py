@@ -1,0 +1,98 @@
+"""Translates a graph of aten's operations into pieces, node by node, by the table of rows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.functional.launches import TYPES
+from transconv.graph import map_rows, product_rows, reduction_rows, view_rows
+from transconv.graph.pieces import Piece, Seen, Source
+from transconv.graph.rows import ROWS, Call, NotOurs
+
+TABLES = (map_rows, view_rows, reduction_rows, product_rows)  # imported for their rows
+Pieces = dict[fx.Node, Any]
+
+
+def source(node: fx.Node) -> Source:
+    """A tensor that is in memory. Raises NotOurs."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        raise NotOurs("an operand is no tensor")
+    if reason := why_not_tensor(val):
+        raise NotOurs(reason)
+    return Source(shape=tuple(val.shape), dtype=val.dtype, strides=tuple(val.stride()), of=node)
+
+
+def why_not_tensor(val: torch.Tensor) -> str:
+    """Why kernels do not take a tensor; empty if they do."""
+    if any(not isinstance(n, int) for n in (*val.shape, *val.stride())):
+        return "its size is known when it runs alone"
+    if val.layout is not torch.strided or val.is_complex() or val.is_quantized:
+        return f"a tensor of {val.dtype}, {val.layout}"
+    if val.dtype not in TYPES:
+        return f"{str(val.dtype).removeprefix('torch.')} has no kernels"
+    return "" if val.numel() else "a tensor without elements"
+
+
+def translated(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    """The piece of a node, or a tuple of them, of the pieces of its operands. Raises NotOurs."""
+    if node.target is operator.getitem:
+        whole, place = node.args
+        assert isinstance(whole, fx.Node) and isinstance(place, int)
+        found = known[whole][place]
+        if found is None:
+            raise NotOurs("a result that is not computed")
+        return _as_torch(found, node.meta["val"])
+    rule = ROWS.get(node.target)
+    if rule is None:
+        raise NotOurs("no row of the table has this operation")
+    val = node.meta.get("val")
+    results = tuple(val) if isinstance(val, (tuple, list)) else (val,)
+    for t in results:
+        if isinstance(t, torch.Tensor) and (reason := why_not_tensor(t)):
+            raise NotOurs(reason)
+    if not isinstance(results[0], torch.Tensor) and not any(isinstance(t, torch.Tensor) for t in results):
+        raise NotOurs("its result is no tensor")
+    args = _pieces(node.args, known)
+    kwargs = _pieces(node.kwargs, known)
+    name = str(node.target).partition(".")[2] if str(node.target).startswith(("aten.", "prims.")) else str(
+        node.target)
+    made = rule(Call(name, tuple(args), dict(kwargs), results))
+    if isinstance(made, tuple):
+        return made
+    return _as_torch(made, val, node)
+
+
+def _as_torch(made: Piece, val: torch.Tensor, node: fx.Node | None = None) -> Piece:
+    """With torch's strides; RuntimeError where a rule made another shape or type."""
+    if made.shape != tuple(val.shape) or made.dtype is not val.dtype:
+        raise NotOurs(f"its rule makes {made.shape} {made.dtype}, torch {tuple(val.shape)} {val.dtype}")
+    if made.strides is None and not isinstance(made, Source):
+        made.strides = tuple(val.stride())
+    if isinstance(made, Seen) and node is not None and isinstance(node.args[0], fx.Node):
+        base = node.args[0].meta.get("val")
+        made.alias = isinstance(base, torch.Tensor) and _same_memory(base, val)
+    return made
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _pieces(given: Any, known: Mapping[fx.Node, Any]) -> Any:
+    """Arguments, with pieces for nodes. Raises NotOurs for what is no tensor and no number."""
+    if isinstance(given, fx.Node):
+        found = known[given]
+        if isinstance(found, tuple):
+            raise NotOurs("an operand is several tensors")
+        return found
+    if isinstance(given, Mapping):
+        return {k: _pieces(v, known) for k, v in given.items()}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [_pieces(v, known) for v in given]
+    return given
