@@ -24,6 +24,7 @@ from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 RESTS = ("inductor", "eager")
+CPU = torch.device("cpu")
 PRICED = "sm_90"  # whose rates decide where there is no chip
 NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
           "run them)")
@@ -55,7 +56,14 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return _marked(_whole(gm, example_inputs, rest), made)
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-        return lambda graph, inputs: _Graph(graph, inputs, phase, rest, made)
+        def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            found = _Graph(graph, inputs, phase, rest, made)
+
+            def call(given: list[Any]) -> list[Any]:
+                return found(given)
+            call._boxed_call = True  # type: ignore[attr-defined]
+            return call
+        return compiled
 
     run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
@@ -112,19 +120,17 @@ class _Part:
 class _Graph:
     """A graph of AOTAutograd, as a function of a list of inputs, which it empties."""
 
-    _boxed_call = True
-
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str, made: Made) -> None:
         self.gm, self.rest = gm, rest
-        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), None)
-        target = TARGETS[PRICED] if device is None else target_of(device)
-        self.rates = Price(target)
+        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
+        self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
+        self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.placeholders = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
         output = next(n for n in gm.graph.nodes if n.op == "output")
         self.results = [n.name if isinstance(n, fx.Node) else n for n in output.args[0]]
         rows: list[report.KernelRow | report.TorchRow] = []
         edges: list[Any] = []
-        self.parts = [self.part(region, rows, edges) for region in regions(gm.graph)]
+        self.parts = [self.part(region, rows, edges) for region in regions(gm.graph, device)]
         self.forget()
         made.graphs.append(report.GraphReport(phase, tuple(rows), tuple(edges)))
 
@@ -135,7 +141,7 @@ class _Graph:
         why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         if region.ours:
             try:
-                found: Launches = launches(region, self.rates, by_torch)
+                found: Launches = launches(region, self.rates, self.target, by_torch)
                 rows += report.kernel_rows(found, self.rates)
                 edges += found.plan.edges
                 return _Part(found, *ends)

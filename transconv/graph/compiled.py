@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.errors import Unsupported
-from transconv.functional.launches import Memory, aligned, launch, refused
+from transconv.errors import ScheduleError, Unsupported
+from transconv.functional.launches import Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
 from transconv.graph.groups import Group
 from transconv.graph.partition import Region
@@ -19,6 +19,8 @@ from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
 from transconv.graph.price import Price
 from transconv.graph.text import Writer, Written
+from transconv.selection import shortlist
+from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
 
@@ -91,22 +93,18 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
     return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
 
 
-def launches(region: Region, rates: Price, by_torch: Torch) -> Launches:
-    """The launches of a region. Raises ComputeError where a text cannot be read, which is a bug."""
+def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> Launches:
+    """The launches of a region on a target, decided by rates of one. Raises ComputeError where a text cannot be read, which is a bug."""
     handed = [_handed(node, region) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
-    plan = planned(ends, rates)
-    kernels = []
-    for group in plan.groups:
-        def strides(piece: Piece, group: Group = group) -> tuple[int, ...] | None:
-            if isinstance(piece, Source):
-                return piece.strides
-            held = plan.stored.get(piece)
-            return None if held is None or held is group else memory_of(piece)
-        for piece in group.stores:
-            group.strides[piece] = memory_of(piece)
-        if group.stores:
-            kernels.append(_kernel(group, Writer(group, strides).written()))
+    apart: set[Piece] = set()
+    while True:
+        plan = planned(ends, rates, apart)
+        kernels = [_kernel(group, plan) for group in plan.groups if group.stores]
+        refused = {k.group.product for k in kernels if k.group.product and not _schedules(k, target)}
+        if not refused - apart:
+            break
+        apart |= {p for p in refused if p is not None}
     inputs = [(x, region.pieces[x]) for x in region.inputs]
     found = Launches(plan, kernels, inputs, handed, by_torch)
     found.last = _last(found)
@@ -127,8 +125,26 @@ def memory_of(piece: Piece) -> tuple[int, ...]:
     return piece.strides
 
 
-def _kernel(group: Group, written: Written) -> Kernel:
+def _kernel(group: Group, plan: Plan) -> Kernel:
+    def strides(piece: Piece) -> tuple[int, ...] | None:
+        if isinstance(piece, Source):
+            return piece.strides
+        held = plan.stored.get(piece)
+        return None if held is None or held is group else memory_of(piece)
+
+    for piece in group.stores:
+        group.strides[piece] = memory_of(piece)
+    written = Writer(group, strides).written()
     return Kernel(group, written, tuple((p.shape, group.strides[p], p.dtype) for p in written.stored))
+
+
+def _schedules(kernel: Kernel, target: Target) -> bool:
+    """Whether a product whose factors are computed has a schedule: not every one has."""
+    compute = program(kernel.written.text).compute
+    try:
+        return not compute.prologue or bool(shortlist(1, compute, target))
+    except ScheduleError:
+        return False
 
 
 def _handed(node: fx.Node, region: Region) -> Handed:

@@ -12,8 +12,8 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from transconv.graph import translate  # noqa: F401  # its tables have entered their rows
 from transconv.graph.rows import ROWS
 
-# Norms, softmax and their gradients become moments and maps, of which one kernel is made again.
-ALSO = ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "_native_batch_norm_legit",
+# Softmax, batch norms and the gradients of norms become moments and maps, of which one kernel is made again.
+ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
         "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm",
         "_batch_norm_with_update_functional", "_batch_norm_no_update", "batch_norm_backward", "addcmul",
         "addcdiv", "linalg_vector_norm", "std", "glu", "hardsigmoid", "mish", "native_dropout_backward")

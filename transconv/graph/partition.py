@@ -30,9 +30,9 @@ class Region:
     outputs: list[fx.Node] = field(default_factory=list)
 
 
-def regions(graph: fx.Graph) -> list[Region]:
-    """The regions of a graph, in the order in which they run."""
-    found = _Partition()
+def regions(graph: fx.Graph, device: torch.device) -> list[Region]:
+    """The regions of a graph, in the order in which they run; ours are about tensors on one device."""
+    found = _Partition(device)
     for node in graph.nodes:
         found.add(node)
     made = [r for r in found.regions if r.nodes]
@@ -44,7 +44,8 @@ def regions(graph: fx.Graph) -> list[Region]:
 class _Partition:
     """Nodes by level: a node is in the first region of its kind that no operand of it is behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.regions: list[Region] = []
         self.level: dict[fx.Node, int] = {}
         self.ours: dict[fx.Node, bool] = {}
@@ -87,8 +88,8 @@ class _Partition:
                 raise NotOurs(f"a node of kind {node.op}")
             for x in node.all_input_nodes:
                 if x not in known:
-                    known[x] = source(x)
-            made = translated(node, known)
+                    known[x] = source(x, self.device)
+            made = translated(node, known, self.device)
         except NotOurs as why:
             return str(why)
         for x in node.all_input_nodes:

@@ -9,7 +9,7 @@ Each edge between two kernels has the reason why it is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from transconv.graph import price
@@ -63,15 +63,17 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
     return [*found]
 
 
-def planned(outputs: Sequence[Piece], rates: price.Price) -> Plan:
-    """The plan for some values to be in memory."""
-    return _Planner(outputs, rates).plan
+def planned(outputs: Sequence[Piece], rates: price.Price, apart: Collection[Piece] = ()) -> Plan:
+    """The plan for some values to be in memory. ``apart``: products whose factors are computed by kernels
+    of their own, as no schedule computes both."""
+    return _Planner(outputs, rates, apart).plan
 
 
 class _Planner:
     """``home``: the group in which a value rides."""
 
-    def __init__(self, outputs: Sequence[Piece], rates: price.Price) -> None:
+    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Collection[Piece]) -> None:
+        self.apart = apart
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
         self.home: dict[Piece, Group] = {}
@@ -331,6 +333,9 @@ class _Planner:
             return
         if isinstance(views, Mapped) and price.work(views, self.memory) or not isinstance(
                 views, (Seen, Chosen, Mapped)):
+            if piece in self.apart:
+                self.keep(views, piece, "no schedule of the product computes its factor, too")
+                return
             late = price.LATE * self.rates.multiplied(piece)
             self.weigh_visits(views, piece, price.visits(piece, side), late)
 

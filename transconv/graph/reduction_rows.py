@@ -135,14 +135,17 @@ def _moments(call: Call) -> tuple[Piece, Piece]:
     least = count - (1 if given is None else given)
     if least <= 0:
         raise NotOurs("the variance of one number")
-    dtype = _wide(call.dtype)
-    total, mean = _mean_of(x, dims, dtype)
-    kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
-    centre = expanded(reshaped(mean, kept), x.shape)
-    off = mapped("{} - {}".format, x, centre, dtype=dtype, label="deviation")
-    squares = reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
+    mean, squares = _centred(x, dims, _wide(call.dtype))
     var = mapped(f"{{}} / {least!r}".format, squares, dtype=call.dtype, label="var")
     return reshaped(var, call.shape), reshaped(mean, call.shape)
+
+
+def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
+    """The mean, and the sum of the squared deviations from it."""
+    mean = _mean_of(x, dims, dtype)[1]
+    kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    off = mapped("{} - {}".format, x, expanded(reshaped(mean, kept), x.shape), dtype=dtype, label="deviation")
+    return mean, reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
 
 
 @row("var.correction")
@@ -153,6 +156,46 @@ def _var(call: Call) -> Piece:
 @row("var_mean.correction")
 def _var_mean(call: Call) -> tuple[Piece, ...]:
     return _moments(call)
+
+
+@row("native_group_norm")
+def _group_norm(call: Call) -> tuple[Piece, ...]:
+    x, weight, bias, n, features, _, groups, eps = call.args
+    shape = (n, groups, features // groups, *x.shape[2:])
+    lead = (1, groups, features // groups, *[1] * (len(x.shape) - 2))
+    scales = [None if t is None else expanded(reshaped(t, lead), shape) for t in (weight, bias)]
+    made, *moments = _normal(reshaped(x, shape), scales, 2, eps, call)
+    return (reshaped(made, call.shape), *moments)
+
+
+@row("native_layer_norm")
+def _layer_norm(call: Call) -> tuple[Piece, ...]:
+    x, normal, weight, bias, eps = call.args
+    scales = [None if t is None else expanded(t, x.shape) for t in (weight, bias)]
+    return _normal(x, scales, len(x.shape) - len(normal), eps, call)
+
+
+def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
+            call: Call) -> tuple[Piece, ...]:
+    """What is normalized over the dims from ``first`` on, the mean, and one over the deviation."""
+    dtype = _wide(call.dtype)
+    dims = tuple(range(first, len(x.shape)))
+    mean, var = _centred(x, dims, dtype)
+    scale = mapped(f"rsqrt({{}} / {prod(x.shape[d] for d in dims)} + {eps!r})".format, var, dtype=dtype,
+                   label="rsqrt", work=8)
+    kept = (*x.shape[:first], *[1] * len(dims))
+    wide = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
+    made: Piece = mapped("({} - {})*{}".format, x, *wide, dtype=dtype, label="norm", work=2)
+    weight, bias = scales
+    if weight is not None:
+        made = mapped("{}*{}".format, made, weight, dtype=dtype, label="norm")
+    if bias is not None:
+        made = mapped("{} + {}".format, made, bias, dtype=dtype, label="norm")
+    moments = []
+    for t, like in zip((mean, scale), call.results[1:], strict=True):
+        assert like is not None
+        moments.append(reshaped(mapped(str, t, dtype=like.dtype, label="norm", work=0), tuple(like.shape)))
+    return mapped(str, made, dtype=call.dtype, label="norm", work=0), *moments
 
 
 # -- pools -----------------------------------------------------------------------------------------

@@ -194,7 +194,8 @@ class Writer:
         """A read, masked where the coordinates leave the tensor, too."""
         name = self.tensors.setdefault(piece, f"X{len(self.tensors)}")
         found = self.access(piece, name, at)
-        bounds = {c for e, n in zip(found.at, found.shape, strict=True) for c in (e >= 0, e < n)}
+        bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
+                  for c in (e >= 0, e < n)}
         found.where = all_of([c for c in conjuncts(where) if c not in bounds])
         found.fill = fill
         self.count += 1
@@ -204,7 +205,8 @@ class Writer:
 
     def access(self, piece: Piece, name: str, at: Index) -> Access:
         """Dims of size 1 that nothing looks for are left out."""
-        strides = self.strides(piece) or self.group.strides[piece]
+        held = self.strides(piece)
+        strides = self.group.strides[piece] if held is None else held
         at = self.moved(at)
         kept = [d for d, n in enumerate(piece.shape) if n > 1 or at[d] is not ZERO]
         return Access(name, piece, [piece.shape[d] for d in kept] or [1],
@@ -242,7 +244,12 @@ class Writer:
         """All lines, with axes and names that are counted."""
         seen = " ".join(s if isinstance(s, str) else " ".join(map(str, s[1].at)) for s in self.lines)
         used = set(re.findall(r"\w+", seen))
-        axes = [(name, n) for name, n in self.group.axes if n > 1 or name in used] or [("one", 1)]
+        axes = [(name, n) for name, n in self.group.axes if n > 1 or name in used]
+        if not axes:  # a number: a store has an axis
+            axes = [("one", 1)]
+            for line in self.lines:
+                if isinstance(line, tuple) and line[0].startswith("store"):
+                    line[1].at = [Var("one")]
         free = " ".join(f"{name}={n}" for name, n in axes if name not in self.group.reduced)
         inner = " ".join(f"{name}={n}" for name, n in axes if name in self.group.reduced)
         math = f" math={self.group.math}" if self.group.math != "tf32" else ""

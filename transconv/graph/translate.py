@@ -18,18 +18,20 @@ TABLES = (map_rows, view_rows, reduction_rows, product_rows)  # imported for the
 Pieces = dict[fx.Node, Any]
 
 
-def source(node: fx.Node) -> Source:
+def source(node: fx.Node, device: torch.device) -> Source:
     """A tensor that is in memory. Raises NotOurs."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         raise NotOurs("an operand is no tensor")
-    if reason := why_not_tensor(val):
+    if reason := why_not_tensor(val, device):
         raise NotOurs(reason)
     return Source(shape=tuple(val.shape), dtype=val.dtype, strides=tuple(val.stride()), of=node)
 
 
-def why_not_tensor(val: torch.Tensor) -> str:
-    """Why kernels do not take a tensor; empty if they do."""
+def why_not_tensor(val: torch.Tensor, device: torch.device) -> str:
+    """Why kernels of a device do not take a tensor; empty if they do."""
+    if val.device != device:
+        return f"a tensor on {val.device} beside others on {device}"
     if any(not isinstance(n, int) for n in (*val.shape, *val.stride())):
         return "its size is known when it runs alone"
     if val.layout is not torch.strided or val.is_complex() or val.is_quantized:
@@ -39,7 +41,7 @@ def why_not_tensor(val: torch.Tensor) -> str:
     return "" if val.numel() else "a tensor without elements"
 
 
-def translated(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device) -> Any:
     """The piece of a node, or a tuple of them, of the pieces of its operands. Raises NotOurs."""
     if node.target is operator.getitem:
         whole, place = node.args
@@ -54,7 +56,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     val = node.meta.get("val")
     results = tuple(val) if isinstance(val, (tuple, list)) else (val,)
     for t in results:
-        if isinstance(t, torch.Tensor) and (reason := why_not_tensor(t)):
+        if isinstance(t, torch.Tensor) and (reason := why_not_tensor(t, device)):
             raise NotOurs(reason)
     if not isinstance(results[0], torch.Tensor) and not any(isinstance(t, torch.Tensor) for t in results):
         raise NotOurs("its result is no tensor")

@@ -12,7 +12,7 @@ from transconv.graph import moves
 from transconv.graph.map_rows import cast
 from transconv.graph.pieces import Chosen, Constant, Index, Indexed, Move, Part, Piece, Seen
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.ir import Const, Expr, all_of, eq
+from transconv.ir import ZERO, Const, Expr, all_of, eq
 
 
 def _seen(call: Call, x: Piece, move: Move, back: Move | None = None, label: str = "") -> Seen:
@@ -55,6 +55,27 @@ def _transpose(call: Call) -> Piece:
     a, b = _dims(call.args[1:3] or [0, -1], len(order)) if len(order) > 1 else (0, 0)
     order[a], order[b] = order[b], order[a]
     return _permuted(call, x, order)
+
+
+@row("as_strided")
+def _as_strided(call: Call) -> Piece:
+    x, _, strides = call.args[:3]
+    if x.strides is None:
+        raise NotOurs("where its operand lies in memory is not known")
+    order = sorted((d for d, n in enumerate(x.shape) if n > 1), key=lambda d: x.strides[d])
+    step = 1
+    for d in order:
+        if x.strides[d] != step:
+            raise NotOurs("its operand has gaps")
+        step *= x.shape[d]
+    begin = call.arg(3, "storage_offset") or 0
+
+    def move(at: Index) -> Index:
+        flat: Expr = Const(begin)
+        for e, s in zip(at, strides, strict=True):
+            flat = flat + e * s
+        return tuple(flat // x.strides[d] % n if n > 1 else ZERO for d, n in enumerate(x.shape))
+    return _seen(call, x, move, label="view")
 
 
 @row("flip")
