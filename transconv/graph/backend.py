@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.errors import TransconvError
 from transconv.graph import decompositions, report
@@ -23,6 +25,8 @@ from transconv.torch_ops.execute import target_of
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
+log = logging.getLogger("transconv.graph")
+_unseen: Any = _disable_current_modes  # by tracers and other modes
 RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
 PRICED = "sm_90"  # whose rates decide where there is no chip
@@ -57,7 +61,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            found = _Graph(graph, inputs, phase, rest, made)
+            with _unseen():
+                found = _Graph(graph, inputs, phase, rest, made)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
@@ -147,6 +152,11 @@ class _Graph:
                 return _Part(found, *ends)
             except TransconvError as error:
                 why = [str(error)]
+            except Exception as error:  # a program must not stop for a bug of ours
+                if settings.fallback == "error":
+                    raise
+                log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
+                why = [f"{type(error).__name__}: {error}"]
         rows.append(report.TorchRow(self.rest, names(region.nodes), tuple(why)))
         return _Part(by_torch, *ends)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from transconv.compute import Alone
 from transconv.errors import ScheduleError, Unsupported
 from transconv.functional.launches import Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
@@ -130,7 +131,7 @@ def _kernel(group: Group, plan: Plan) -> Kernel:
         if isinstance(piece, Source):
             return piece.strides
         held = plan.stored.get(piece)
-        return None if held is None or held is group else memory_of(piece)
+        return None if held is None or held.number >= group.number else memory_of(piece)
 
     for piece in group.stores:
         group.strides[piece] = memory_of(piece)
@@ -142,7 +143,7 @@ def _schedules(kernel: Kernel, target: Target) -> bool:
     """Whether a product whose factors are computed has a schedule: not every one has."""
     compute = program(kernel.written.text).compute
     try:
-        return not compute.prologue or bool(shortlist(1, compute, target))
+        return not compute.prologue or bool(shortlist(1, compute, target, Alone(compute)))
     except ScheduleError:
         return False
 

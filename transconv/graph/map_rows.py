@@ -251,10 +251,14 @@ def _full(call: Call) -> Piece:
     return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
 
 
-@row("prims::iota")
+@row("prims::iota", "arange.start_step")
 def _iota(call: Call) -> Piece:
-    start, step = int(call.kwargs.get("start", 0)), int(call.kwargs.get("step", 1))
     computed(call.dtype)
+    given = call.args if call.name.startswith("arange") else ()
+    start, step = given[0] if given else call.kwargs.get("start", 0), (
+        given[2] if len(given) > 2 else call.kwargs.get("step", 1))
+    if not isinstance(start, int) or not isinstance(step, int) or kind(call.dtype) == "bool":
+        raise NotOurs("a range of broken numbers")
     return Counted(shape=call.shape, dtype=call.dtype, label="iota",
                    count=lambda at: at[0] * Const(step) + Const(start))
 

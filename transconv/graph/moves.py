@@ -126,21 +126,27 @@ def windows(dims: int, stride: Shape, padding: Shape, dilation: Shape) -> Move:
     return move
 
 
+def ratios(into: int, size: int, step: float) -> list[tuple[int, int]]:
+    """Which i*up // down may be positions below a size, of as many as there are, some ``step`` apart."""
+    least = [(1, round(1 / step))] if 0 < step <= 1 else [(max(1, round(step)), 1)]
+    return [*least, (size, into)]
+
+
 def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
     """Nearest neighbours: the position times the step, rounded down; None where that is no division of
     whole numbers for all positions, as torch computes it in f32."""
-    ratios: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     for n, m, step in zip(sizes, into, steps, strict=True):
         at = np.minimum(np.floor(np.arange(m, dtype=np.float32) * np.float32(step)).astype(int), n - 1)
-        for up, down in ((1, round(1 / step) if step else 1), (n, m)):
-            if down and np.array_equal(np.arange(m) * up // down, at):
-                ratios.append((up, down))
+        for up, down in ratios(m, n, step):
+            if np.array_equal(np.arange(m) * up // down, at):
+                found.append((up, down))
                 break
         else:
             return None
 
     def move(at: Index) -> Index:
-        lead = len(at) - len(ratios)
+        lead = len(at) - len(found)
         return (*at[:lead], *((e * up if up > 1 else e) // down if down > 1 else e * up
-                              for e, (up, down) in zip(at[lead:], ratios, strict=True)))
+                              for e, (up, down) in zip(at[lead:], found, strict=True)))
     return move

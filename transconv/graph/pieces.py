@@ -33,12 +33,14 @@ def everywhere(_: Index) -> Expr:
 @dataclass(eq=False, kw_only=True)
 class Piece:
     """A value for each position of a shape. ``label``: the operation it comes from; ``strides``: in
-    elements, which torch gives it where it is stored; None: dense."""
+    elements, which torch gives it where it is stored; None: dense. ``values``: its elements, where they
+    are the same at every call."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     label: str = ""
     strides: tuple[int, ...] | None = None
+    values: torch.Tensor | None = None
 
     @property
     def size(self) -> int:

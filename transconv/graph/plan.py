@@ -294,7 +294,7 @@ class _Planner:
                 self.weigh_factor(piece, side)
         made = Group(len(self.plan.groups), list(piece.axes), {*piece.summed}, piece)
         made.labels.append(piece.label)
-        made.at[piece] = piece.at
+        made.at[piece] = made.simple(piece.at)
         self.home[piece] = made
         self.plan.groups.append(made)
 

@@ -13,6 +13,9 @@ from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
 
 
+UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move nothing
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRow:
     """A kernel: the operations it computes, bytes that it reads and writes at least, operations, and
@@ -103,7 +106,7 @@ def kernel_rows(found: Launches, rates: Price) -> list[KernelRow | TorchRow]:
 def _row(kernel: Kernel, found: Launches, rates: Price) -> KernelRow:
     moved, operations = counted(kernel.group, {*found.plan.stored})
     us = rates.kernel(moved, operations if kernel.group.product is None else 0.0, kernel.group.product)
-    return KernelRow(kernel.group.name, tuple(kernel.group.labels), moved, operations, us,
+    return KernelRow(kernel.group.name, tuple(w for w in kernel.group.labels if w not in UNSAID), moved, operations, us,
                      kernel.written.text)
 
 

@@ -6,16 +6,16 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
 from transconv.functional.launches import TYPES
-from transconv.graph import map_rows, product_rows, reduction_rows, view_rows
-from transconv.graph.pieces import Piece, Seen, Source
+from transconv.graph import map_rows, moves, product_rows, reduction_rows, view_rows
+from transconv.graph.pieces import Counted, Piece, Seen, Source
 from transconv.graph.rows import ROWS, Call, NotOurs
 
 TABLES = (map_rows, view_rows, reduction_rows, product_rows)  # imported for their rows
-Pieces = dict[fx.Node, Any]
 
 
 def source(node: fx.Node, device: torch.device) -> Source:
@@ -60,14 +60,53 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
             raise NotOurs(reason)
     if not isinstance(results[0], torch.Tensor) and not any(isinstance(t, torch.Tensor) for t in results):
         raise NotOurs("its result is no tensor")
+    values = _values(node, val, known)
     args = _pieces(node.args, known)
     kwargs = _pieces(node.kwargs, known)
     name = str(node.target).partition(".")[2] if str(node.target).startswith(("aten.", "prims.")) else str(
         node.target)
-    made = rule(Call(name, tuple(args), dict(kwargs), results))
+    try:
+        made = rule(Call(name, tuple(args), dict(kwargs), results))
+    except NotOurs:
+        if values is None or (found := counted(values)) is None:
+            raise
+        made = found
     if isinstance(made, tuple):
         return made
+    made.values = values
     return _as_torch(made, val, node)
+
+
+MOST_KNOWN = 1 << 14  # elements of what is computed ahead
+
+
+def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tensor | None:
+    """What a node has at every call, where nothing that it is made of is known only then."""
+    if not isinstance(val, torch.Tensor) or not 0 < val.numel() <= MOST_KNOWN or any(
+            getattr(known[x], "values", None) is None for x in node.all_input_nodes):
+        return None
+    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return None
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda x: known[x].values)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    with torch.no_grad():
+        found = node.target(*args, **kwargs)  # type: ignore[operator]
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def counted(values: torch.Tensor) -> Counted | None:
+    """Whole numbers along one dim as an expression of the position, i*up // down; None for others."""
+    wide = [d for d, n in enumerate(values.shape) if n > 1]
+    if values.dtype not in (torch.int32, torch.int64) or len(wide) > 1:
+        return None
+    flat = values.flatten().numpy()
+    dim, n = (wide or [0])[0], len(flat)
+    for up, down in moves.ratios(n, int(flat[-1]) + 1, int(flat[-1]) / max(1, n - 1)):
+        if np.array_equal(np.arange(n) * up // down, flat):
+            return Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
+                           count=lambda at: at[dim] * up // down)
+    return None
 
 
 def _as_torch(made: Piece, val: torch.Tensor, node: fx.Node | None = None) -> Piece:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.map_rows import cast
-from transconv.graph.pieces import Chosen, Constant, Index, Indexed, Move, Part, Piece, Seen
+from transconv.graph.pieces import Chosen, Constant, Counted, Index, Indexed, Move, Part, Piece, Seen
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
 from transconv.ir import ZERO, Const, Expr, all_of, eq
 
@@ -256,14 +256,29 @@ def _index(call: Call) -> Piece:
         raise NotOurs("indices of dims that are no neighbours")
     shape = torch.broadcast_shapes(*(i.shape for _, i in told))
     rank = len(shape)
+    placed = [_counted(expanded(i, shape)) for _, i in told]
+    if all(c is not None for c in placed):
+        def seen(at: Index) -> Index:
+            own = at[first:first + rank]
+            return (*at[:first], *(c(own) for c in placed if c), *at[first + rank:])
+        return _seen(call, x, seen, label="index")
     parts = tuple((expanded(i, shape), lambda at: at[first:first + rank]) for _, i in told)
 
     def move(at: Index, values: Sequence[Expr]) -> Index:
         wrap = COORDINATES["from_end"]
-        placed = [wrap(v, Const(x.shape[first + k])) for k, v in enumerate(values)]
-        return (*at[:first], *placed, *at[first + rank:])
+        inside = [wrap(v, Const(x.shape[first + k])) for k, v in enumerate(values)]
+        return (*at[:first], *inside, *at[first + rank:])
 
     return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=parts, move=move, label="index")
+
+
+def _counted(index: Piece) -> Callable[[Index], Expr] | None:
+    """An index that the position tells, none of them negative."""
+    if isinstance(index, Seen):
+        inner = _counted(index.of)
+        return None if inner is None else lambda at: inner(index.move(at))
+    known = isinstance(index, Counted) and index.values is not None and bool((index.values >= 0).all())
+    return index.count if known and isinstance(index, Counted) else None
 
 
 def _indexed(call: Call, x: Piece, index: Any, dim: int, told: Move, move: Any, label: str) -> Piece:
