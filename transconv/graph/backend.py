@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.errors import TransconvError
@@ -72,7 +71,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
-                       partition_fn=min_cut_rematerialization_partition)
+                       partition_fn=decompositions.divided)
     return _marked(run(gm, example_inputs), made)
 
 

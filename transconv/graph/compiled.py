@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.compute import Alone
+from transconv.compute import Alone, Compute
 from transconv.errors import ScheduleError, Unsupported
 from transconv.functional.launches import Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 Torch = Callable[..., Sequence[Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Kernel:
     """A launch: the text, what it reads and stores in the order of its tensors, and the group behind it."""
 
@@ -102,7 +102,9 @@ def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> L
     while True:
         plan = planned(ends, rates, apart)
         kernels = [_kernel(group, plan) for group in plan.groups if group.stores]
-        refused = {k.group.product for k in kernels if k.group.product and not _schedules(k, target)}
+        computes = {k: program(k.written.text).compute for k in kernels}
+        refused = {k.group.product for k, c in computes.items()
+                   if k.group.product and not _schedules(c, target)}
         if not refused - apart:
             break
         apart |= {p for p in refused if p is not None}
@@ -139,9 +141,8 @@ def _kernel(group: Group, plan: Plan) -> Kernel:
     return Kernel(group, written, tuple((p.shape, group.strides[p], p.dtype) for p in written.stored))
 
 
-def _schedules(kernel: Kernel, target: Target) -> bool:
+def _schedules(compute: Compute, target: Target) -> bool:
     """Whether a product whose factors are computed has a schedule: not every one has."""
-    compute = program(kernel.written.text).compute
     try:
         return not compute.prologue or bool(shortlist(1, compute, target, Alone(compute)))
     except ScheduleError:

@@ -55,7 +55,8 @@ class Group:
     def name(self) -> str:
         """What its operations are called, in short."""
         words = [w.replace(" ", "_") for w in dict.fromkeys(self.labels) if w not in SILENT]
-        return "_".join(words[:NAMED]) or "copy"
+        name = "_".join(words[:NAMED]) or "copy"
+        return name if "_" in name else f"{name}_{self.kind}"
 
     def axes_of(self, at: Index, dims: Sequence[int]) -> list[str]:
         """The axes that some coordinates are made of, in the order of the group."""

@@ -198,6 +198,25 @@ def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
     return mapped(str, made, dtype=call.dtype, label="norm", work=0), *moments
 
 
+@row("index_put", "_unsafe_index_put")
+def _repeated(call: Call) -> Piece:
+    """The gradient of nearest upsampling: the sums of neighbours."""
+    x, indices, grad = call.args[:3]
+    whole = isinstance(x, Constant) and x.value == 0 and call.arg(3, "accumulate", False)
+    told = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not whole or len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+        raise NotOurs("elements are put where values say")
+    shape, dims = list(grad.shape), []
+    for d, index in reversed(told):
+        times, rest = divmod(grad.shape[d], x.shape[d])
+        flat = index.values.flatten()
+        if rest or not torch.equal(flat, torch.arange(grad.shape[d]) // max(1, times)):
+            raise NotOurs("elements are put at a ratio that is no whole number")
+        shape[d:d + 1] = [x.shape[d], times]
+        dims = [d + 1, *(e + 1 for e in dims)]
+    return reduced("sum", dims, reshaped(grad, shape), dtype=call.dtype, label="sum of neighbours")
+
+
 # -- pools -----------------------------------------------------------------------------------------
 
 
