@@ -33,7 +33,7 @@ class Meant:
                  for t, m in zip(tensors, memory, strict=True)]
         made = by_numpy(self.text, views[:len(found.given)], torch.device("cpu"))
         for t, into in zip(made, views[len(found.given):], strict=True):
-            into.copy_(t)
+            into.copy_(t.where(~t.isnan(), into))  # other texts store the other parts
 
 
 @contextmanager

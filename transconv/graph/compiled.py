@@ -80,8 +80,9 @@ class Launches:
             values[piece] = as_wanted(node.name, t, wanted)
         for kernel, done in zip(self.kernels, self.last, strict=True):
             read = [values[p] for p in kernel.written.given]
-            made = [torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                    for shape, strides, dtype in kernel.memory]
+            made = [values[p] if p in values else  # the other parts of it are there
+                    torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                    for p, (shape, strides, dtype) in zip(kernel.written.stored, kernel.memory, strict=True)]
             launch(kernel.written.text, device, aligned([*read, *made]), "now").start([*read, *made])
             values.update(zip(kernel.written.stored, made, strict=True))
             for piece in done:
@@ -101,7 +102,8 @@ def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> L
     apart: set[Piece] = set()
     while True:
         plan = planned(ends, rates, apart)
-        kernels = [_kernel(group, plan) for group in plan.groups if group.stores]
+        kernels = [_kernel(part, plan) for group in plan.groups if group.stores
+                   for part in (group, *group.siblings)]
         computes = {k: program(k.written.text).compute for k in kernels}
         refused = {k.group.product for k, c in computes.items()
                    if k.group.product and not _schedules(c, target)}

@@ -36,6 +36,7 @@ class Group:
     strides: dict[Piece, tuple[int, ...]] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+    siblings: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, n in self.axes:
@@ -121,6 +122,17 @@ def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
 def _position(group: Group, shape: Sequence[int]) -> Index:
     at, sizes = group.space
     return group.simple(unflattened(flattened(at, sizes), shape))
+
+
+def product_group(number: int, piece: Product) -> Group:
+    """A group for a product, with one for each of its other parts."""
+    made, *others = [Group(number, list(p.axes), {*p.summed}, p) for p in (piece, *piece.others)]
+    for group in (made, *others):
+        assert group.product is not None
+        group.at[piece] = group.simple(group.product.at)
+        group.stores, group.strides, group.labels = made.stores, made.strides, made.labels
+    made.siblings = others
+    return made
 
 
 def map_group(number: int, shape: Sequence[int]) -> Group:

@@ -178,13 +178,15 @@ class Factor:
 @dataclass(eq=False, kw_only=True)
 class Product(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
-    and the position of the result. ``math``: how f32 is multiplied."""
+    and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
+    parts of a result that takes several computations, as the phases of a stride do."""
 
     axes: tuple[tuple[str, int], ...]
     summed: tuple[str, ...]
     factors: tuple[Factor, Factor]
     at: Index
     math: str = "ieee"
+    others: tuple[Product, ...] = ()
 
     @property
     def operands(self) -> tuple[Piece, ...]:
@@ -196,5 +198,5 @@ class Product(Piece):
 
     @property
     def multiplied(self) -> int:
-        """How many products are added up."""
+        """How many products this part adds up."""
         return prod(n for _, n in self.axes)

@@ -9,11 +9,12 @@ Each edge between two kernels has the reason why it is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from transconv.graph import price
-from transconv.graph.groups import Group, behind, map_group, rows_group
+from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -63,7 +64,7 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
     return [*found]
 
 
-def planned(outputs: Sequence[Piece], rates: price.Price, apart: Collection[Piece] = ()) -> Plan:
+def planned(outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece] = frozenset()) -> Plan:
     """The plan for some values to be in memory. ``apart``: products whose factors are computed by kernels
     of their own, as no schedule computes both."""
     return _Planner(outputs, rates, apart).plan
@@ -72,7 +73,7 @@ def planned(outputs: Sequence[Piece], rates: price.Price, apart: Collection[Piec
 class _Planner:
     """``home``: the group in which a value rides."""
 
-    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Collection[Piece]) -> None:
+    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece]) -> None:
         self.apart = apart
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
@@ -116,11 +117,12 @@ class _Planner:
         if isinstance(piece, (Source, Constant)):
             return True
         own = self.home.get(piece)
-        if piece in self.plan.stored and own is not group:
+        mine = own is not None and own.number == group.number
+        if piece in self.plan.stored and not mine:
             return self.plan.stored[piece].number < group.number
         at = group.simple(at)
         if piece.anchored:
-            return own is group and group.at[piece] == at
+            return mine and group.at[piece] == at
         match piece:
             case Seen():
                 return self.fits(piece.of, piece.move(at), group)
@@ -146,14 +148,15 @@ class _Planner:
             held = [x for x in away if x not in self.plan.stored]
             for x in held:
                 self.plan.stored[x] = self.home[x]  # as if: until it is known that the rest fits
-            at = self.position(piece, group)
+            places = [self.position(piece, g) for g in (group, *group.siblings)]
             for x in held:
                 del self.plan.stored[x]
-            if at is not None:
+            if all(at is not None for at in places):
                 for x in held:
                     self.keep(x, piece, f"one kernel has the tiles of {group.name} alone")
                 self.home[piece] = group
-                group.at[piece] = at
+                for g, at in zip((group, *group.siblings), places, strict=True):
+                    g.at[piece] = at or ()
                 group.labels += [piece.label] * bool(piece.label)
                 return
         for x in piece.operands:
@@ -292,9 +295,8 @@ class _Planner:
                           "other tiles")
             else:
                 self.weigh_factor(piece, side)
-        made = Group(len(self.plan.groups), list(piece.axes), {*piece.summed}, piece)
+        made = product_group(len(self.plan.groups), piece)
         made.labels.append(piece.label)
-        made.at[piece] = made.simple(piece.at)
         self.home[piece] = made
         self.plan.groups.append(made)
 
@@ -333,7 +335,7 @@ class _Planner:
             return
         if isinstance(views, Mapped) and price.work(views, self.memory) or not isinstance(
                 views, (Seen, Chosen, Mapped)):
-            if piece in self.apart:
+            if not self.apart.isdisjoint((piece, *piece.others)):
                 self.keep(views, piece, "no schedule of the product computes its factor, too")
                 return
             late = price.LATE * self.rates.multiplied(piece)

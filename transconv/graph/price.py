@@ -37,7 +37,7 @@ class Price:
     def multiplied(self, p: Product) -> float:
         """Microseconds of a product."""
         rate = self.target.tflops * (1.0 if p.factors[0].of.dtype.itemsize < 4 else 0.5)
-        return 2 * p.multiplied / (rate * 1e6)
+        return 2 * sum(part.multiplied for part in (p, *p.others)) / (rate * 1e6)
 
     def kernel(self, bytes_: float, work: float, p: Product | None) -> float:
         """Microseconds of a kernel: its launch, and memory beside arithmetic."""

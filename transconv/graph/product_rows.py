@@ -111,16 +111,13 @@ def _dense(shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _relation(prop: Prop, near: Sequence[int], weight: Sequence[int], far: Sequence[int], p: Params,
-              dtype: torch.dtype) -> Compute:
-    """The one computation of a direction. Raises NotOurs where it takes several."""
+              dtype: torch.dtype) -> tuple[Compute, ...]:
+    """The computations of a direction. Raises NotOurs."""
     try:
         problem = describe(dtype, _dense(near), _dense(weight), _dense(far), p, flags(dtype).math)
-        found = computes(problem, prop)
+        return computes(problem, prop)
     except (TransconvError, ValueError) as error:
         raise NotOurs(str(error)) from None
-    if len(found) != 1:
-        raise NotOurs(f"its stride makes {len(found)} computations, one for each phase")
-    return found[0]
 
 
 def _related(prop: Prop, shape: tuple[int, ...], x: Piece, w: Piece, p: Params,
@@ -147,17 +144,21 @@ def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> Product:
     return _product(found, given, w.shape, w.dtype, "weight gradient")
 
 
-def _product(compute: Compute, given: tuple[Piece, Piece], shape: tuple[int, ...], dtype: torch.dtype,
-             label: str) -> Product:
-    """The relation's axes and views, over pieces. A is what is no weight, or src of two others."""
+def _product(computes_: Sequence[Compute], given: tuple[Piece, Piece], shape: tuple[int, ...],
+             dtype: torch.dtype, label: str) -> Product:
+    """The relation's axes and views, over pieces."""
+    first, *others = [_one(c, given, shape, dtype, label) for c in computes_]
+    first.others = tuple(others)
+    return first
+
+
+def _one(compute: Compute, given: tuple[Piece, Piece], shape: tuple[int, ...], dtype: torch.dtype,
+         label: str) -> Product:
     assert compute.sum is not None and compute.b is not None
-    factors = []
-    for view, piece in zip((compute.a, compute.b), given, strict=True):
-        where = all_of([d.mask for d in view.dims])
-        factors.append(Factor(piece, tuple(d.coord for d in view.dims), where))
-    c = compute.c
-    if any(d.mask is not TRUE for d in c.dims):
+    a, b = (Factor(piece, tuple(d.coord for d in view.dims), all_of([d.mask for d in view.dims]))
+            for view, piece in zip((compute.a, compute.b), given, strict=True))
+    if any(d.mask is not TRUE for d in compute.c.dims):
         raise NotOurs("its phases are not of one size")
     return Product(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
-                   axes=tuple((x.name, x.size) for x in compute.axes),
-                   factors=(factors[0], factors[1]), at=tuple(d.coord for d in c.dims))
+                   axes=tuple((x.name, x.size) for x in compute.axes), factors=(a, b),
+                   at=tuple(d.coord for d in compute.c.dims))
