@@ -124,7 +124,7 @@ class Draw:
 
     def step(self, i: int) -> Step | None:
         kinds = [self.pointwise, self.pair, self.view, self.view, self.pad, self.joined, self.reduction,
-                 self.norm, self.window, self.product, self.gathered]
+                 self.norm, self.window, self.product, self.product, self.gathered]
         return self.chance.choice(kinds)(i)
 
     def one(self, i: int, says: str, does: Callable[..., Any]) -> Step:
@@ -221,7 +221,9 @@ class Draw:
             return Step((i, self.input(x.shape[1]), self.input(x.shape[1])),
                         lambda x, w, b: F.group_norm(x, 2, w, b), "group_norm")
         if x.dim() > 2 and self.chance.random() < 0.5:
-            return Step((i,), lambda x: F.batch_norm(x, None, None, training=True), "batch_norm")
+            # torch's decomposition gives a permuted batch other strides than its kernel does.
+            return Step((i,), lambda x: F.batch_norm(x.contiguous(), None, None, training=True),
+                        "batch_norm")
         return Step((i, self.input(n), self.input(n)), lambda x, w, b: F.layer_norm(x, (n,), w, b),
                     "layer_norm")
 

@@ -86,7 +86,7 @@ class Writer:
 
     def value(self, piece: Piece, at: Index) -> str:
         """The name of a value at a position, or the number that it is."""
-        return self.masked(piece, tuple(self.simple(e) for e in at), TRUE, 0.0)
+        return self.masked(piece, self.moved(at), TRUE, 0.0)
 
     def simple(self, e: Expr) -> Expr:
         return simplify(e, self.group.facts)
@@ -136,10 +136,11 @@ class Writer:
                 axes = " ".join(self.group.axes_of(inner, piece.dims))
                 return self.let(piece.label, f"{piece.op}({piece.write(*names_)}; {axes})")
             case Product():
-                a, b = (self.masked(f.of, tuple(self.simple(e) for e in f.at), f.where, 0.0)
-                        for f in piece.factors)
-                a, b = (self.rounded(f.of, name) for f, name in zip(piece.factors, (a, b), strict=True))
-                return self.let("sum", f"sum({a}*{b}; {' '.join(piece.summed)})")
+                own = self.group.product  # the piece, or another part of it
+                assert own is not None
+                a, b = (self.rounded(f.of, self.masked(f.of, self.moved(f.at), f.where, 0.0))
+                        for f in own.factors)
+                return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
         raise AssertionError(piece)
 
     def moved(self, at: Index) -> Index:
