@@ -53,9 +53,11 @@ class Drawn:
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def __str__(self) -> str:
-        lines = [f"x{i}: {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for i, x in enumerate(self.inputs)]
         n = len(self.inputs)
-        lines += [f"x{n + i} = {s.says} of {' '.join(f'x{k}' for k in s.of)}" for i, s in enumerate(self.steps)]
+        lines = [f"x{i}: {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+                 for i, x in enumerate(self.inputs)]
+        lines += [f"x{n + i} = {s.says} of {' '.join(f'x{k}' for k in s.of)}"
+                  for i, s in enumerate(self.steps)]
         return "\n".join([*lines, f"return {' '.join(f'x{i}' for i in self.outputs)}"])
 
 
@@ -170,7 +172,8 @@ class Draw:
             (f"permute {order}", lambda x: x.permute(order)),
             (f"flip {d}", lambda x: x.flip(d)),
             (f"roll {shift} along {d}", lambda x: x.roll(shift, d)),
-            (f"slice {begin}::{step} along {d}", lambda x: x[(slice(None),) * d + (slice(begin, None, step),)]),
+            (f"slice {begin}::{step} along {d}",
+             lambda x: x[(slice(None),) * d + (slice(begin, None, step),)]),
             (f"select {begin} along {d}", lambda x: x.select(d, begin)),
             (f"unsqueeze {d}, expand", lambda x: x.unsqueeze(d).expand(
                 *[-1] * d, 2, *[-1] * (rank - d))),

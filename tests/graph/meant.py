@@ -53,7 +53,7 @@ def by_meaning() -> Iterator[list[str]]:
 
 
 def traced(f: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """The backend's function for what fx traces of a Python function: without Dynamo, which takes longer."""
+    """The backend's function for what fx traces of a function: without Dynamo, which takes longer."""
     gm = fx.symbolic_trace(f) if not isinstance(f, fx.GraphModule) else f
     return backend(gm, list(inputs), options={"rest": "eager"})
 

@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, their regions, and how they run."""
+"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, their regions, how they run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     """The backend of torch.compile, by the name ``transconv``, or handed over as a function.
 
     ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not; ``mode`` is
-    for torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs, the
-    whole graph is the rest's, said once. ValueError for options that are unknown."""
+    for torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs,
+    the whole graph is the rest's, said once. ValueError for options that are unknown."""
     given = dict(options or {})
     rest = given.pop("rest", "inductor")
     if given or rest not in RESTS:
@@ -88,8 +88,8 @@ def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[...
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    found: Callable[..., Any] = compile_fx(gm, list(inputs))
-    return found
+    found: Any = compile_fx(gm, list(inputs))
+    return found  # type: ignore[no-any-return]
 
 
 class _Rest:
@@ -124,7 +124,8 @@ class _Part:
 class _Graph:
     """A graph of AOTAutograd, as a function of a list of inputs, which it empties."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str, made: Made) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
+                 made: Made) -> None:
         self.gm, self.rest = gm, rest
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)

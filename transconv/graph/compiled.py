@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -31,11 +30,11 @@ Torch = Callable[..., Sequence[Tensor]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Kernel:
-    """A launch: the text, what it reads and stores in the order of its tensors, and the group behind it."""
+    """A launch: the text, what it reads and stores in the order of its tensors, the group behind it."""
 
     group: Group
     written: Written
-    memory: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # of what is stored
+    memory: tuple[Memory, ...]  # of what is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +80,12 @@ class Launches:
         for kernel, done in zip(self.kernels, self.last, strict=True):
             read = [values[p] for p in kernel.written.given]
             made = [values[p] if p in values else  # the other parts of it are there
-                    torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                    for p, (shape, strides, dtype) in zip(kernel.written.stored, kernel.memory, strict=True)]
+                    torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
+                    for p, m in zip(kernel.written.stored, kernel.memory, strict=True)]
             launch(kernel.written.text, device, aligned([*read, *made]), "now").start([*read, *made])
             values.update(zip(kernel.written.stored, made, strict=True))
-            for piece in done:
-                del values[piece]
+            for unused in done:
+                del values[unused]
         stats.add(True, "graph", len(self.kernels))
         return [_viewed(values[h.piece], h.view) for h in self.handed]
 
@@ -96,7 +95,8 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
 def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> Launches:
-    """The launches of a region on a target, decided by rates of one. Raises ComputeError where a text cannot be read, which is a bug."""
+    """The launches of a region on a target, decided by rates of one. Raises ComputeError where a text
+    cannot be read, which is a bug."""
     handed = [_handed(node, region) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: set[Piece] = set()
@@ -140,7 +140,8 @@ def _kernel(group: Group, plan: Plan) -> Kernel:
     for piece in group.stores:
         group.strides[piece] = memory_of(piece)
     written = Writer(group, strides).written()
-    return Kernel(group, written, tuple((p.shape, group.strides[p], p.dtype) for p in written.stored))
+    return Kernel(group, written, tuple(
+        Memory(p.shape, group.strides[p], p.dtype) for p in written.stored))
 
 
 def _schedules(compute: Compute, target: Target) -> bool:
@@ -163,7 +164,8 @@ def _handed(node: fx.Node, region: Region) -> Handed:
     base = at.meta["val"]
     if not isinstance(piece, Source) and memory_of(piece) != tuple(base.stride()):
         return Handed(region.pieces[node], None)
-    return Handed(piece, (tuple(val.shape), tuple(val.stride()), val.storage_offset() - base.storage_offset()))
+    behind = val.storage_offset() - base.storage_offset()
+    return Handed(piece, (tuple(val.shape), tuple(val.stride()), behind))
 
 
 def _last(found: Launches) -> list[list[Piece]]:

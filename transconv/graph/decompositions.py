@@ -4,7 +4,7 @@ its division into forward and backward, which keeps nothing that costs nothing t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transconv.graph import translate  # noqa: F401  # its tables have entered their rows
 from transconv.graph.rows import ROWS
 
-# Softmax, batch norms and the gradients of norms become moments and maps, of which one kernel is made again.
+# Softmax, batch norms and the gradients of norms become moments and maps, of which kernels are made again.
 ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
         "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm",
         "_batch_norm_with_update_functional", "_batch_norm_no_update", "batch_norm_backward", "addcmul",
@@ -42,7 +42,8 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
     is not kept: the backward graph reads it through a view again."""
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
-        if node.op == "call_function" and all(x in told for x in node.all_input_nodes) and not _random(node):
+        known = all(x in told for x in node.all_input_nodes)
+        if node.op == "call_function" and known and not _random(node):
             told.add(node)
         if node in told or node.target in MOVED or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -58,4 +59,5 @@ def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
 
 
 def _random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    tags: Sequence[Any] = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags

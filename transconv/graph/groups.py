@@ -16,7 +16,6 @@ from transconv.graph.pieces import Index, Piece, Product, Reduced
 from transconv.ir import Expr, Var, free_vars
 from transconv.simplify import Facts, simplify
 
-
 SILENT = ("view", "reshape", "expand", "permute", "copy", "cast")  # in the names of kernels
 NAMED = 6  # operations at most
 

@@ -1,5 +1,5 @@
 """Rows of operations element by element: those that the table of operations names torch's functions of,
-and a few more. Values are computed in f32 (f64 in f64) and rounded where a cast says so or at the store."""
+and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
+from transconv.functional.launches import TYPES
 from transconv.graph.pieces import Constant, Counted, Piece
 from transconv.graph.rows import (
     Call,
@@ -20,13 +21,12 @@ from transconv.graph.rows import (
     number,
     row,
 )
-from transconv.functional.launches import TYPES
 from transconv.ir import Const
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!="}
-WHOLE = ("add", "sub", "mul", "max", "min", "neg", "where", *INFIX)  # of whole numbers, too
+WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
 
 
@@ -147,7 +147,11 @@ enter_table()
 
 @row("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
 def _copy(call: Call) -> Piece:
-    x = call.args[0]
+    return copied(call.args[0])
+
+
+def copied(x: Piece) -> Piece:
+    """The piece in memory of its own, if it is stored."""
     return mapped(str, x, dtype=x.dtype, label="copy", work=0)
 
 
@@ -156,7 +160,7 @@ def _to(call: Call) -> Piece:
     if {"device", "layout"} & {k for k, v in call.kwargs.items() if v is not None}:
         raise NotOurs("a tensor moves to another device")
     x = call.args[0]
-    return cast(x, call.dtype) if x.dtype is not call.dtype else _copy(call)
+    return cast(x, call.dtype) if x.dtype is not call.dtype else copied(x)
 
 
 @row("reciprocal")
@@ -185,8 +189,8 @@ def _clamp_min(call: Call) -> Piece:
 @row("leaky_relu")
 def _leaky(call: Call) -> Piece:
     slope = number(call.arg(1, "negative_slope", 0.01))
-    return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0], label="leaky_relu",
-                      work=2)
+    return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
+                      label="leaky_relu", work=2)
 
 
 @row("sign", "sgn")

@@ -63,8 +63,8 @@ class _Partition:
             return
         least = max(self.last, self.barrier)
         parent = node.args[0] if node.target is operator.getitem else None
-        level = self.level[parent] if isinstance(parent, fx.Node) and parent in self.ours else self.at_level(
-            node, False, least)
+        known = isinstance(parent, fx.Node) and parent in self.ours
+        level = self.level[parent] if known else self.at_level(node, False, least)  # type: ignore[index]
         if parent is None:
             self.last = level
             if _writes(node):

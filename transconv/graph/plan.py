@@ -238,10 +238,10 @@ class _Planner:
                 assert group is not None
                 self.keep(x, piece, f"a kernel with {group.name} does not reduce what it stores"
                           if group.kind == "product" else "another set of axes is reduced")
+        reads = {t for x in piece.inputs for t in price.sources(x, self.memory)}
         for other in self.plan.groups[::-1]:
-            reads = set().union(*(price.sources(x, self.memory) for x in piece.inputs))
-            if other.kind == "rows" and any(reads & price.sources(
-                    y, self.memory) for r in other.within for y in r.operands) and self.joins(piece, other):
+            same = any(reads & price.sources(x, self.memory) for r in other.within for x in r.operands)
+            if same and self.joins(piece, other):
                 return
         for x in piece.inputs:
             self.weigh_windows(x, piece)

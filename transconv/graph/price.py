@@ -1,4 +1,4 @@
-"""What it costs to compute a value again, to write and read it, and to run a kernel: counts and a roofline.
+"""What it costs to compute a value again, to write and read it, to run a kernel: counts and a roofline.
 
 Only decisions need it: the estimate of a kernel's schedule is the cost room's.
 """
@@ -71,7 +71,7 @@ def work(piece: Piece, stored: set[Piece]) -> float:
 
 
 def visits(p: Product, side: int) -> float:
-    """How often each element of a factor is loaded: by every tile across, and in every place of a window."""
+    """How often each element of a factor is loaded: by every tile across, in every place of a window."""
     own = p.factors[side].of
     other = p.shape[1 - side - 2] if len(p.shape) == 2 else p.factors[1 - side].of.shape[0]
     moved = {v.name for e in p.factors[side].at for v in free_vars(e)}

@@ -35,8 +35,8 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Product:
     math = "tf32" if x.dtype is torch.float32 and read_precision("cuda", "matmul") == "tf32" else "ieee"
     return Product(shape=(*lead, m, w.shape[-1]), dtype=dtype, label=label, math=math,
                    axes=tuple(zip(names, sizes, strict=True)), summed=("k",),
-                   factors=(Factor(x, (*batch, row_, inner), TRUE), Factor(w, (*batch, inner, column), TRUE)),
-                   at=(*batch, row_, column))
+                   factors=(Factor(x, (*batch, row_, inner), TRUE),
+                            Factor(w, (*batch, inner, column), TRUE)), at=(*batch, row_, column))
 
 
 @row("mm", "bmm")
@@ -61,8 +61,8 @@ def _addmm(call: Call) -> Piece:
 def _mv(call: Call) -> Piece:
     x, w = call.args[:2]
     _multiplied(x, w)
-    return reduced("sum", (len(x.shape) - 1,), x, expanded(w, x.shape), dtype=call.dtype, write="{}*{}".format,
-                   label=call.name.split(".")[0])
+    return reduced("sum", (len(x.shape) - 1,), x, expanded(w, x.shape), dtype=call.dtype,
+                   write="{}*{}".format, label=call.name.split(".")[0])
 
 
 # -- convolutions ----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def _number(x: Piece, dtype: torch.dtype) -> Piece:
 @row("sum.dim_IntList", "sum")
 def _sum(call: Call) -> Piece:
     x = _number(call.args[0], torch.int64)
-    if kind(call.dtype) != kind(x.dtype):
+    if kind(call.dtype) != kind(x.dtype) or kind(x.dtype) == "int":  # whole ones in 64 bits
         x = cast(x, call.dtype)
     dims = dims_of(call.arg(1, "dim"), len(x.shape))
     return reshaped(reduced("sum", dims, x, dtype=call.dtype), call.shape)
@@ -144,7 +144,8 @@ def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, 
     """The mean, and the sum of the squared deviations from it."""
     mean = _mean_of(x, dims, dtype)[1]
     kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
-    off = mapped("{} - {}".format, x, expanded(reshaped(mean, kept), x.shape), dtype=dtype, label="deviation")
+    centre = expanded(reshaped(mean, kept), x.shape)
+    off = mapped("{} - {}".format, x, centre, dtype=dtype, label="deviation")
     return mean, reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
 
 
@@ -206,7 +207,8 @@ def _repeated(call: Call) -> Piece:
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not whole or len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
         raise NotOurs("elements are put where values say")
-    shape, dims = list(grad.shape), []
+    shape: list[int] = list(grad.shape)
+    dims: list[int] = []
     for d, index in reversed(told):
         times, rest = divmod(grad.shape[d], x.shape[d])
         flat = index.values.flatten()

@@ -12,7 +12,6 @@ from transconv.graph.compiled import Kernel, Launches
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
 
-
 UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move nothing
 
 
@@ -58,8 +57,9 @@ class GraphReport:
 
     def _lines(self) -> Iterator[str]:
         ours = self.kernels
-        yield (f"{self.phase}: {_many(len(ours), 'kernel')}, {_many(len(self.rows) - len(ours), 'region')} "
-               f"of torch, {sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
+        others = len(self.rows) - len(ours)
+        yield (f"{self.phase}: {_many(len(ours), 'kernel')}, {_many(others, 'region')} of torch, "
+               f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
                f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated)")
         if self.whole:
             yield f"  all of it is torch's: {self.whole}"
@@ -106,8 +106,8 @@ def kernel_rows(found: Launches, rates: Price) -> list[KernelRow | TorchRow]:
 def _row(kernel: Kernel, found: Launches, rates: Price) -> KernelRow:
     moved, operations = counted(kernel.group, {*found.plan.stored})
     us = rates.kernel(moved, operations if kernel.group.product is None else 0.0, kernel.group.product)
-    return KernelRow(kernel.group.name, tuple(w for w in kernel.group.labels if w not in UNSAID), moved, operations, us,
-                     kernel.written.text)
+    said = tuple(w for w in kernel.group.labels if w not in UNSAID)
+    return KernelRow(kernel.group.name, said, moved, operations, us, kernel.written.text)
 
 
 # -- from what torch.compile returned to its graphs ------------------------------------------------
@@ -122,22 +122,24 @@ def report(compiled: Any) -> Report:
 def _found(compiled: Any) -> list[Any]:
     """The calls that the compiler left in the code of a function, and in what continues it."""
     inner = getattr(compiled, "_orig_mod", None)
-    function = inner.forward if inner is not None else getattr(compiled, "_torchdynamo_orig_callable", None)
+    function: Any = getattr(compiled, "_torchdynamo_orig_callable", None)
+    function = function if inner is None else inner.forward
     function = getattr(function, "__func__", function)
     if isinstance(function, torch.nn.Module):
         function = type(function).forward
     if not hasattr(function, "__code__"):
         raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
     found: dict[int, Any] = {}
-    left, seen = [function], set()
+    left: list[Any] = [function]
+    seen: set[Any] = set()
     while left:
         at = left.pop()
         if not hasattr(at, "__code__") or at.__code__ in seen:
             continue
         seen.add(at.__code__)
-        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):  # type: ignore[no-untyped-call]
+        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):
             for name in entry.code.co_names:
-                value = at.__globals__.get(name)
+                value: Any = at.__globals__.get(name)
                 while hasattr(value, "_torchdynamo_orig_callable"):
                     value = value._torchdynamo_orig_callable
                 if hasattr(value, "transconv"):

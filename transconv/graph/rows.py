@@ -59,7 +59,7 @@ ROWS: dict[Any, Rule] = {}
 
 
 def row(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for overloads of aten, such as ``add.Tensor``; those that this torch lacks are left out."""
+    """Enter a rule for overloads of aten, such as ``add.Tensor``, those that this torch has."""
     def enter(rule: Rule) -> Rule:
         for name in names:
             library, _, path = name.rpartition("::")

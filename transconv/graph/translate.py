@@ -74,6 +74,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
     if isinstance(made, tuple):
         return made
     made.values = values
+    assert isinstance(val, torch.Tensor)
     return _as_torch(made, val, node)
 
 
@@ -102,11 +103,14 @@ def counted(values: torch.Tensor) -> Counted | None:
         return None
     flat = values.flatten().numpy()
     dim, n = (wide or [0])[0], len(flat)
-    for up, down in moves.ratios(n, int(flat[-1]) + 1, int(flat[-1]) / max(1, n - 1)):
-        if np.array_equal(np.arange(n) * up // down, flat):
-            return Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
-                           count=lambda at: at[dim] * up // down)
-    return None
+    last = int(flat[-1])
+    found = next(((up, down) for up, down in moves.ratios(n, last + 1, last / max(1, n - 1))
+                  if np.array_equal(np.arange(n) * up // down, flat)), None)
+    if found is None:
+        return None
+    up, down = found
+    return Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
+                   count=lambda at: at[dim] * up // down)
 
 
 def _as_torch(made: Piece, val: torch.Tensor, node: fx.Node | None = None) -> Piece:
@@ -122,7 +126,7 @@ def _as_torch(made: Piece, val: torch.Tensor, node: fx.Node | None = None) -> Pi
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _pieces(given: Any, known: Mapping[fx.Node, Any]) -> Any:

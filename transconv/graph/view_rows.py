@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.map_rows import cast
-from transconv.graph.pieces import Chosen, Constant, Counted, Index, Indexed, Move, Part, Piece, Seen
+from transconv.graph.pieces import (
+    Chosen,
+    Constant,
+    Counted,
+    Index,
+    Indexed,
+    Move,
+    Part,
+    Piece,
+    Seen,
+    Where,
+)
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
 from transconv.ir import ZERO, Const, Expr, all_of, eq
 
@@ -24,7 +35,7 @@ def _dims(given: Any, rank: int) -> list[int]:
     return [int(d) % rank for d in listed] if rank else []
 
 
-@row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "flatten.using_ints")
+@row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
 def _view(call: Call) -> Piece:
     x = call.args[0]
     return Seen(shape=call.shape, dtype=x.dtype, of=x, move=moves.reshape(x.shape, call.shape),
@@ -162,8 +173,12 @@ def _cat(call: Call) -> Piece:
         end = start
         before = [start - x.shape[dim] if d == dim else 0 for d in range(len(call.shape))]
         parts.append(Part(x if x.dtype is call.dtype else cast(x, call.dtype), moves.shifted(before),
-                          lambda at, end=end: at[dim] < end))
+                          _below(dim, end)))
     return Chosen(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts))
+
+
+def _below(dim: int, end: int) -> Where:
+    return lambda at: at[dim] < end
 
 
 @row("slice_scatter")
@@ -227,7 +242,7 @@ def _roll(call: Call) -> Piece:
 def _index_select(call: Call) -> Piece:
     x, dim, index = call.args
     dim %= max(1, len(x.shape))
-    return _indexed(call, x, index, dim, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1:]),
+    return _indexed(call, x, index, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1:]),
                     "index_select")
 
 
@@ -235,14 +250,14 @@ def _index_select(call: Call) -> Piece:
 def _embedding(call: Call) -> Piece:
     x, index = call.args[:2]
     n = len(index.shape)
-    return _indexed(call, x, index, 0, lambda at: at[:n], lambda at, j: (j, *at[n:]), "embedding")
+    return _indexed(call, x, index, lambda at: at[:n], lambda at, j: (j, *at[n:]), "embedding")
 
 
 @row("gather")
 def _gather(call: Call) -> Piece:
     x, dim, index = call.args[:3]
     dim %= max(1, len(x.shape))
-    return _indexed(call, x, index, dim, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1:]), "gather")
+    return _indexed(call, x, index, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1:]), "gather")
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
@@ -254,7 +269,7 @@ def _index(call: Call) -> Piece:
     first = told[0][0]
     if [d for d, _ in told] != list(range(first, first + len(told))):
         raise NotOurs("indices of dims that are no neighbours")
-    shape = torch.broadcast_shapes(*(i.shape for _, i in told))
+    shape = tuple(np.broadcast_shapes(*(i.shape for _, i in told)))
     rank = len(shape)
     placed = [_counted(expanded(i, shape)) for _, i in told]
     if all(c is not None for c in placed):
@@ -281,7 +296,7 @@ def _counted(index: Piece) -> Callable[[Index], Expr] | None:
     return index.count if known and isinstance(index, Counted) else None
 
 
-def _indexed(call: Call, x: Piece, index: Any, dim: int, told: Move, move: Any, label: str) -> Piece:
+def _indexed(call: Call, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:
     if not x.shape:
         raise NotOurs("an index into one number")
     return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=((index, told),), label=label,
