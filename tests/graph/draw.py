@@ -71,7 +71,8 @@ class Draw:
         self.steps: list[Step] = []
         self.known: list[Tensor] = []
 
-    def drawn(self) -> Drawn:
+    def drawn(self, gradients: bool = True) -> Drawn:
+        self.gradients = gradients
         rank = self.chance.choice([2, 3, 4, 4])
         shape = [self.chance.choice([2, 3, 4]) for _ in range(2)] + [
             self.chance.choice([4, 5, 6]) for _ in range(rank - 2)]
@@ -99,7 +100,7 @@ class Draw:
 
     def input(self, *shape: int) -> int:
         x = torch.randn(shape, generator=self.random, dtype=torch.float64)
-        self.inputs.append(x.requires_grad_())
+        self.inputs.append(x.requires_grad_(self.gradients))
         return 1000 + len(self.inputs) - 1
 
     def index(self, size: int, count: int) -> int:
