@@ -184,7 +184,10 @@ class _Planner:
     # -- stores ----------------------------------------------------------------------------------
 
     def keep(self, piece: Piece, user: Piece | None, reason: str) -> None:
-        """Have a value in memory."""
+        """Have a value in memory: for a user, that of which it is a view."""
+        while user is not None and isinstance(piece, Seen) and piece.back and self.home.get(
+                piece.of) is self.home.get(piece) is not None:
+            piece = piece.of
         if user is not None:
             self.plan.edges.append(Edge(piece.label or "a value", user.label or "a value", reason))
         if piece in self.plan.stored or isinstance(piece, Source):

@@ -72,12 +72,16 @@ class Writer:
 
     def written(self) -> Written:
         """The text of the group's stores."""
+        if self.group.product is not None:  # what is read behind the sum stands behind it
+            product, at = next(iter(self.group.at.items()))
+            self.value(product, at)
         stores = []
         for i, piece in enumerate(self.group.stores):
             at = self.group.at[piece]
             name = self.value(piece, at)
             stores.append((f"store {name}", self.access(piece, f"Y{i}", at)))
         self.lines += stores
+        self.shorten()
         self.merge()
         given = [p for p in self.tensors if p not in self.group.stores]
         return Written(self.text(), tuple(given), tuple(self.group.stores))
@@ -205,18 +209,27 @@ class Writer:
         return said
 
     def access(self, piece: Piece, name: str, at: Index) -> Access:
-        """Dims of size 1 that nothing looks for are left out."""
+        """Every dim of the piece."""
         held = self.strides(piece)
         strides = self.group.strides[piece] if held is None else held
-        at = self.moved(at)
-        kept = [d for d, n in enumerate(piece.shape) if n > 1 or at[d] is not ZERO]
-        return Access(name, piece, [piece.shape[d] for d in kept] or [1],
-                      [strides[d] for d in kept] or [1], [at[d] for d in kept] or [ZERO])
+        return Access(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
 
     # -- axes ------------------------------------------------------------------------------------
 
     def accesses(self) -> list[Access]:
         return [line[1] for line in self.lines if isinstance(line, tuple)]
+
+    def shorten(self) -> None:
+        """Leave out dims of size 1 that nothing looks for elsewhere."""
+        tensors: dict[str, list[Access]] = {}
+        for a in self.accesses():
+            tensors.setdefault(a.tensor, []).append(a)
+        for seen in tensors.values():
+            shape = seen[0].shape
+            kept = [d for d, n in enumerate(shape) if n > 1 or any(a.at[d] is not ZERO for a in seen)]
+            for a in seen:
+                a.shape = [shape[d] for d in kept] or [1]
+                a.strides, a.at = [a.strides[d] for d in kept] or [1], [a.at[d] for d in kept] or [ZERO]
 
     def merge(self) -> None:
         """Neighbouring axes that all tensors have as neighbours become one."""
