@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 ROOMS = ("transconv", *(f"transconv.{name}" for name in (
-    "nn", "functional", "compute", "compute.library", "schedule", "target", "passes", "ir", "simplify",
+    "nn", "functional", "graph", "compute", "compute.library", "schedule", "target", "passes", "ir", "simplify",
     "cost", "selection", "runtime", "backend_triton", "conv", "disk_cache", "errors")))
 
 
