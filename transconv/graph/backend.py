@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -98,17 +98,26 @@ class _Rest:
     def __init__(self, gm: fx.GraphModule, rest: str) -> None:
         self.gm, self.rest = gm, rest
 
-    @cached_property
-    def run(self) -> Callable[..., Any]:
-        return self.gm.forward
+        self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
 
     def __call__(self, *given: Any) -> Sequence[Any]:
-        if self.rest == "inductor" and "run" not in self.__dict__:
-            import torch._inductor
-
-            self.__dict__["run"] = torch._inductor.compile(self.gm, list(given))
+        if self.run is None:
+            self.run = self.compiled(given)
         found: Sequence[Any] = self.run(*given)
         return found
+
+    def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
+        whose state is the thread's."""
+        import torch._inductor
+
+        like = [t.detach() if isinstance(t, Tensor) else t for t in given]
+
+        def compile_() -> Callable[..., Any]:
+            found: Any = torch._inductor.compile(self.gm, like)
+            return found  # type: ignore[no-any-return]
+        with ThreadPoolExecutor(1) as fresh:
+            return fresh.submit(compile_).result()
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class Group:
     stores: list[Piece] = field(default_factory=list)
     strides: dict[Piece, tuple[int, ...]] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
+    labelled: set[Piece] = field(default_factory=set)
     facts: Facts = field(default_factory=Facts)
     siblings: list[Group] = field(default_factory=list)
 

@@ -106,16 +106,25 @@ class _Planner:
     def memory(self) -> set[Piece]:
         return {*self.plan.stored}
 
-    def needs(self, piece: Piece) -> int:
-        """The last group that must have run before a value can be read: -1, none."""
-        if piece in self.plan.stored:
-            return self.plan.stored[piece].number
-        return max((self.needs(x) for x in piece.operands), default=-1)
+    def needs(self, piece: Piece, within: Group | None = None) -> int:
+        """The last group that must have run before a value can be read: -1, none. ``within``: by a group,
+        which evaluates what it stores itself."""
+        most, left, seen = -1, [piece], {piece}
+        while left:
+            at = left.pop()
+            found = self.plan.stored.get(at)
+            if found is not None and found is not within:
+                most = max(most, found.number)
+                continue
+            left += [x for x in at.operands if x not in seen]
+            seen |= {*at.operands}
+        return most
 
-    def fits(self, piece: Piece, at: Index, group: Group) -> bool:
-        """Whether a group has all that a value at a position is made of."""
-        if isinstance(piece, (Source, Constant)):
+    def fits(self, piece: Piece, at: Index, group: Group, seen: set[tuple[Piece, Index]]) -> bool:
+        """Whether a group has all that a value at a position is made of; ``seen``: what was asked for."""
+        if isinstance(piece, (Source, Constant)) or (piece, at) in seen:
             return True
+        seen.add((piece, at))
         own = self.home.get(piece)
         mine = own is not None and own.number == group.number
         if piece in self.plan.stored and not mine:
@@ -125,15 +134,15 @@ class _Planner:
             return mine and group.at[piece] == at
         match piece:
             case Seen():
-                return self.fits(piece.of, piece.move(at), group)
+                return self.fits(piece.of, piece.move(at), group, seen)
             case Chosen():
-                return all(self.fits(p.of, p.move(at), group) for p in piece.parts)
+                return all(self.fits(p.of, p.move(at), group, seen) for p in piece.parts)
             case Indexed():
                 told = [(p, move(at)) for p, move in piece.told]
                 names = [Var("told_") for _ in told]
-                return all(self.fits(p, a, group) for p, a in told) and self.fits(
-                    piece.of, piece.move(at, names), group)
-        return all(self.fits(x, at, group) for x in piece.operands)
+                return all(self.fits(p, a, group, seen) for p, a in told) and self.fits(
+                    piece.of, piece.move(at, names), group, seen)
+        return all(self.fits(x, at, group, seen) for x in piece.operands)
 
     # -- rides -----------------------------------------------------------------------------------
 
@@ -179,7 +188,7 @@ class _Planner:
                 elif isinstance(piece, Mapped):
                     found.append(own)
         found += group.positions(piece.shape)
-        return next((at for at in found if self.fits(piece, at, group)), None)
+        return next((at for at in dict.fromkeys(found) if self.fits(piece, at, group, set())), None)
 
     # -- stores ----------------------------------------------------------------------------------
 
@@ -204,15 +213,17 @@ class _Planner:
     def mapping(self, piece: Piece) -> Group:
         """The group that stores a value which rides nowhere: one that stores another of its shape from a
         common tensor, if it may."""
-        needs, reads = self.needs(piece), price.sources(piece, self.memory)
+        needs = self.needs(piece)
         for group in self.plan.groups:
             if group.number > needs and piece in group.at:  # a row that is reduced
                 return group
         for group in reversed(self.plan.groups):
-            if group.number <= needs:
-                break
-            if group.kind == "map" and group.stores[0].shape == piece.shape and any(
-                    reads & price.sources(x, self.memory - {*group.stores}) for x in group.stores):
+            if group.kind != "map" or group.stores[0].shape != piece.shape or self.needs(
+                    piece, group) >= group.number:
+                continue
+            others = self.memory - {*group.stores}
+            reads = price.sources(piece, others)
+            if any(reads & price.sources(x, others) for x in group.stores):
                 return self.labelled(group, piece)
         group = map_group(len(self.plan.groups), piece.shape)
         self.plan.groups.append(group)
@@ -220,14 +231,14 @@ class _Planner:
 
     def labelled(self, group: Group, piece: Piece) -> Group:
         """With the names of the operations that it evaluates for a value."""
-        left, found = [piece], []
-        while left:
-            at = left.pop()
-            if at not in self.plan.stored and at not in self.home:
-                found += [at.label] * bool(at.label)
-                left += at.operands
-        group.labels += list(reversed(found))
+        own = [x for x in ordered([piece]) if x in group.labelled or self.is_free(x)]
+        group.labels += [x.label for x in own if x.label and x not in group.labelled]
+        group.labelled |= {*own}
         return group
+
+    def is_free(self, piece: Piece) -> bool:
+        """Whether a value is neither in memory nor in a group."""
+        return piece not in self.plan.stored and piece not in self.home
 
     # -- reductions and products -----------------------------------------------------------------
 
@@ -266,7 +277,7 @@ class _Planner:
             rest = {v for d in range(len(shape)) if d not in piece.dims for v in group.axes_of(at, (d,))}
             straight = not piece.op.startswith("arg") or at in group.positions(shape)
             if own == group.reduced and not rest & own and straight and all(
-                    self.fits(x, at, group) for x in piece.inputs):
+                    self.fits(x, at, group, set()) for x in piece.inputs):
                 self.joined(piece, group, at)
                 return True
         return False

@@ -5,11 +5,12 @@ Only decisions need it: the estimate of a kernel's schedule is the cost room's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 from transconv.graph.groups import Group
-from transconv.graph.pieces import Constant, Mapped, Piece, Product, Reduced, Source
+from transconv.graph.pieces import Mapped, Piece, Product, Source
 from transconv.ir import free_vars
 from transconv.target import Target
 
@@ -45,29 +46,25 @@ class Price:
         return LAUNCH_US + max(self.moved(bytes_), busy)
 
 
-def sources(piece: Piece, stored: set[Piece]) -> set[Piece]:
-    """The tensors in memory that a value is made of."""
-    found: set[Piece] = set()
+def inside(piece: Piece, stored: set[Piece]) -> Iterator[Piece]:
+    """All that a value is made of, up to what is in memory, once each."""
     left, seen = [piece], {piece}
     while left:
         at = left.pop()
-        if isinstance(at, Source) or at in stored:
-            found.add(at)
-        else:
-            fresh = [x for x in at.operands if x not in seen]
-            seen |= {*fresh}
-            left += fresh
-    return found
+        yield at
+        if not isinstance(at, Source) and at not in stored:
+            left += [x for x in dict.fromkeys(at.operands) if x not in seen]
+            seen |= {*at.operands}
+
+
+def sources(piece: Piece, stored: set[Piece]) -> set[Piece]:
+    """The tensors in memory that a value is made of."""
+    return {x for x in inside(piece, stored) if isinstance(x, Source) or x in stored}
 
 
 def work(piece: Piece, stored: set[Piece]) -> float:
     """Instructions of one element."""
-    if piece in stored or isinstance(piece, (Source, Constant)):
-        return 0.0
-    own = piece.work if isinstance(piece, Mapped) else 0.0
-    if isinstance(piece, Reduced):
-        return 1.0
-    return own + sum(work(x, stored) for x in piece.operands)
+    return sum(x.work for x in inside(piece, stored) if isinstance(x, Mapped) and x not in stored)
 
 
 def visits(p: Product, side: int) -> float:
