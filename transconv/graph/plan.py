@@ -231,14 +231,11 @@ class _Planner:
 
     def labelled(self, group: Group, piece: Piece) -> Group:
         """With the names of the operations that it evaluates for a value."""
-        own = [x for x in ordered([piece]) if x in group.labelled or self.is_free(x)]
-        group.labels += [x.label for x in own if x.label and x not in group.labelled]
+        known = {*self.plan.stored, *self.home}
+        own = [x for x in price.inside(piece, known) if x not in known and x not in group.labelled]
+        group.labels += [x.label for x in reversed(own) if x.label]
         group.labelled |= {*own}
         return group
-
-    def is_free(self, piece: Piece) -> bool:
-        """Whether a value is neither in memory nor in a group."""
-        return piece not in self.plan.stored and piece not in self.home
 
     # -- reductions and products -----------------------------------------------------------------
 
