@@ -137,6 +137,7 @@ class _Graph:
                  made: Made) -> None:
         self.gm, self.rest = gm, rest
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
+        self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.placeholders = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
@@ -155,7 +156,7 @@ class _Graph:
         why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         if region.ours:
             try:
-                found: Launches = launches(region, self.rates, self.target, by_torch)
+                found: Launches = launches(region, self.device, self.target, self.rates, by_torch)
                 rows += report.kernel_rows(found, self.rates)
                 edges += found.plan.edges
                 return _Part(found, *ends)

@@ -50,6 +50,7 @@ class Handed:
 class Launches:
     """A region of ours: called with its inputs, it returns its outputs. ``torch``: the same by torch."""
 
+    device: torch.device
     plan: Plan
     kernels: list[Kernel]
     inputs: list[tuple[fx.Node, Source]]
@@ -70,7 +71,7 @@ class Launches:
 
     def launched(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
         """By kernels. Raises Unsupported."""
-        device = given[0].device if given else torch.device("cpu")
+        device = self.device
         if why := refused(given, [True] * len(given)) if given else "":
             raise Unsupported(why)
         values: dict[Piece, Tensor] = {}
@@ -94,9 +95,10 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
     return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
 
 
-def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> Launches:
-    """The launches of a region on a target, decided by rates of one. Raises ComputeError where a text
-    cannot be read, which is a bug."""
+def launches(region: Region, device: torch.device, target: Target, rates: Price,
+             by_torch: Torch) -> Launches:
+    """The launches of a region on a device, which is a target, decided by rates of one. Raises
+    ComputeError where a text cannot be read, which is a bug."""
     handed = [_handed(node, region) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: set[Piece] = set()
@@ -111,7 +113,7 @@ def launches(region: Region, rates: Price, target: Target, by_torch: Torch) -> L
             break
         apart |= {p for p in refused if p is not None}
     inputs = [(x, region.pieces[x]) for x in region.inputs]
-    found = Launches(plan, kernels, inputs, handed, by_torch)
+    found = Launches(device, plan, kernels, inputs, handed, by_torch)
     found.last = _last(found)
     return found
 

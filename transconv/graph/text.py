@@ -61,13 +61,15 @@ Line = str | tuple[str, Access]  # a let, or a read or store with its words arou
 
 @dataclass(slots=True)
 class Writer:
-    """The lines so far. ``has``: whether a piece is in memory for this group, with its strides."""
+    """The lines so far. ``strides``: of a piece that is in memory for this group; ``elements``: the names
+    of what is an element of a tensor, or chosen from such, as memory has it."""
 
     group: Group
     strides: Callable[[Piece], tuple[int, ...] | None]
     lines: list[Line] = field(default_factory=list)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
     tensors: dict[Piece, str] = field(default_factory=dict)
+    elements: set[str] = field(default_factory=set)
     count: int = 0
 
     def written(self) -> Written:
@@ -152,23 +154,8 @@ class Writer:
 
     def rounded(self, piece: Piece, name: str) -> str:
         """A factor in its own type: the matrix unit takes it as it would take an element in memory."""
-        return f"{TYPES[piece.dtype].name}({name})" if piece.dtype.itemsize < 4 and not self.is_read(
-            name) else name
-
-    def is_read(self, name: str) -> bool:
-        """Whether a name is an element, or chosen from elements, as memory has it."""
-        return name.startswith(("x_", "cat_")) and name in self.moved_names
-
-    @property
-    def moved_names(self) -> set[str]:
-        found: set[str] = set()
-        for line in self.lines:
-            if isinstance(line, tuple):
-                found.add(line[0].split()[1])
-            elif (m := re.fullmatch(r"let    (cat_\d+) = where\((.*), (\w+), (\w+)\)", line)) and {
-                    m[3], m[4]} <= found:
-                found.add(m[1])
-        return found
+        narrow = piece.dtype.itemsize < 4 and name not in self.elements
+        return f"{TYPES[piece.dtype].name}({name})" if narrow else name
 
     def choice(self, parts: Sequence[Part], at: Index, where: Expr, fill: float) -> str:
         """The first part whose condition holds."""
@@ -182,7 +169,10 @@ class Writer:
             return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), other.value)
         yes = self.masked(first.of, moved, where, fill)
         no = self.choice(rest, at, where, fill)
-        return self.let("cat", f"where({_said(here)}, {yes}, {no})")
+        name = self.let("cat", f"where({_said(here)}, {yes}, {no})")
+        if {yes, no} <= self.elements:
+            self.elements.add(name)
+        return name
 
     def chosen(self, where: Expr, name: str, fill: float) -> str:
         return self.let("inside", f"where({_said(where)}, {name}, {fill!r})")
@@ -205,6 +195,7 @@ class Writer:
         found.fill = fill
         self.count += 1
         said = f"x_{self.count}"
+        self.elements.add(said)
         self.lines.append((f"read {said}", found))
         return said
 
