@@ -46,7 +46,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not; ``mode`` is
     for torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs,
-    the whole graph is the rest's, said once. ValueError for options that are unknown."""
+    the whole graph is the rest's: with one warning, or as ``transconv.config.fallback`` says. ValueError
+    for options that are unknown."""
     given = dict(options or {})
     rest = given.pop("rest", "inductor")
     if given or rest not in RESTS:
@@ -54,7 +55,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     made = Made()
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
-        stats.tell_once("graph device:cpu", f"transconv hands whole graphs to torch ({rest}): {NO_CPU}")
+        stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(report.GraphReport("whole", (), (), NO_CPU))
         return _marked(_whole(gm, example_inputs, rest), made)
 
@@ -97,7 +98,6 @@ class _Rest:
 
     def __init__(self, gm: fx.GraphModule, rest: str) -> None:
         self.gm, self.rest = gm, rest
-
         self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
 
     def __call__(self, *given: Any) -> Sequence[Any]:
