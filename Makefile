@@ -84,6 +84,7 @@ check-all: check matrix mutants
 	$(PYTHON) -m pytest -q tests -m "slow and not gpu" -n 2 --dist loadfile
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	$(PYTHON) -m tests.functional.test_samples
+	$(PYTHON) -m tests.graph.draw --n 500
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt
 	$(PYTHON) -m tests.torch_ops.attack --n 300

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("torch_ops",),
     ("nn", "api", "functional", "standalone"),
+    ("graph",),
     ("cli",),
     ("__main__", "__init__"),
 )
@@ -92,7 +93,7 @@ def test_layers(path: Path) -> None:
 
 
 # Their modules import torch when they are imported: each is asked for by its own name.
-OPEN_ROOMS = ("torch_ops", "functional", "verify", "tuning", "cli")
+OPEN_ROOMS = ("torch_ops", "functional", "graph", "verify", "tuning", "cli")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
@@ -120,7 +121,7 @@ def test_heavy_imports(path: Path) -> None:
         if root == "sympy":
             assert relative(path) == "simplify/linear.py" and not early
         if root in ("torch", "triton") and not (
-                layer_of(path) in ("torch_ops", "nn", "functional") or relative(path) in TENSORS):
+                layer_of(path) in ("torch_ops", "nn", "functional", "graph") or relative(path) in TENSORS):
             assert border or relative(path) in LATE or not runs(path, name), (
                 f"{relative(path)} imports {name}")
             assert not early, f"{relative(path)} imports {name} before it is needed"

@@ -15,6 +15,7 @@ from transconv.version import __version__
 
 if TYPE_CHECKING:
     from transconv import functional as functional
+    from transconv import graph as graph
     from transconv import nn as nn
     from transconv.api import Compute as Compute
     from transconv.api import Kernel as Kernel
@@ -64,11 +65,11 @@ _HOMES = {
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604
-    "__version__", "config", "functional", "nn", *_HOMES]
+    "__version__", "config", "functional", "graph", "nn", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "nn"):
+    if name in ("functional", "graph", "nn"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'transconv' has no attribute '{name}'")

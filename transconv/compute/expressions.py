@@ -100,7 +100,7 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
         case ast.UnaryOp(ast.USub(), x):
             given = _read(x, scope)
             return Const(-given.value, given.type) if isinstance(given, Const) else Neg(given)
-        case ast.UnaryOp(ast.Not(), x):
+        case ast.UnaryOp(ast.Not() | ast.Invert(), x):
             return Not(_read(x, scope))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
             exact = scope if scope.whole else replace(scope, whole=i64)

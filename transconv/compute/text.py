@@ -30,6 +30,7 @@ from transconv.ir import (
     TRUE,
     Cast,
     Const,
+    DType,
     Expr,
     Layout,
     Tensor,
@@ -37,6 +38,9 @@ from transconv.ir import (
     View,
     all_of,
     f32,
+    f64,
+    i32,
+    i64,
     readable,
     rewrite,
 )
@@ -104,11 +108,13 @@ def _step(step: Step, compute: Compute) -> str:
     if isinstance(step, Read):
         fill = f" else {step.fill:g}" if step.fill else ""
         return f"read   {step.name} = {_view(step.view)}{fill}"
+    computed = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
     if isinstance(step, Value):
-        return f"let    {step.name} = {_value(step.value)}"
+        return f"let    {step.name} = {_value(step.value, computed)}"
     if isinstance(step, Reduction):
-        return f"let    {step.name} = {step.op}({_value(step.value)}; {' '.join(step.axes)})"
-    return f"store  {_view(step.view)} {'+' if step.op else ''}= {_value(_inner(step.value))}"
+        return f"let    {step.name} = {step.op}({_value(step.value, computed)}; {' '.join(step.axes)})"
+    value = _value(_inner(step.value), computed)
+    return f"store  {_view(step.view)} {'+' if step.op else ''}= {value}"
 
 
 def _view(view: View) -> str:
@@ -118,15 +124,12 @@ def _view(view: View) -> str:
     return f"{view.tensor.name}[{coords}]{said}"
 
 
-def _value(e: Expr) -> str:
-    """The text of an expression, without casts that the parser adds; casts that round stay."""
+def _value(e: Expr, computed: DType) -> str:
+    """The text of an expression, without the casts that the parser adds; all others stay."""
     def shorter(at: Expr) -> Expr:
-        if not isinstance(at, Cast) or not isinstance(at.x, (Var, Const)) or _rounds(at):
-            return at
-        counted = at.x.dtype.kind == "index" and at.type.kind == "int"  # a position used as an integer
-        return at if counted and isinstance(at.x, Var) else at.x
+        return at.x if isinstance(at, Cast) and _is_added(at, computed) else at
 
-    return _said(rewrite(e if isinstance(e, Cast) and _rounds(e) else _inner(e), shorter))
+    return _said(rewrite(e, shorter))
 
 
 def _inner(e: Expr) -> Expr:
@@ -134,9 +137,14 @@ def _inner(e: Expr) -> Expr:
     return e.x if isinstance(e, Cast) else e
 
 
-def _rounds(cast: Cast) -> bool:
-    """Whether a cast is to a float type with fewer digits than f32."""
-    return cast.type.kind == "float" and cast.type.digits < f32.digits
+def _is_added(cast: Cast, computed: DType) -> bool:
+    """Whether the parser makes this cast of a name or a number."""
+    x = cast.x
+    if isinstance(x, Const):
+        return True
+    if not isinstance(x, Var) or x.dtype.kind not in ("float", "int"):
+        return False
+    return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
 
 
 def _said(e: Expr) -> str:

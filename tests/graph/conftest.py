@@ -1,0 +1,21 @@
+"""Every test starts with no routes and no counts; Triton's interpreter is a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transconv
+from tests.torch_ops.conftest import fresh
+
+__all__ = ["fresh"]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(fresh: None) -> Iterator[None]:
+    transconv.config.cpu = "interpret"
+    transconv.config.fallback = "error"
+    yield
+    torch._dynamo.reset()

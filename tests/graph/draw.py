@@ -1,0 +1,337 @@
+"""Draws small graphs of operations that the table has, and makes a failing one smaller.
+
+    python -m tests.graph.draw --n 500 --seed 1
+
+A graph is a list of operations, each with the numbers of its operands: the inputs first, then results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+Tensor = torch.Tensor
+MOST = 600  # elements of a value
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation of values; ``says``: it, as a text."""
+
+    of: tuple[int, ...]
+    does: Callable[..., Any]
+    says: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A function of tensors."""
+
+    inputs: tuple[Tensor, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *given: Any) -> Any:
+        values = list(given)
+        for step in self.steps:
+            values.append(step.does(*[values[i] for i in step.of]))
+        return tuple(values[i] for i in self.outputs)
+
+    def traced(self) -> fx.GraphModule:
+        """As a graph."""
+        graph = fx.Graph()
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        given = [fx.Proxy(graph.placeholder(f"x{i}"), tracer) for i in range(len(self.inputs))]
+        graph.output(tuple(p.node for p in self(*given)))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def __str__(self) -> str:
+        n = len(self.inputs)
+        lines = [f"x{i}: {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+                 for i, x in enumerate(self.inputs)]
+        lines += [f"x{n + i} = {s.says} of {' '.join(f'x{k}' for k in s.of)}"
+                  for i, s in enumerate(self.steps)]
+        return "\n".join([*lines, f"return {' '.join(f'x{i}' for i in self.outputs)}"])
+
+
+class Draw:
+    """A graph by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.random = torch.Generator().manual_seed(seed)
+        self.inputs: list[Tensor] = []
+        self.steps: list[Step] = []
+        self.known: list[Tensor] = []
+
+    def drawn(self, gradients: bool = True) -> Drawn:
+        self.gradients = gradients
+        rank = self.chance.choice([2, 3, 4, 4])
+        shape = [self.chance.choice([2, 3, 4]) for _ in range(2)] + [
+            self.chance.choice([4, 5, 6]) for _ in range(rank - 2)]
+        self.input(*shape)
+        if self.chance.random() < 0.5:
+            self.input(*shape)
+        count, tries = self.chance.randint(3, 12), 0
+        self.pending: list[Step] = []
+        while len(self.steps) < count and tries < 100:
+            tries += 1
+            step = self.step(self.chance.choice(self.floats()))
+            if step is not None:
+                self.add(step)
+        total = len(self.steps)
+        first = len(self.inputs)
+        # The inputs that operations asked for on the way were numbered from 1000 on.
+        def place(i: int) -> int:
+            return i - 1000 if i >= 1000 else i + first
+        steps = tuple(replace(s, of=tuple(place(i) for i in s.of)) for s in self.steps)
+        others = self.chance.sample(range(total), self.chance.randint(0, min(2, total - 1)))
+        outputs = tuple(first + i for i in dict.fromkeys([*others, total - 1]))
+        return Drawn(tuple(self.inputs), steps, outputs)
+
+    # -- values: results by their number, inputs from 1000 on -------------------------------------
+
+    def input(self, *shape: int) -> int:
+        x = torch.randn(shape, generator=self.random, dtype=torch.float64)
+        self.inputs.append(x.requires_grad_(self.gradients))
+        return 1000 + len(self.inputs) - 1
+
+    def index(self, size: int, count: int) -> int:
+        self.inputs.append(torch.randint(0, size, (count,), generator=self.random))
+        return 1000 + len(self.inputs) - 1
+
+    def value(self, i: int) -> Tensor:
+        return self.inputs[i - 1000] if i >= 1000 else self.known[i]
+
+    def floats(self) -> list[int]:
+        found = [*range(1000, 1000 + len(self.inputs)), *range(len(self.known)), *range(len(self.known))]
+        near = [i for i in found if self.value(i).is_floating_point() and self.value(i).dim()]
+        return near[-5:] or near
+
+    def add(self, step: Step) -> None:
+        try:
+            with torch.no_grad():
+                made = step.does(*[self.value(i) for i in step.of])
+        except (RuntimeError, IndexError, ValueError):
+            return
+        if 0 < made.numel() <= MOST and bool(torch.isfinite(made).all()) and made.abs().max() < 1e4:
+            self.steps.append(step)
+            self.known.append(made)
+
+    def step(self, i: int) -> Step | None:
+        kinds = [self.pointwise, self.pair, self.view, self.view, self.pad, self.joined, self.reduction,
+                 self.norm, self.window, self.product, self.product, self.gathered]
+        return self.chance.choice(kinds)(i)
+
+    def one(self, i: int, says: str, does: Callable[..., Any]) -> Step:
+        return Step((i,), does, says)
+
+    def dim(self, i: int) -> int:
+        return self.chance.randrange(self.value(i).dim())
+
+    # -- kinds of operations ---------------------------------------------------------------------
+
+    def pointwise(self, i: int) -> Step:
+        c = round(self.chance.uniform(-2, 2), 2)
+        return self.one(i, *self.chance.choice([
+            ("relu", torch.relu), ("silu", F.silu), ("tanh", torch.tanh), ("gelu", F.gelu),
+            ("sigmoid", torch.sigmoid), ("abs", torch.abs), ("neg", torch.neg), ("hardswish", F.hardswish),
+            ("softplus", F.softplus), ("elu", F.elu), (f"add {c}", lambda x: x + c),
+            (f"mul {c}", lambda x: x * c), (f"clamp at {c}", lambda x: x.clamp(min=c)),
+            (f"rsub {c}", lambda x: c - x), ("square", lambda x: x**2), ("sin", torch.sin),
+            ("leaky_relu", lambda x: F.leaky_relu(x, 0.2)), ("clone", lambda x: x.clone()),
+            (f"where above {c}", lambda x: torch.where(x > c, x, x * 0.5)),
+            ("sqrt of square", lambda x: (x * x + 1).sqrt()), ("reciprocal", lambda x: 1 / (x * x + 1))]))
+
+    def pair(self, i: int) -> Step | None:
+        x = self.value(i)
+        others = [k for k in self.floats() if _fits(self.value(k).shape, x.shape)]
+        k = self.chance.choice(others)
+        says, does = self.chance.choice([
+            ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("maximum", torch.maximum),
+            ("minimum", torch.minimum), ("add twice", lambda a, b: torch.add(a, b, alpha=2)),
+            ("where less", lambda a, b: torch.where(a < b, a, b))])
+        return Step((i, k), does, says)
+
+    def view(self, i: int) -> Step:
+        x = self.value(i)
+        d = self.dim(i)
+        n, rank = x.shape[d], x.dim()
+        order = self.chance.sample(range(rank), rank)
+        begin = self.chance.randrange(n)
+        step = self.chance.choice([1, 1, 2])
+        last = self.chance.randrange(max(1, rank - 1))
+        shift = self.chance.randrange(n)
+        choices = [
+            (f"permute {order}", lambda x: x.permute(order)),
+            (f"flip {d}", lambda x: x.flip(d)),
+            (f"roll {shift} along {d}", lambda x: x.roll(shift, d)),
+            (f"slice {begin}::{step} along {d}",
+             lambda x: x[(slice(None),) * d + (slice(begin, None, step),)]),
+            (f"select {begin} along {d}", lambda x: x.select(d, begin)),
+            (f"unsqueeze {d}, expand", lambda x: x.unsqueeze(d).expand(
+                *[-1] * d, 2, *[-1] * (rank - d))),
+            (f"flatten from {last}", lambda x: x.flatten(last)),
+            ("contiguous", lambda x: x.contiguous()),
+            ("reshape to a column", lambda x: x.reshape(-1, 1))]
+        for by in (2, 3):
+            if n % by == 0 and n > by:
+                choices.append((f"unflatten {d} by {by}", lambda x, by=by: x.unflatten(d, (by, n // by))))
+        if rank == 2:
+            choices.append(("transpose", lambda x: x.t()))
+        return self.one(i, *self.chance.choice(choices))
+
+    def pad(self, i: int) -> Step:
+        x = self.value(i)
+        a, b, c = (self.chance.randrange(3) for _ in range(3))
+        choices = [(f"pad {a} {b}", lambda x: F.pad(x, (a, b), value=float(c))),
+                   (f"crop and pad {a}", lambda x: F.pad(x, (a, -1)))]
+        if x.dim() == 4:
+            choices += [(f"{mode} pad {a} {b} {c}", lambda x, mode=mode: F.pad(x, (a, b, c, 1), mode=mode))
+                        for mode in ("reflect", "replicate")]
+        return self.one(i, *self.chance.choice(choices))
+
+    def joined(self, i: int) -> Step:
+        x, d = self.value(i), self.dim(i)
+        others = [k for k in self.floats() if self.value(k).dim() == x.dim() and all(
+            n == m or e == d for e, (n, m) in enumerate(zip(self.value(k).shape, x.shape, strict=True)))]
+        return Step((i, self.chance.choice(others)), lambda a, b: torch.cat([a, b], d), f"cat along {d}")
+
+    def reduction(self, i: int) -> Step:
+        d, rank = self.dim(i), self.value(i).dim()
+        dims = sorted(self.chance.sample(range(rank), self.chance.randint(1, rank)))
+        keep = self.chance.random() < 0.5
+        # Of values that are equal but for their last bits, which one is greater is no question.
+        places = [(f"argmax {d}", lambda x: x.argmax(d)), (f"maximum along {d}", lambda x: x.max(d)[0])]
+        return self.one(i, *self.chance.choice([
+            *(places if i >= 1000 else []), (f"sum {dims} {keep}", lambda x: x.sum(dims, keepdim=keep)),
+            (f"mean {dims} {keep}", lambda x: x.mean(dims, keepdim=keep)),
+            (f"amax {dims} {keep}", lambda x: x.amax(dims, keepdim=keep)),
+            (f"var {dims} {keep}", lambda x: x.var(dims, keepdim=keep, correction=0)),
+            (f"softmax {d}", lambda x: x.softmax(d)), (f"log_softmax {d}", lambda x: x.log_softmax(d)),
+            (f"logsumexp {d}", lambda x: x.logsumexp(d))]))
+
+    def norm(self, i: int) -> Step | None:
+        x = self.value(i)
+        n = x.shape[-1]
+        if x.dim() > 2 and x.shape[1] % 2 == 0 and self.chance.random() < 0.5:
+            return Step((i, self.input(x.shape[1]), self.input(x.shape[1])),
+                        lambda x, w, b: F.group_norm(x, 2, w, b), "group_norm")
+        if x.dim() > 2 and self.chance.random() < 0.5:
+            # torch's decomposition gives a permuted batch other strides than its kernel does.
+            return Step((i,), lambda x: F.batch_norm(x.contiguous(), None, None, training=True),
+                        "batch_norm")
+        return Step((i, self.input(n), self.input(n)), lambda x, w, b: F.layer_norm(x, (n,), w, b),
+                    "layer_norm")
+
+    def window(self, i: int) -> Step | None:
+        x = self.value(i)
+        if x.dim() != 4:
+            return None
+        return self.one(i, *self.chance.choice([
+            ("upsample", lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest")),
+            ("avg_pool", lambda x: F.avg_pool2d(x, 2)),
+            ("avg_pool 3", lambda x: F.avg_pool2d(x, 3, 1, 1)),
+            ("max_pool", lambda x: F.max_pool2d(x, 3, 2, 1)),
+            ("global average", lambda x: F.adaptive_avg_pool2d(x, 1))]))
+
+    def product(self, i: int) -> Step | None:
+        x = self.value(i)
+        if x.dim() == 4 and self.chance.random() < 0.7:
+            c, stride, k = x.shape[1], self.chance.choice([1, 1, 2]), self.chance.choice([1, 3])
+            if self.chance.random() < 0.2:
+                return Step((i, self.input(c, 2, k, k)), lambda x, w: F.conv_transpose2d(
+                    x, w, stride=stride, padding=k // 2), f"conv_transpose {k} {stride}")
+            if self.chance.random() < 0.2:
+                return Step((i, self.input(c, 1, k, k)), lambda x, w: F.conv2d(
+                    x, w, stride=stride, padding=k // 2, groups=c), f"depthwise {k} {stride}")
+            return Step((i, self.input(3, c, k, k), self.input(3)), lambda x, w, b: F.conv2d(
+                x, w, b, stride=stride, padding=k // 2), f"conv {k} {stride}")
+        if x.dim() == 3 and self.chance.random() < 0.5:
+            return Step((i, self.input(x.shape[0], x.shape[2], 3)), torch.bmm, "bmm")
+        n = x.shape[-1]
+        return Step((i, self.input(4, n), self.input(4)), F.linear, "linear")
+
+    def gathered(self, i: int) -> Step:
+        d = self.dim(i)
+        return Step((i, self.index(self.value(i).shape[d], 3)), lambda x, j: x.index_select(d, j),
+                    f"index_select {d}")
+
+
+def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
+    try:
+        return torch.broadcast_shapes(tuple(one), tuple(other)) is not None
+    except RuntimeError:
+        return False
+
+
+# -- a failing graph, made smaller -----------------------------------------------------------------
+
+
+def smaller(failing: Drawn, fails: Callable[[Drawn], bool]) -> Drawn:
+    """A graph that fails, of which no part can be left out so that it still does."""
+    while (found := next((d for d in _parts(failing) if fails(d)), None)) is not None:
+        failing = found
+    return failing
+
+
+def _parts(whole: Drawn) -> list[Drawn]:
+    """Graphs with an output or an operation less."""
+    n = len(whole.inputs)
+    found = [replace(whole, outputs=(i,)) for i in whole.outputs if len(whole.outputs) > 1]
+    for at in reversed(range(len(whole.steps))):
+        gone = n + at
+
+        def moved(i: int, gone: int = gone, to: int = whole.steps[at].of[0]) -> int:
+            i = to if i == gone else i
+            return i - (i > gone)
+        steps = [replace(s, of=tuple(map(moved, s.of))) for k, s in enumerate(whole.steps) if k != at]
+        outputs = tuple(dict.fromkeys(o for o in map(moved, whole.outputs) if o >= n))
+        if steps and outputs:
+            found.append(Drawn(whole.inputs, tuple(steps), outputs))
+    return found
+
+
+def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
+    """What is wrong with a graph's results or gradients; empty if they are torch's."""
+    from tests.graph.meant import by_meaning, compare, traced
+
+    try:
+        with torch.no_grad():
+            drawn(*drawn.inputs)
+    except (RuntimeError, IndexError, ValueError):
+        return ""  # no graph at all
+    try:
+        with by_meaning():
+            compare(drawn, traced(drawn.traced(), drawn.inputs), drawn.inputs, most)
+    except Exception as error:  # whatever it is, a test shows it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Try many graphs; show the first wrong one, as small as it goes."""
+    import transconv
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--n", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    transconv.config.cpu, transconv.config.fallback = "interpret", "error"
+    for seed in range(args.seed, args.seed + args.n):
+        drawn = Draw(seed).drawn()
+        if why_wrong(drawn):
+            least = smaller(drawn, lambda d: bool(why_wrong(d)))
+            raise SystemExit(f"seed {seed}\n{least}\n{why_wrong(least)}")
+    print(f"{args.n} graphs, results and gradients as torch's")
+
+
+if __name__ == "__main__":
+    main()

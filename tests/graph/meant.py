@@ -1,0 +1,101 @@
+"""Graphs held against torch: what is launched is computed by the meaning of its text, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.compute import kernels, why_not_lowered
+from transconv.functional.launches import program
+from transconv.functional.operators import by_numpy
+from transconv.graph import backend, compiled
+
+Tensor = torch.Tensor
+
+
+class Meant:
+    """In the place of a launch. Each kernel of a text must be one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        found = program(self.text)
+        for kernel in kernels(found.compute):
+            assert why_not_lowered(kernel) is None, (why_not_lowered(kernel), self.text)
+        memory = [*found.given.values(), *found.stored.values()]
+        views = [t.as_strided(m.shape, m.strides, t.storage_offset())
+                 for t, m in zip(tensors, memory, strict=True)]
+        made = by_numpy(self.text, views[:len(found.given)], torch.device("cpu"))
+        for t, into in zip(made, views[len(found.given):], strict=True):
+            into.copy_(t.where(~t.isnan(), into))  # other texts store the other parts
+
+
+@contextmanager
+def by_meaning() -> Iterator[list[str]]:
+    """Inside, texts are executed in NumPy; their list."""
+    texts: list[str] = []
+    real = compiled.launch
+
+    def meant(text: str, *_: Any) -> Meant:
+        texts.append(text)
+        return Meant(text)
+    compiled.launch = meant  # type: ignore[assignment]
+    try:
+        yield texts
+    finally:
+        compiled.launch = real
+
+
+def traced(f: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """The backend's function for what fx traces of a function: without Dynamo, which takes longer."""
+    gm = fx.symbolic_trace(f) if not isinstance(f, fx.GraphModule) else f
+    return backend(gm, list(inputs), options={"rest": "eager"})
+
+
+def results(made: Any) -> list[Tensor]:
+    """As a list."""
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def compare(f: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Tensor], most: float,
+            gradients: bool = True) -> None:
+    """Results, strides and gradients of ``run`` against those of ``f``. AssertionError."""
+    given = [[x.detach().clone().requires_grad_(x.requires_grad) for x in inputs] for _ in range(2)]
+    want, got = results(f(*given[0])), results(run(*given[1]))
+    assert len(want) == len(got)
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert a.shape == b.shape and a.dtype is b.dtype, f"result {i}"
+        assert _strides(a) == _strides(b), f"strides of result {i}: {a.stride()}, {b.stride()}"
+        near(b, a, most, f"result {i}")
+    ends = [i for i, a in enumerate(want) if a.requires_grad]
+    assert ends == [i for i, b in enumerate(got) if b.requires_grad]
+    if gradients and ends:
+        torch.manual_seed(1)
+        grads = [torch.randn_like(want[i]) for i in ends]
+        leaves = [[x for x in own if x.requires_grad] for own in given]
+        one, other = (torch.autograd.grad([made[i] for i in ends], own, grads, allow_unused=True)
+                      for made, own in zip((want, got), leaves, strict=True))
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert (a is None) == (b is None), f"gradient {i}"
+            if a is not None:
+                near(b, a, most, f"gradient {i}")
+
+
+def near(got: Tensor, want: Tensor, most: float, what: str) -> None:
+    """AssertionError for elements that are apart by more than a share."""
+    if not want.is_floating_point():
+        assert torch.equal(got, want), what
+        return
+    off = (got.double() - want.double()).abs()
+    allowed = most * (1 + want.double().abs())
+    bad = ~((off <= allowed) | (got.isnan() & want.isnan()) | (got == want))
+    assert not bad.any(), f"{what}: off by {off[bad].max():g} at {bad.nonzero()[0].tolist()}"
+
+
+def _strides(t: Tensor) -> list[int]:
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]

@@ -1,0 +1,35 @@
+"""Small graphs by chance: results, strides and gradients are torch's; a failing one is made smaller."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.graph.draw import Draw, Drawn, Step, smaller, why_wrong
+from transconv.graph import moves
+
+SEED, COUNT = 20_000, 40  # `make check-all` draws 500
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_drawn_graphs(part: int) -> None:
+    for seed in range(SEED + part, SEED + COUNT, 4):
+        drawn = Draw(seed).drawn(gradients=seed % 10 == 0)
+        if why_wrong(drawn):
+            least = smaller(drawn, lambda d: bool(why_wrong(d)))
+            pytest.fail(f"seed {seed}\n{least}\n{why_wrong(least)}")
+
+
+def _flipped() -> Drawn:
+    """Several operations, of which one will be wrong."""
+    x = torch.arange(12.0, dtype=torch.float64).view(3, 4).requires_grad_()
+    steps = [Step((0,), torch.sin, "sin"), Step((1,), lambda x: x.flip(1), "flip"),
+             Step((2,), torch.exp, "exp"), Step((3, 1), torch.mul, "mul"), Step((4,), torch.tanh, "tanh")]
+    return Drawn((x,), tuple(steps), (3, 5))
+
+
+def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "flip", lambda shape, dims: lambda at: at)
+    assert "off by" in why_wrong(_flipped())
+    least = smaller(_flipped(), lambda d: bool(why_wrong(d)))
+    assert [s.says for s in least.steps] == ["flip"] and str(least).endswith("return x1")

@@ -1,0 +1,161 @@
+"""What is not translated is torch's, where it stands, with the reason; nothing passes side effects."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from tests.graph.meant import by_meaning, compare, traced
+from transconv.graph import TorchRow, backend, report
+
+Tensor = torch.Tensor
+
+
+@torch.library.custom_op("transconv_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """An operation that nobody knows."""
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("transconv_tests::bump", mutates_args=("x",))
+def bump(x: Tensor) -> None:
+    """An operation that writes to what it is handed."""
+    x += 1
+
+
+def compiled(f: Any, **options: Any) -> Any:
+    return torch.compile(f, backend=backend, options={"rest": "eager"}, **options)
+
+
+def reasons(run: Any) -> str:
+    return "\n".join(r for g in report(run).graphs for row in g.rows if isinstance(row, TorchRow)
+                     for r in row.reasons)
+
+
+def test_an_unknown_operation_is_torchs() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.relu(torch.ops.transconv_tests.doubled(x.sin()) + x)
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.randn(3, 4)], 1e-6)
+    assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["KernelRow", "TorchRow", "KernelRow"]
+    assert "doubled: no row of the table has this operation" in reasons(run)
+    assert "doubled" in str(report(run)) and "1 region of torch" in str(report(run))
+
+
+def test_inputs_that_change_and_results_that_share_memory() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = x.cos()
+        x.mul_(2)
+        torch.ops.transconv_tests.bump(y)
+        return z, x[:, 1:], z.t(), (x + y).sum(0), y.view(-1)
+
+    run = compiled(f)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    others = x.clone(), y.clone()
+    with by_meaning():
+        got, want = run(x, y), f(*others)
+    for a, b in zip((*got, x, y), (*want, *others), strict=True):
+        assert torch.allclose(a, b, atol=1e-6) and a.stride() == b.stride()
+    assert got[1].data_ptr() == x[:, 1:].data_ptr() and got[2]._base is not None
+
+
+def test_random_numbers_are_those_of_torch() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(x.exp(), 0.5) * torch.rand(4)
+
+    run, x = compiled(f), torch.randn(3, 4)
+    with by_meaning():
+        torch.manual_seed(3)
+        got = run(x)
+    torch.manual_seed(3)
+    eager = torch.compile(f, backend="aot_eager")(x)  # torch's own graphs draw in this order
+    assert torch.allclose(got, eager, atol=1e-6)
+
+
+def test_control_flow_that_data_decide() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sum()
+        return x.sin() if y > 0 else x.cos()
+
+    run = compiled(f)
+    with by_meaning():
+        for x in (torch.ones(4), -torch.ones(4)):
+            compare(f, run, [x], 1e-6)
+    assert len(report(run).graphs) >= 2  # what is before it, and each way that was taken
+
+
+def test_sizes_that_are_known_when_it_runs() -> None:
+    run = compiled(lambda x: x.sin() + 1, dynamic=True)
+    assert torch.allclose(run(torch.ones(5, 3)), torch.ones(5, 3).sin() + 1)
+    assert "its size is known when it runs" in reasons(run)
+
+
+def test_without_a_gpu_whole_graphs_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.cpu, transconv.config.fallback = "fallback", "warn"
+    with pytest.warns(transconv.FallbackWarning, match="no kernel of ours runs on a CPU"):
+        run = compiled(torch.sin)
+        run(torch.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(torch.ones(4))
+    assert "all of it is torch's" in str(report(run))
+
+
+def test_regions_of_torch_are_compiled_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor
+
+    asked: list[Any] = []
+
+    def compile_(gm: Any, given: Any) -> Any:
+        asked.append(given)
+        return gm
+    monkeypatch.setattr(torch._inductor, "compile", compile_)
+    run = torch.compile(lambda x: torch.cumsum(x, 0).sin(), backend=backend)
+    with by_meaning():
+        assert torch.allclose(run(torch.ones(3)), torch.cumsum(torch.ones(3), 0).sin())
+        run(torch.zeros(3))
+    assert len(asked) == 1 and torch.equal(asked[0][0], torch.ones(3))
+
+
+def test_a_region_without_a_kernel_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transconv.errors import Unsupported
+    from transconv.graph import compiled as launching
+
+    def none(*_: Any) -> Any:
+        raise Unsupported("schedule:refused", "no schedule is legal")
+    monkeypatch.setattr(launching, "launch", none)
+    transconv.config.fallback = "warn"
+    x = torch.randn(3)
+    run = traced(lambda x: (x.sin(),), [x])
+    with pytest.warns(transconv.FallbackWarning, match="this part of a graph"):
+        assert torch.equal(run(x)[0], x.sin())
+    assert transconv.stats().fallback == {"schedule:refused": 1}
+    transconv.config.fallback = "error"
+    with pytest.raises(Unsupported):
+        traced(lambda x: (x.cos(),), [x])(x)
+
+
+def test_the_name_and_the_options() -> None:
+    from torch._dynamo.backends.registry import lookup_backend
+
+    assert lookup_backend("transconv") is backend
+    with pytest.raises(ValueError, match="expected"):
+        backend(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)], options={"rest": "nobody"})
+    with pytest.raises(TypeError, match="torch.compile returned"):
+        report(3)
+
+
+def test_nothing_of_a_graph_is_told_before_its_first_call() -> None:
+    assert "no graph yet" in str(report(compiled(torch.sin)))

@@ -1,0 +1,130 @@
+"""Every kind of row of the table, one small graph each: all of it is ours, and is what torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.graph.meant import by_meaning, compare, traced
+from transconv.graph import KernelRow, backend
+from transconv.graph.rows import ROWS
+
+Tensor = torch.Tensor
+X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+IMAGE = X.view(1, 2, 4, 6)
+WHOLE = torch.arange(24).view(4, 6) - 7
+PLACES = torch.tensor([[3, 0, 1], [2, 2, 0]])
+
+MAPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "activations": (torch.tanh, F.softplus, F.elu, F.relu6, F.hardswish, F.mish, F.hardsigmoid,
+                    lambda x: F.gelu(x, approximate="tanh")),
+    "functions": (torch.exp, torch.floor, torch.round, torch.sign, lambda x: x.abs().log2(),
+                  lambda x: x**3, lambda x: (x * x + 1)**-0.5, lambda x: (x * x + 1).rsqrt()),
+    "numbers": (lambda x: x.clamp(-0.5, 0.5), lambda x: 2 - x, lambda x: x / 3, lambda x: 1 / (x * x + 1),
+                lambda x: torch.add(x, x, alpha=3), lambda x: torch.rsub(x, 1, alpha=2)),
+    "truths": (lambda x: x > 0.3, lambda x: (x > 0) & ~(x < 1), lambda x: (x > 0) | (x == x),
+               lambda x: (x > 0) * x, lambda x: x.masked_fill(x < 0, 7.0), torch.isnan,
+               lambda x: torch.where(x > 0, 1.0, x), lambda x: (x > 0).to(torch.float32)),
+}
+VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "shapes": (lambda x: x.transpose(0, 2) + 0, lambda x: x.reshape(8, 6) * 2, lambda x: x[:, 1] + 1,
+               lambda x: x[:, ::2].exp(), lambda x: x.unsqueeze(1).expand(2, 3, 4, 6).contiguous(),
+               lambda x: x.flip(0, 2), lambda x: x.roll((1, 2), (0, 2)), lambda x: x.squeeze(0) + 0),
+    "parts": (lambda x: [p + 0 for p in x.split(3, 2)], lambda x: [p.exp() for p in x.chunk(2, 1)],
+              lambda x: torch.stack([x, x + 1], 1), lambda x: torch.cat([x, x[:, :1], x], 1),
+              lambda x: torch.slice_scatter(x, x[:, :2] * 0, 1, 1, 3),
+              lambda x: torch.select_scatter(x, x[:, 0], 1, 2)),
+    "pads": (lambda x: F.pad(x, (1, 2), value=3.0), lambda x: F.pad(x, (-1, 2, 1, 0)),
+             lambda x: F.pad(x, (2, 1), mode="reflect"), lambda x: F.pad(x, (2, 1), mode="replicate")),
+    "numbers made of places": (lambda x: x + torch.arange(6), lambda x: x * torch.full((6,), 2.0),
+                               lambda x: torch.zeros_like(x) + x, lambda x: x + torch.arange(0, 12, 2)),
+}
+REDUCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "sums": (lambda x: x.sum(), lambda x: x.mean((0, 2)), lambda x: x.prod(1), lambda x: (x > 0).sum(1),
+             lambda x: x.sum(2, keepdim=True), lambda x: x[:1].sum(0)),
+    "extremes": (lambda x: x.amax((0, 1)), lambda x: x.amin(2, True), lambda x: x.argmax(),
+                 lambda x: x.argmin(1, True), lambda x: x.max(1), lambda x: x.min(2, True)),
+    "truths": (lambda x: (x > 2).any(), lambda x: (x > -1).all(1), lambda x: (x > 0).any(2, True)),
+    "moments": (lambda x: x.var(1), lambda x: x.std(2, correction=0), lambda x: torch.var_mean(x, (0, 2)),
+                lambda x: F.layer_norm(x, (4, 6)), lambda x: F.group_norm(x, 2),
+                lambda x: F.instance_norm(x), lambda x: F.rms_norm(x, (6,))),
+    "rows": (lambda x: x.softmax(1), lambda x: x.log_softmax(2), lambda x: x.logsumexp(0),
+             lambda x: F.normalize(x, dim=1)),
+}
+IMAGES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "pools": (lambda x: F.max_pool2d(x, 2, ceil_mode=True), lambda x: F.avg_pool2d(x, 3, 2, 1),
+              lambda x: F.max_pool2d(x, 3, 1, 1, return_indices=True),
+              lambda x: F.adaptive_avg_pool2d(x, 1)),
+    "larger": (lambda x: F.interpolate(x, scale_factor=3.0), lambda x: F.interpolate(x, size=(6, 9)),
+               lambda x: F.interpolate(x, size=(2, 3)), lambda x: F.pixel_shuffle(
+                   torch.cat([x, x], 1), 2)),
+    "convolutions": (lambda x: F.conv2d(x, x[:, :, :3, :3], padding=1),
+                     lambda x: F.conv2d(x, x[0, :, None, :2, :3], stride=(2, 1), groups=2),
+                     lambda x: F.conv2d(x, x[:, :, :2, :2], dilation=2),
+                     lambda x: F.conv_transpose2d(x, x[0, :, None, :3, :3], stride=2, output_padding=1),
+                     lambda x: F.conv1d(x[:, :, 0], x[:, :, 0, :3])),
+}
+OTHERS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "whole numbers": (lambda x, i: i + 3, lambda x, i: i * i - 2, lambda x, i: i.sum(1),
+                      lambda x, i: i.amax(0), lambda x, i: i / 4, lambda x, i: i > 2,
+                      lambda x, i: i.to(torch.float64) + x[0, :, 0:1], lambda x, i: i.clamp(min=0),
+                      lambda x, i: i.to(torch.int32).sum()),
+    "products": (lambda x, i: x[0] @ x[1].t(), lambda x, i: torch.bmm(x, x.transpose(1, 2)),
+                 lambda x, i: torch.addmm(x[0, :, :4], x[0], x[1].t(), beta=2, alpha=3),
+                 lambda x, i: x[0] @ x[0, 0], lambda x, i: torch.einsum("bij,bkj->bik", x, x)),
+}
+TOLD: dict[str, tuple[Callable[..., Any], ...]] = {
+    "indices": (lambda x, j: x.index_select(1, j[0]), lambda x, j: x[0].gather(0, j),
+                lambda x, j: F.embedding(j, x[0]), lambda x, j: x[:, j - 1], lambda x, j: x[0, j, j + 1],
+                lambda x, j: x[:, :, j]),
+}
+
+
+def cases() -> list[Any]:
+    given = {"maps": (MAPS, (X,)), "views": (VIEWS, (X,)), "reductions": (REDUCTIONS, (X,)),
+             "images": (IMAGES, (IMAGE,)), "others": (OTHERS, (X, WHOLE)), "told": (TOLD, (X, PLACES))}
+    return [pytest.param(fs, inputs, id=f"{kind}-{name}") for kind, (table, inputs) in given.items()
+            for name, fs in table.items()]
+
+
+@pytest.mark.parametrize(("functions", "inputs"), cases())
+def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, ...]) -> None:
+    """All functions of a kind as one graph."""
+    made: list[Any] = []
+
+    def noted(gm: Any, given: Any) -> Any:
+        run = backend(gm, given, options={"rest": "eager"})
+        made.append(run.transconv)  # type: ignore[attr-defined]
+        return run
+
+    def whole(*given: Any) -> Any:
+        found: list[Any] = []
+        for f in functions:
+            result = f(*given)
+            found += result if isinstance(result, (tuple, list)) else [result]
+        return tuple(found)
+
+    with by_meaning(), torch.no_grad():
+        compare(whole, torch.compile(whole, backend=noted), inputs, 1e-9, gradients=False)
+    rows = [r for m in made for g in m.graphs for r in g.rows]
+    assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
+
+
+def test_the_table_follows_that_of_the_operations() -> None:
+    """A row of the operations' table is enough for torch's function of it."""
+    aten = torch.ops.aten
+    for op in (aten.silu.default, aten.gelu.default, aten.add.Tensor, aten.maximum.default, aten.ne.Scalar,
+               aten.where.self, aten.softplus.default, aten.erf.default):
+        assert op in ROWS
+
+
+def test_options_that_a_row_does_not_mean_are_torchs() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return F.softplus(x, beta=2.0), F.elu(x, alpha=0.5), torch.div(x, 2, rounding_mode="floor")
+
+    with by_meaning():
+        compare(f, traced(f, [X]), [X], 1e-9)

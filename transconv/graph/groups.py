@@ -1,0 +1,145 @@
+"""Groups: which values one kernel computes, and at which positions of its axes.
+
+A group begins with a reduction, a product, or a value that must be stored. Values behind it ride along
+while they stand at its own positions: maps, casts, residuals, reshapes, permutations, and in rows further
+reductions over the same axes. Everything else is stored and read by a later kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from transconv.graph.moves import flattened, unflattened
+from transconv.graph.pieces import Index, Piece, Product, Reduced
+from transconv.ir import Expr, Var, free_vars
+from transconv.simplify import Facts, simplify
+
+SILENT = ("view", "reshape", "expand", "permute", "copy", "cast")  # in the names of kernels
+NAMED = 6  # operations at most
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Axes with sizes, which of them are ``reduced``, and the positions of values: ``at`` of every value
+    that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored."""
+
+    number: int
+    axes: list[tuple[str, int]]
+    reduced: set[str] = field(default_factory=set)
+    product: Product | None = None
+    at: dict[Piece, Index] = field(default_factory=dict)
+    within: dict[Piece, Index] = field(default_factory=dict)
+    stores: list[Piece] = field(default_factory=list)
+    strides: dict[Piece, tuple[int, ...]] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+    labelled: set[Piece] = field(default_factory=set)
+    facts: Facts = field(default_factory=Facts)
+    siblings: list[Group] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, n in self.axes:
+            self.facts = self.facts.with_range(Var(name), 0, max(0, n - 1))
+
+    @property
+    def kind(self) -> str:
+        """product, rows or map."""
+        return "product" if self.product else "rows" if self.reduced else "map"
+
+    @property
+    def math(self) -> str:
+        """How f32 is multiplied."""
+        return self.product.math if self.product else "tf32"
+
+    @property
+    def name(self) -> str:
+        """What its operations are called, in short."""
+        words = [w.replace(" ", "_") for w in dict.fromkeys(self.labels) if w not in SILENT]
+        name = "_".join(words[:NAMED]) or "copy"
+        return name if "_" in name else f"{name}_{self.kind}"
+
+    def axes_of(self, at: Index, dims: Sequence[int]) -> list[str]:
+        """The axes that some coordinates are made of, in the order of the group."""
+        own = {v.name for d in dims for v in free_vars(at[d])}
+        return [name for name, _ in self.axes if name in own]
+
+    def simple(self, at: Sequence[Expr]) -> Index:
+        """A position in its shortest form."""
+        return tuple(simplify(e, self.facts) for e in at)
+
+    @property
+    def space(self) -> tuple[list[Expr], list[int]]:
+        """The positions of all elements, and the sizes."""
+        return [Var(name) for name, _ in self.axes], [n for _, n in self.axes]
+
+    @property
+    def rows(self) -> tuple[list[Expr], list[int]]:
+        """Those of what is behind the reductions."""
+        kept = [(name, n) for name, n in self.axes if name not in self.reduced]
+        return [Var(name) for name, _ in kept], [n for _, n in kept]
+
+    def positions(self, shape: Sequence[int]) -> list[Index]:
+        """Positions in a shape that has as many elements as the group, or rows: counted alike."""
+        found = []
+        for at, sizes in (self.space, self.rows):
+            if self.product is None and prod(sizes) == prod(shape):
+                found.append(self.simple(unflattened(flattened(at, sizes), shape)))
+        return found
+
+
+def refined(shape: Sequence[int], others: Sequence[Sequence[int]]) -> list[int]:
+    """A shape whose dims are those of this one, cut where the dims of others end: so that each of them is
+    some neighbouring dims. Others that do not fit are left out."""
+    cuts = {prod(shape[d:]) for d in range(len(shape) + 1)}
+    for other in others:
+        own = {prod(other[d:]) for d in range(len(other) + 1)}
+        both = sorted(cuts | own)
+        if all(b % a == 0 for a, b in zip(both, both[1:], strict=False)):
+            cuts |= own
+    ordered = sorted(cuts, reverse=True)
+    return [a // b for a, b in zip(ordered, ordered[1:], strict=False)] or [1]
+
+
+
+def named(sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """Axes of these sizes."""
+    return [(f"i{d}", n) for d, n in enumerate(sizes)]
+
+
+def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
+               others: Sequence[Sequence[int]]) -> Group:
+    """A group that reduces over some dims of its inputs."""
+    shape = inputs[0].shape
+    made = Group(number, named(refined(shape, others)))
+    at = _position(made, shape)
+    made.reduced = {v.name for d in dims for v in free_vars(at[d])}
+    for x in inputs:
+        made.at[x] = at
+    return made
+
+
+def _position(group: Group, shape: Sequence[int]) -> Index:
+    at, sizes = group.space
+    return group.simple(unflattened(flattened(at, sizes), shape))
+
+
+def product_group(number: int, piece: Product) -> Group:
+    """A group for a product, with one for each of its other parts."""
+    made, *others = [Group(number, list(p.axes), {*p.summed}, p) for p in (piece, *piece.others)]
+    for group in (made, *others):
+        assert group.product is not None
+        group.at[piece] = group.simple(group.product.at)
+        group.stores, group.strides, group.labels = made.stores, made.strides, made.labels
+    made.siblings = others
+    return made
+
+
+def map_group(number: int, shape: Sequence[int]) -> Group:
+    """A group that stores values of a shape."""
+    return Group(number, named(shape) or [("one", 1)])
+
+
+def behind(at: Index, piece: Reduced) -> Index:
+    """The position of a reduction's result, of that of its inputs."""
+    return tuple(e for d, e in enumerate(at) if d not in piece.dims)

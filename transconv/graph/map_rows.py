@@ -1,0 +1,268 @@
+"""Rows of operations element by element: those that the table of operations names torch's functions of,
+and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from transconv.compute import OPS, Op
+from transconv.functional.launches import TYPES
+from transconv.graph.pieces import Constant, Counted, Piece
+from transconv.graph.rows import (
+    Call,
+    NotOurs,
+    computed,
+    expanded,
+    kind,
+    mapped,
+    number,
+    row,
+)
+from transconv.ir import Const
+
+HEAVY = 6.0  # instructions of exp and the like
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+         "eq": "==", "ne": "!="}
+WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
+BY_NAME = {"sub", "add"}  # whose second operand torch scales
+
+
+def piece_of(value: Any, like: torch.dtype) -> Piece:
+    """An operand: a piece, or a number as one."""
+    if isinstance(value, Piece):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotOurs(f"an argument is {value!r}")
+    held = like if kind(like) == "float" else torch.int64 if isinstance(value, int) else torch.float32
+    return Constant(shape=(), dtype=held, value=value)
+
+
+def together(call: Call, *values: Any) -> tuple[Piece, ...]:
+    """Operands in the shape of the result."""
+    return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
+
+
+def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
+               whole: bool = False) -> Piece:
+    """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
+    computed(call.dtype)
+    inputs = together(call, *values)
+    for x in inputs:
+        computed(x.dtype)
+    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, Constant)):
+        inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
+    if not whole and kind(call.dtype) == "int":
+        raise NotOurs("whole numbers")
+    held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
+    inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
+    return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
+
+
+def cast(x: Piece, dtype: torch.dtype) -> Piece:
+    """The piece in another type. Raises NotOurs for floats as whole numbers: how a value that has none is
+    converted differs between machines."""
+    computed(dtype)
+    computed(x.dtype)
+    if kind(x.dtype) == "float" and kind(dtype) == "int":
+        raise NotOurs("a float is cast to a whole number")
+    name = TYPES[dtype].name
+    if kind(dtype) == "bool":
+        return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
+    return mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+
+
+# -- rows of the table of operations ---------------------------------------------------------------
+
+
+def _text(op: Op) -> Callable[..., str]:
+    """What a text says for an operation."""
+    if op.name in INFIX:
+        return f"{{}} {INFIX[op.name]} {{}}".format
+    return f"{op.name}({', '.join(['{}'] * op.arity)})".format
+
+
+def _from_table(op: Op) -> Callable[[Call], Piece]:
+    work = 1.0 if op.exact else HEAVY
+
+    def rule(call: Call) -> Piece:
+        values = list(call.args[:op.arity])
+        if op.name in BY_NAME and (alpha := call.arg(op.arity, "alpha", 1)) != 1:
+            scaled = number(alpha)
+            return arithmetic(call, f"{{}} {INFIX[op.name]} {{}}*{scaled}".format, *values, label=op.name,
+                              work=2, whole=True)
+        given = {**call.kwargs}
+        if given.pop("alpha", 1) != 1 or given.pop("rounding_mode", None):
+            raise NotOurs(f"{op.name} with {call.kwargs}")
+        found = next((o for o in _named(op) if all(dict(o.options).get(k) == v for k, v in given.items())
+                      and (given or o.options in ((), (("approximate", "none"),)))), None)
+        if found is None or len(call.args) > op.arity and not _usual(op, call):
+            raise NotOurs(f"{op.name} with other arguments than its row has")
+        if op.name == "where":
+            return _where(call, *values)
+        return arithmetic(call, _text(found), *values, label=found.name, work=work, whole=op.name in WHOLE)
+    return rule
+
+
+def _named(op: Op) -> list[Op]:
+    """The rows of one function of torch."""
+    return [o for o in OPS.values() if o.torch == op.torch]
+
+
+USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}  # alpha, scale, input scale; beta, threshold
+
+
+def _usual(op: Op, call: Call) -> bool:
+    """Whether the arguments behind the values are those that the row means."""
+    rest = tuple(call.args[op.arity:])
+    return rest == USUAL.get(op.name, ())[:len(rest)]
+
+
+def _where(call: Call, cond: Any, a: Any, b: Any) -> Piece:
+    computed(call.dtype)
+    inputs = together(call, cond, a, b)
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a choice of truths")
+    inputs = (inputs[0], *(cast(x, call.dtype) if kind(x.dtype) == "bool" else x for x in inputs[1:]))
+    return mapped("where({}, {}, {})".format, *inputs, dtype=call.dtype, label="where")
+
+
+def enter_table() -> None:
+    """Rows for every operation whose function aten has, of tensors and of numbers."""
+    for op in OPS.values():
+        if isinstance(op.torch, str) and op.torch.startswith("torch."):
+            packet = op.torch.rpartition(".")[2]
+            for overload in ("default", "Tensor", "Scalar", "self"):
+                if getattr(getattr(torch.ops.aten, packet, None), overload, None) is not None:
+                    row(f"{packet}.{overload}")(_from_table(op))
+
+
+enter_table()
+
+
+# -- rows of their own -----------------------------------------------------------------------------
+
+
+@row("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
+def _copy(call: Call) -> Piece:
+    return copied(call.args[0])
+
+
+def copied(x: Piece) -> Piece:
+    """The piece in memory of its own, if it is stored."""
+    return mapped(str, x, dtype=x.dtype, label="copy", work=0)
+
+
+@row("_to_copy", "prims::convert_element_type")
+def _to(call: Call) -> Piece:
+    if {"device", "layout"} & {k for k, v in call.kwargs.items() if v is not None}:
+        raise NotOurs("a tensor moves to another device")
+    x = call.args[0]
+    return cast(x, call.dtype) if x.dtype is not call.dtype else copied(x)
+
+
+@row("reciprocal")
+def _reciprocal(call: Call) -> Piece:
+    return arithmetic(call, "1 / {}".format, call.args[0], label="reciprocal")
+
+
+@row("hardtanh", "clamp")
+def _clamp(call: Call) -> Piece:
+    usual = (-1.0, 1.0) if "min_val" in call.kwargs or call.name.startswith("hardtanh") else (None, None)
+    low, high = call.arg(1, "min", usual[0]), call.arg(2, "max", usual[1])
+    text = "{}"
+    if low is not None:
+        text = f"max({text}, {number(low)})"
+    if high is not None:
+        text = f"min({text}, {number(high)})"
+    return arithmetic(call, text.format, call.args[0], label="clamp", work=2, whole=True)
+
+
+@row("clamp_min")
+def _clamp_min(call: Call) -> Piece:
+    return arithmetic(call, f"max({{}}, {number(call.args[1])})".format, call.args[0], label="clamp",
+                      whole=True)
+
+
+@row("leaky_relu")
+def _leaky(call: Call) -> Piece:
+    slope = number(call.arg(1, "negative_slope", 0.01))
+    return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
+                      label="leaky_relu", work=2)
+
+
+@row("sign", "sgn")
+def _sign(call: Call) -> Piece:
+    if call.dtype.is_complex:
+        raise NotOurs("complex numbers")
+    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, {x}*0))", call.args[0],
+                      label="sign", work=3)
+
+
+@row("pow.Tensor_Scalar")
+def _power(call: Call) -> Piece:
+    x, power = call.args
+    if power == 0.5:
+        return arithmetic(call, "sqrt({})".format, x, label="pow", work=HEAVY)
+    if power == -0.5:
+        return arithmetic(call, "rsqrt({})".format, x, label="pow", work=HEAVY)
+    if isinstance(power, (int, float)) and power == int(power) and 1 <= abs(power) <= 8:
+        text = f"{{}}**{abs(int(power))}" if abs(power) > 1 else "{}"
+        text = f"1 / ({text})" if power < 0 else text
+        return arithmetic(call, text.format, x, label="pow", work=3)
+    raise NotOurs(f"a power of {power}")
+
+
+@row("isnan")
+def _isnan(call: Call) -> Piece:
+    return arithmetic(call, lambda x: f"{x} != {x}", call.args[0], label="isnan")
+
+
+@row("logical_not", "bitwise_not")
+def _not(call: Call) -> Piece:
+    return _truths(call, "not {}".format, call.args[0])
+
+
+@row("logical_and", "bitwise_and.Tensor")
+def _and(call: Call) -> Piece:
+    return _truths(call, "({}) and ({})".format, *call.args[:2])
+
+
+@row("logical_or", "bitwise_or.Tensor")
+def _or(call: Call) -> Piece:
+    return _truths(call, "({}) or ({})".format, *call.args[:2])
+
+
+def _truths(call: Call, write: Callable[..., str], *values: Any) -> Piece:
+    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
+        raise NotOurs("bits of whole numbers")
+    return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
+
+
+@row("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "new_zeros",
+     "new_ones", "new_full")
+def _full(call: Call) -> Piece:
+    computed(call.dtype)
+    name = call.name
+    value: Any = 0 if "zeros" in name else 1 if "ones" in name else call.args[0] if "scalar" in name else (
+        call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a tensor of one truth")
+    held = float(value) if kind(call.dtype) == "float" else int(value)
+    number(held)
+    return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
+
+
+@row("prims::iota", "arange.start_step")
+def _iota(call: Call) -> Piece:
+    computed(call.dtype)
+    given = call.args if call.name.startswith("arange") else ()
+    start, step = given[0] if given else call.kwargs.get("start", 0), (
+        given[2] if len(given) > 2 else call.kwargs.get("step", 1))
+    if not isinstance(start, int) or not isinstance(step, int) or kind(call.dtype) == "bool":
+        raise NotOurs("a range of broken numbers")
+    return Counted(shape=call.shape, dtype=call.dtype, label="iota",
+                   count=lambda at: at[0] * Const(step) + Const(start))
+

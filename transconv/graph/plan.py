@@ -1,0 +1,361 @@
+"""Which values are stored, and by which kernel: one pass over the values in their order.
+
+    rides    a value whose operands stand in one group, at its own positions, is computed there
+    stored   what another group needs of it; what is handed out; what is too dear to compute again
+    read     everything else: views and maps of what is in memory are evaluated where they are read
+
+Each edge between two kernels has the reason why it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from transconv.graph import price
+from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
+from transconv.graph.pieces import (
+    Chosen,
+    Constant,
+    Index,
+    Indexed,
+    Mapped,
+    Piece,
+    Product,
+    Reduced,
+    Seen,
+    Source,
+)
+from transconv.ir import Var
+
+STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value that goes through memory: from its operation to another one, and why."""
+
+    value: str
+    user: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """The groups in the order in which they run, and what is in memory behind which of them."""
+
+    groups: list[Group] = field(default_factory=list)
+    stored: dict[Piece, Group] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+
+
+def ordered(ends: Iterable[Piece]) -> list[Piece]:
+    """All values that some are made of, operands first."""
+    found: dict[Piece, None] = {}
+    left: list[tuple[Piece, bool]] = [(e, False) for e in reversed([*ends])]
+    while left:
+        piece, known = left.pop()
+        if known:
+            found[piece] = None
+        elif piece not in found:
+            left.append((piece, True))
+            left += [(x, False) for x in reversed(piece.operands) if x not in found]
+    return [*found]
+
+
+def planned(outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece] = frozenset()) -> Plan:
+    """The plan for some values to be in memory. ``apart``: products whose factors are computed by kernels
+    of their own, as no schedule computes both."""
+    return _Planner(outputs, rates, apart).plan
+
+
+class _Planner:
+    """``home``: the group in which a value rides."""
+
+    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece]) -> None:
+        self.apart = apart
+        self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
+        self.order = ordered(self.outputs)
+        self.home: dict[Piece, Group] = {}
+        self.users: dict[Piece, list[Piece]] = {}
+        for piece in self.order:
+            for x in dict.fromkeys(piece.operands):
+                self.users.setdefault(x, []).append(piece)
+        for piece in self.order:
+            self.place(piece)
+        for piece in self.outputs:
+            self.store(piece)
+
+    def place(self, piece: Piece) -> None:
+        match piece:
+            case Source() | Constant():
+                return
+            case Reduced():
+                self.reduce(piece)
+            case Product():
+                self.multiply(piece)
+            case _:
+                self.ride(piece)
+                if piece not in self.home and isinstance(piece, Mapped):
+                    self.weigh(piece)
+
+    # -- what is known of values -----------------------------------------------------------------
+
+    @property
+    def memory(self) -> set[Piece]:
+        return {*self.plan.stored}
+
+    def needs(self, piece: Piece, within: Group | None = None) -> int:
+        """The last group that must have run before a value can be read: -1, none. ``within``: by a group,
+        which evaluates what it stores itself."""
+        most, left, seen = -1, [piece], {piece}
+        while left:
+            at = left.pop()
+            found = self.plan.stored.get(at)
+            if found is not None and found is not within:
+                most = max(most, found.number)
+                continue
+            left += [x for x in at.operands if x not in seen]
+            seen |= {*at.operands}
+        return most
+
+    def fits(self, piece: Piece, at: Index, group: Group, seen: set[tuple[Piece, Index]]) -> bool:
+        """Whether a group has all that a value at a position is made of; ``seen``: what was asked for."""
+        if isinstance(piece, (Source, Constant)) or (piece, at) in seen:
+            return True
+        seen.add((piece, at))
+        own = self.home.get(piece)
+        mine = own is not None and own.number == group.number
+        if piece in self.plan.stored and not mine:
+            return self.plan.stored[piece].number < group.number
+        at = group.simple(at)
+        if piece.anchored:
+            return mine and group.at[piece] == at
+        match piece:
+            case Seen():
+                return self.fits(piece.of, piece.move(at), group, seen)
+            case Chosen():
+                return all(self.fits(p.of, p.move(at), group, seen) for p in piece.parts)
+            case Indexed():
+                told = [(p, move(at)) for p, move in piece.told]
+                names = [Var("told_") for _ in told]
+                return all(self.fits(p, a, group, seen) for p, a in told) and self.fits(
+                    piece.of, piece.move(at, names), group, seen)
+        return all(self.fits(x, at, group, seen) for x in piece.operands)
+
+    # -- rides -----------------------------------------------------------------------------------
+
+    def ride(self, piece: Piece) -> None:
+        """Let a value be computed where its operands are, or store these."""
+        homes = [self.home[x] for x in piece.operands if x in self.home]
+        if not homes:
+            return
+        group = max(homes, key=lambda g: g.number)
+        away = [x for x in piece.operands if self.home.get(x) not in (None, group)]
+        if all(self.needs(x) < group.number for x in piece.operands if x not in self.home):
+            held = [x for x in away if x not in self.plan.stored]
+            for x in held:
+                self.plan.stored[x] = self.home[x]  # as if: until it is known that the rest fits
+            places = [self.position(piece, g) for g in (group, *group.siblings)]
+            for x in held:
+                del self.plan.stored[x]
+            if all(at is not None for at in places):
+                for x in held:
+                    self.keep(x, piece, f"one kernel has the tiles of {group.name} alone")
+                self.home[piece] = group
+                for g, at in zip((group, *group.siblings), places, strict=True):
+                    g.at[piece] = at or ()
+                group.labels += [piece.label] * bool(piece.label)
+                return
+        for x in piece.operands:
+            if x in self.home:
+                self.keep(x, piece, self.why_not(piece, group))
+
+    def why_not(self, piece: Piece, group: Group) -> str:
+        said = {"product": "tile", "rows": "row", "map": "element"}[group.kind]
+        if isinstance(piece, (Seen, Chosen, Indexed)):
+            return f"{piece.label} moves elements to another {said} of {group.name}"
+        return f"its operands are not in one {said}"
+
+    def position(self, piece: Piece, group: Group) -> Index | None:
+        """Where a value stands in a group that has its operands."""
+        found = []
+        for x in piece.operands:
+            if (own := group.at.get(x)) is not None:
+                if isinstance(piece, Seen) and piece.back:
+                    found.append(group.simple(piece.back(own)))
+                elif isinstance(piece, Mapped):
+                    found.append(own)
+        found += group.positions(piece.shape)
+        return next((at for at in dict.fromkeys(found) if self.fits(piece, at, group, set())), None)
+
+    # -- stores ----------------------------------------------------------------------------------
+
+    def keep(self, piece: Piece, user: Piece | None, reason: str) -> None:
+        """Have a value in memory: for a user, that of which it is a view."""
+        while user is not None and isinstance(piece, Seen) and piece.back and self.home.get(
+                piece.of) is self.home.get(piece) is not None:
+            piece = piece.of
+        if user is not None:
+            self.plan.edges.append(Edge(piece.label or "a value", user.label or "a value", reason))
+        if piece in self.plan.stored or isinstance(piece, Source):
+            return
+        group = self.home.get(piece) or self.mapping(piece)
+        group.stores.append(piece)
+        group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
+        self.plan.stored[piece] = group
+
+    def store(self, piece: Piece) -> None:
+        """Have a value of the region in memory."""
+        self.keep(piece, None, "")
+
+    def mapping(self, piece: Piece) -> Group:
+        """The group that stores a value which rides nowhere: one that stores another of its shape from a
+        common tensor, if it may."""
+        needs = self.needs(piece)
+        for group in self.plan.groups:
+            if group.number > needs and piece in group.at:  # a row that is reduced
+                return group
+        for group in reversed(self.plan.groups):
+            if group.kind != "map" or group.stores[0].shape != piece.shape or self.needs(
+                    piece, group) >= group.number:
+                continue
+            others = self.memory - {*group.stores}
+            reads = price.sources(piece, others)
+            if any(reads & price.sources(x, others) for x in group.stores):
+                return self.labelled(group, piece)
+        group = map_group(len(self.plan.groups), piece.shape)
+        self.plan.groups.append(group)
+        return self.labelled(group, piece)
+
+    def labelled(self, group: Group, piece: Piece) -> Group:
+        """With the names of the operations that it evaluates for a value."""
+        known = {*self.plan.stored, *self.home}
+        own = [x for x in price.inside(piece, known) if x not in known and x not in group.labelled]
+        group.labels += [x.label for x in reversed(own) if x.label]
+        group.labelled |= {*own}
+        return group
+
+    # -- reductions and products -----------------------------------------------------------------
+
+    def reduce(self, piece: Reduced) -> None:
+        homes = [self.home[x] for x in piece.inputs if x in self.home]
+        group = max(homes, key=lambda g: g.number) if homes else None
+        if group is not None and self.joins(piece, group):
+            return
+        for x in piece.inputs:
+            if x in self.home:
+                assert group is not None
+                self.keep(x, piece, f"a kernel with {group.name} does not reduce what it stores"
+                          if group.kind == "product" else "another set of axes is reduced")
+        reads = {t for x in piece.inputs for t in price.sources(x, self.memory)}
+        for other in self.plan.groups[::-1]:
+            same = any(reads & price.sources(x, self.memory) for r in other.within for x in r.operands)
+            if same and self.joins(piece, other):
+                return
+        for x in piece.inputs:
+            self.weigh_windows(x, piece)
+        made = rows_group(len(self.plan.groups), piece.inputs, piece.dims, self.shapes_near(piece))
+        self.plan.groups.append(made)
+        for x in piece.inputs:
+            self.labelled(made, x)
+        self.joined(piece, made, made.at[piece.inputs[0]])
+
+    def joins(self, piece: Reduced, group: Group) -> bool:
+        """Whether a reduction is one more of a group's rows."""
+        shape = piece.inputs[0].shape
+        if group.kind != "rows" or any(self.needs(x) >= group.number for x in piece.inputs
+                                       if x not in self.home):
+            return False
+        places = [group.at[x] for x in piece.inputs if x in group.at] + group.positions(shape)[:1]
+        for at in places:
+            own = {v for d in piece.dims for v in group.axes_of(at, (d,))}
+            rest = {v for d in range(len(shape)) if d not in piece.dims for v in group.axes_of(at, (d,))}
+            straight = not piece.op.startswith("arg") or at in group.positions(shape)
+            if own == group.reduced and not rest & own and straight and all(
+                    self.fits(x, at, group, set()) for x in piece.inputs):
+                self.joined(piece, group, at)
+                return True
+        return False
+
+    def joined(self, piece: Reduced, group: Group, at: Index) -> None:
+        group.within[piece] = at
+        group.at[piece] = behind(at, piece)
+        group.labels.append(piece.label)
+        self.home[piece] = group
+
+    def shapes_near(self, piece: Reduced) -> list[tuple[int, ...]]:
+        """The shapes in which the elements that are reduced are seen before and behind it."""
+        size = piece.inputs[0].size
+        found: dict[Piece, None] = {}
+        left: list[Piece] = [*piece.inputs]
+        while left and len(found) < 256:
+            at = left.pop()
+            if at.size != size or at in found or isinstance(at, Product):
+                continue
+            found[at] = None
+            left += [*at.operands, *self.users.get(at, [])]
+        return list(dict.fromkeys(x.shape for x in found))
+
+    def multiply(self, piece: Product) -> None:
+        for side, factor in enumerate(piece.factors):
+            x = factor.of
+            if x in self.home:
+                self.keep(x, piece, f"a product reads an element of {self.home[x].name} many times, in "
+                          "other tiles")
+            else:
+                self.weigh_factor(piece, side)
+        made = product_group(len(self.plan.groups), piece)
+        made.labels.append(piece.label)
+        self.home[piece] = made
+        self.plan.groups.append(made)
+
+    # -- prices ----------------------------------------------------------------------------------
+
+    def weigh(self, piece: Mapped) -> None:
+        """Store a map that several kernels would evaluate, where that costs less."""
+        users = self.users.get(piece, [])
+        ends = sum(x.anchored or x in self.outputs for x in users) + (piece in self.outputs)
+        if ends < 2:
+            return
+        read = sum(x.bytes for x in price.sources(piece, self.memory))
+        own = price.work(piece, self.memory) * piece.size
+        again = ends * (self.rates.moved(read) + self.rates.worked(own))
+        once = self.rates.kernel(read + piece.bytes, own, None) + ends * self.rates.moved(piece.bytes)
+        if once < again:
+            self.keep(piece, users[0], STORED_DEARER.format(ends, again, once))
+
+    def weigh_windows(self, piece: Piece, user: Reduced) -> None:
+        """Store what windows that overlap would evaluate several times, where that costs less."""
+        views = piece
+        while isinstance(views, (Seen, Chosen)) and views not in self.plan.stored:
+            views = views.operands[0]
+        if views is piece or views.size == 0 or views in self.plan.stored or isinstance(
+                views, (Source, Constant)):
+            return
+        self.weigh_visits(views, user, piece.size / views.size, 0.0)
+
+    def weigh_factor(self, piece: Product, side: int) -> None:
+        """Store a factor that is computed, where it would be evaluated too often."""
+        views = piece.factors[side].of
+        while isinstance(views, (Seen, Chosen)) and views not in self.plan.stored and not any(
+                isinstance(x, Mapped) for x in views.operands[1:]):
+            views = views.operands[0]
+        if views in self.plan.stored or isinstance(views, (Source, Constant)):
+            return
+        if isinstance(views, Mapped) and price.work(views, self.memory) or not isinstance(
+                views, (Seen, Chosen, Mapped)):
+            if not self.apart.isdisjoint((piece, *piece.others)):
+                self.keep(views, piece, "no schedule of the product computes its factor, too")
+                return
+            late = price.LATE * self.rates.multiplied(piece)
+            self.weigh_visits(views, piece, price.visits(piece, side), late)
+
+    def weigh_visits(self, piece: Piece, user: Piece, count: float, late: float) -> None:
+        read = sum(x.bytes for x in price.sources(piece, self.memory))
+        own = price.work(piece, self.memory) * piece.size
+        again = self.rates.worked(own * count) + self.rates.moved(read) + late
+        once = self.rates.kernel(read + piece.bytes, own, None) + self.rates.moved(piece.bytes)
+        if once < again:
+            self.keep(piece, user, STORED_DEARER.format(count, again, once))

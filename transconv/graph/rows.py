@@ -1,0 +1,118 @@
+"""The table of operations: for each of aten's overloads, how a call of it becomes pieces.
+
+A rule takes a ``Call`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does not
+translate, with the reason. The rows are in map_rows.py, view_rows.py, reduction_rows.py, product_rows.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from transconv.functional.launches import TYPES
+from transconv.graph import moves
+from transconv.graph.pieces import Constant, Mapped, Piece, Seen
+
+
+class NotOurs(Exception):
+    """torch computes this operation; the reason in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node of a graph: its arguments with pieces for tensors, and its results without values."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[torch.Tensor | None, ...]
+
+    def arg(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument by place or name."""
+        if place < len(self.args):
+            return self.args[place]
+        return self.kwargs.get(name, default)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first result."""
+        return tuple(self.result.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first result."""
+        return self.result.dtype
+
+    @property
+    def result(self) -> torch.Tensor:
+        """The first result."""
+        found = self.results[0]
+        assert found is not None
+        return found
+
+
+Rule = Callable[[Call], "Piece | tuple[Piece | None, ...]"]
+ROWS: dict[Any, Rule] = {}
+
+
+def row(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a rule for overloads of aten, such as ``add.Tensor``, those that this torch has."""
+    def enter(rule: Rule) -> Rule:
+        for name in names:
+            library, _, path = name.rpartition("::")
+            packet, _, overload = path.partition(".")
+            found = getattr(getattr(torch.ops, library or "aten"), packet, None)
+            found = getattr(found, overload or "default", None)
+            if found is not None:
+                ROWS[found] = rule
+        return rule
+    return enter
+
+
+# -- what rules are made of ------------------------------------------------------------------------
+
+
+def kind(dtype: torch.dtype) -> str:
+    """float, int or bool."""
+    return "float" if dtype.is_floating_point else "bool" if dtype is torch.bool else "int"
+
+
+def computed(dtype: torch.dtype) -> None:
+    """Raises NotOurs for an element type that kernels do not compute with."""
+    if dtype not in TYPES or dtype is torch.int8:
+        raise NotOurs(f"{str(dtype).removeprefix('torch.')} is not computed with")
+
+
+def expanded(x: Piece, shape: Sequence[int]) -> Piece:
+    """The piece in a larger shape."""
+    if x.shape == tuple(shape):
+        return x
+    if isinstance(x, Constant):
+        return Constant(shape=tuple(shape), dtype=x.dtype, value=x.value)
+    return Seen(shape=tuple(shape), dtype=x.dtype, of=x, move=moves.expand(x.shape, shape), label="expand")
+
+
+def reshaped(x: Piece, shape: Sequence[int]) -> Piece:
+    """The piece with its elements counted in another shape."""
+    if x.shape == tuple(shape):
+        return x
+    return Seen(shape=tuple(shape), dtype=x.dtype, of=x, move=moves.reshape(x.shape, shape),
+                back=moves.reshape(shape, x.shape), label="reshape")
+
+
+def mapped(write: Callable[..., str], *inputs: Piece, dtype: torch.dtype, label: str = "",
+           work: float = 1.0) -> Mapped:
+    """Arithmetic on pieces of one shape."""
+    return Mapped(shape=inputs[0].shape, dtype=dtype, inputs=inputs, write=write, label=label, work=work)
+
+
+def number(value: Any) -> str:
+    """A number as a text has it. Raises NotOurs."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotOurs(f"an argument is {value!r}")
+    if value != value:
+        raise NotOurs("an argument is no number")
+    return repr(value)

@@ -1,0 +1,306 @@
+"""Writes the text of a group: its stored values and all that they are made of, at positions of its axes.
+
+A value is asked for at a position and writes the lines that it needs; what was asked before has a name.
+Views become coordinates. Names are counted, so that groups that do the same have the same text, and one
+kernel: blocks of a network repeat.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from transconv.functional.launches import TYPES
+from transconv.graph.groups import Group
+from transconv.graph.pieces import (
+    Chosen,
+    Constant,
+    Counted,
+    Index,
+    Indexed,
+    Mapped,
+    Part,
+    Piece,
+    Product,
+    Reduced,
+    Seen,
+)
+from transconv.graph.rows import number
+from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
+from transconv.simplify import prove, simplify
+
+SELECTION = re.compile(r"\bselect\(")
+
+
+@dataclass(slots=True)
+class Access:
+    """A read or store: the tensor's name, its sizes and strides, coordinates, what else must hold."""
+
+    tensor: str
+    piece: Piece
+    shape: list[int]
+    strides: list[int]
+    at: list[Expr]
+    where: Expr = TRUE
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text, what it reads and what it stores in the order of its tensors."""
+
+    text: str
+    given: tuple[Piece, ...]
+    stored: tuple[Piece, ...]
+
+
+Line = str | tuple[str, Access]  # a let, or a read or store with its words around the access
+
+
+@dataclass(slots=True)
+class Writer:
+    """The lines so far. ``strides``: of a piece that is in memory for this group; ``elements``: the names
+    of what is an element of a tensor, or chosen from such, as memory has it."""
+
+    group: Group
+    strides: Callable[[Piece], tuple[int, ...] | None]
+    lines: list[Line] = field(default_factory=list)
+    names: dict[tuple[object, ...], str] = field(default_factory=dict)
+    tensors: dict[Piece, str] = field(default_factory=dict)
+    elements: set[str] = field(default_factory=set)
+    count: int = 0
+
+    def written(self) -> Written:
+        """The text of the group's stores."""
+        if self.group.product is not None:  # what is read behind the sum stands behind it
+            product, at = next(iter(self.group.at.items()))
+            self.value(product, at)
+        stores = []
+        for i, piece in enumerate(self.group.stores):
+            at = self.group.at[piece]
+            name = self.value(piece, at)
+            stores.append((f"store {name}", self.access(piece, f"Y{i}", at)))
+        self.lines += stores
+        self.shorten()
+        self.merge()
+        given = [p for p in self.tensors if p not in self.group.stores]
+        return Written(self.text(), tuple(given), tuple(self.group.stores))
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def value(self, piece: Piece, at: Index) -> str:
+        """The name of a value at a position, or the number that it is."""
+        return self.masked(piece, self.moved(at), TRUE, 0.0)
+
+    def simple(self, e: Expr) -> Expr:
+        return simplify(e, self.group.facts)
+
+    def masked(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        """The same where a condition holds, else a number."""
+        if isinstance(piece, Constant):
+            said = number(piece.value)
+            return said if where is TRUE or piece.value == fill else self.chosen(where, said, fill)
+        where = self.shorter(where)
+        key = (piece, at, where, fill)
+        if key not in self.names:
+            self.names[key] = self.write(piece, at, where, fill)
+        return self.names[key]
+
+    def shorter(self, where: Expr) -> Expr:
+        """A condition without what is known."""
+        parts = [simplify(c, self.group.facts) for c in conjuncts(where)]
+        return all_of([c for c in parts if not prove(c, self.group.facts)])
+
+    def write(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        if self.strides(piece) is not None:
+            return self.read(piece, at, where, fill)
+        match piece:
+            case Seen():
+                return self.masked(piece.of, self.moved(piece.move(at)), where, fill)
+            case Chosen():
+                return self.choice(piece.parts, at, where, fill)
+        plain = self.value(piece, at) if where is not TRUE else ""
+        if where is not TRUE:
+            return self.chosen(where, plain, fill)
+        match piece:
+            case Indexed():
+                names = [Var(self.value(p, self.moved(move(at)))) for p, move in piece.told]
+                return self.masked(piece.of, self.moved(piece.move(at, names)), TRUE, 0.0)
+            case Counted():
+                return self.let("i", f"{TYPES[piece.dtype].name}({_said(self.simple(piece.count(at)))})")
+            case Mapped():
+                names_ = [self.value(x, at) for x in piece.inputs]
+                if piece.write is str:
+                    return names_[0]
+                more = [f"({_said(self.simple(e))})" for e in piece.place(at)] if piece.place else []
+                return self.let(piece.label, piece.write(*names_, *more))
+            case Reduced():
+                inner = self.group.within[piece]
+                names_ = [self.value(x, inner) for x in piece.inputs]
+                axes = " ".join(self.group.axes_of(inner, piece.dims))
+                return self.let(piece.label, f"{piece.op}({piece.write(*names_)}; {axes})")
+            case Product():
+                own = self.group.product  # the piece, or another part of it
+                assert own is not None
+                a, b = (self.rounded(f.of, self.masked(f.of, self.moved(f.at), f.where, 0.0))
+                        for f in own.factors)
+                return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
+        raise AssertionError(piece)
+
+    def moved(self, at: Index) -> Index:
+        return tuple(self.simple(e) for e in at)
+
+    def rounded(self, piece: Piece, name: str) -> str:
+        """A factor in its own type: the matrix unit takes it as it would take an element in memory."""
+        narrow = piece.dtype.itemsize < 4 and name not in self.elements
+        return f"{TYPES[piece.dtype].name}({name})" if narrow else name
+
+    def choice(self, parts: Sequence[Part], at: Index, where: Expr, fill: float) -> str:
+        """The first part whose condition holds."""
+        first, *rest = parts
+        here = self.shorter(first.where(at))
+        moved = self.moved(first.move(at))
+        if not rest or here is TRUE:
+            return self.masked(first.of, moved, where, fill)
+        other = rest[0].of
+        if len(rest) == 1 and isinstance(other, Constant) and (where is TRUE or other.value == fill):
+            return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), other.value)
+        yes = self.masked(first.of, moved, where, fill)
+        no = self.choice(rest, at, where, fill)
+        name = self.let("cat", f"where({_said(here)}, {yes}, {no})")
+        if {yes, no} <= self.elements:
+            self.elements.add(name)
+        return name
+
+    def chosen(self, where: Expr, name: str, fill: float) -> str:
+        return self.let("inside", f"where({_said(where)}, {name}, {fill!r})")
+
+    def let(self, label: str, text: str) -> str:
+        self.count += 1
+        name = f"{re.sub('[^A-Za-z0-9]+', '_', label) or 'v'}_{self.count}"
+        self.lines.append(f"let    {name} = {text}")
+        return name
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def read(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        """A read, masked where the coordinates leave the tensor, too."""
+        name = self.tensors.setdefault(piece, f"X{len(self.tensors)}")
+        found = self.access(piece, name, at)
+        bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
+                  for c in (e >= 0, e < n)}
+        found.where = all_of([c for c in conjuncts(where) if c not in bounds])
+        found.fill = fill
+        self.count += 1
+        said = f"x_{self.count}"
+        self.elements.add(said)
+        self.lines.append((f"read {said}", found))
+        return said
+
+    def access(self, piece: Piece, name: str, at: Index) -> Access:
+        """Every dim of the piece."""
+        held = self.strides(piece)
+        strides = self.group.strides[piece] if held is None else held
+        return Access(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
+
+    # -- axes ------------------------------------------------------------------------------------
+
+    def accesses(self) -> list[Access]:
+        return [line[1] for line in self.lines if isinstance(line, tuple)]
+
+    def shorten(self) -> None:
+        """Leave out dims of size 1 that nothing looks for elsewhere."""
+        tensors: dict[str, list[Access]] = {}
+        for a in self.accesses():
+            tensors.setdefault(a.tensor, []).append(a)
+        for seen in tensors.values():
+            shape = seen[0].shape
+            kept = [d for d, n in enumerate(shape) if n > 1 or any(a.at[d] is not ZERO for a in seen)]
+            for a in seen:
+                a.shape = [shape[d] for d in kept] or [1]
+                a.strides, a.at = [a.strides[d] for d in kept] or [1], [a.at[d] for d in kept] or [ZERO]
+
+    def merge(self) -> None:
+        """Neighbouring axes that all tensors have as neighbours become one."""
+        axes = self.group.axes
+        fixed = {w for line in self.lines if isinstance(line, str) for w in re.findall(
+            r"\w+", re.sub(r";[^)]*\)", "", line))}
+        fixed |= {v.name for a in self.accesses() for e in (a.where, *(
+            e for e in a.at if not isinstance(e, Var))) for v in free_vars(e)}
+        i = 0
+        while i + 1 < len(axes):
+            (u, n), (v, m) = axes[i], axes[i + 1]
+            same = (u in self.group.reduced) == (v in self.group.reduced)
+            if self.group.product is None and same and not {u, v} & fixed and all(
+                    _neighbours(a, u, v, m) for a in self.accesses()):
+                for a in self.accesses():
+                    _join(a, u, v)
+                axes[i:i + 2] = [(u, n * m)]
+                pattern = re.compile(rf"(;[^;)]*?\b{u}) {v}\b")
+                self.lines = [pattern.sub(r"\1", s) if isinstance(s, str) else s for s in self.lines]
+            else:
+                i += 1
+
+    # -- the text --------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All lines, with axes and names that are counted."""
+        seen = " ".join(s if isinstance(s, str) else " ".join(map(str, s[1].at)) for s in self.lines)
+        used = set(re.findall(r"\w+", seen))
+        axes = [(name, n) for name, n in self.group.axes if n > 1 or name in used]
+        if not axes:  # a number: a store has an axis
+            axes = [("one", 1)]
+            for line in self.lines:
+                if isinstance(line, tuple) and line[0].startswith("store"):
+                    line[1].at = [Var("one")]
+        free = " ".join(f"{name}={n}" for name, n in axes if name not in self.group.reduced)
+        inner = " ".join(f"{name}={n}" for name, n in axes if name in self.group.reduced)
+        math = f" math={self.group.math}" if self.group.math != "tf32" else ""
+        lines = [f"compute {self.group.name}{math}"]
+        lines += [f"tensor {_declared(a)}" for a in {a.tensor: a for a in self.accesses()}.values()]
+        lines.append("axes   " + " | ".join(filter(None, [free, inner])))
+        lines += [line if isinstance(line, str) else _accessed(*line) for line in self.lines]
+        return "\n    ".join(lines)
+
+
+def _said(e: Expr) -> str:
+    return SELECTION.sub("where(", readable(e))
+
+
+def _declared(a: Access) -> str:
+    sizes = ", ".join(map(str, a.shape))
+    dense = [prod(a.shape[d + 1:]) for d in range(len(a.shape))]
+    order = "" if a.strides == dense else f" strides({','.join(map(str, a.strides))})"
+    return f"{a.tensor} {TYPES[a.piece.dtype].name} [{sizes}]{order}"
+
+
+def _accessed(words: str, a: Access) -> str:
+    view = f"{a.tensor}[{', '.join(map(_said, a.at))}]"
+    view += f" where {_said(a.where)}" if a.where is not TRUE else ""
+    word, name = words.split()
+    if word == "store":
+        return f"store  {view} = {name}"
+    fill = f" else {a.fill!r}" if a.fill else ""
+    return f"read   {name} = {view}{fill}"
+
+
+def _neighbours(a: Access, u: str, v: str, inner: int) -> bool:
+    """Whether a tensor has both axes as neighbouring dims, or neither."""
+    has = [d for d, e in enumerate(a.at) if isinstance(e, Var) and e.name in (u, v)]
+    if not has:
+        return True
+    if len(has) != 2 or has[1] != has[0] + 1:
+        return False
+    d = has[0]
+    return (a.at[d] is Var(u) and a.at[d + 1] is Var(v) and a.shape[d + 1] == inner
+            and a.strides[d] == a.strides[d + 1] * inner)
+
+
+def _join(a: Access, u: str, v: str) -> None:
+    d = next((d for d, e in enumerate(a.at) if e is Var(u)), None)
+    if d is not None:
+        size, step = a.shape[d] * a.shape[d + 1], a.strides[d + 1]
+        a.shape[d:d + 2], a.strides[d:d + 2], a.at[d:d + 2] = [size], [step], [Var(u)]
+
