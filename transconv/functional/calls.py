@@ -15,7 +15,7 @@ from transconv.errors import Unsupported
 from transconv.functional import operators, proof, warm
 from transconv.functional.bound import Function, Numbers, as_tuple, bind
 from transconv.functional.derivatives import apply, apply_in_graph, forward_in_graph
-from transconv.functional.launches import ADDS, aligned, refused
+from transconv.functional.launches import aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.torch_ops import routes, stats
 from transconv.torch_ops.decide import PASSING
@@ -170,7 +170,7 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
             bound = bind(f, tensors, numbers, wanted)
             route = made_of(bound, given[0].device, aligned(given))
             if route.hands_gradients:
-                stats.announce(ADDS, what=f"{f.name}_gradient")
+                stats.announce("deterministic:add", what=f"{f.name}_gradient")
             proof.agree(route, tensors)
             return route
         except Unsupported as error:

@@ -11,7 +11,6 @@ import torch
 
 from transconv.functional import operators
 from transconv.functional.bound import Bound, Values, as_tuple
-from transconv.functional.launches import ADDS
 from transconv.functional.routes import Route
 from transconv.torch_ops import stats
 from transconv.torch_ops.dispatch import is_plain
@@ -86,7 +85,7 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
     if again:
         return _again(bound, values, grad)
     if how.hands_gradients if routed else bound.adds and _deterministic():
-        stats.handed_over(ADDS, f"{bound.function.name}_gradient")
+        stats.handed_over("deterministic:add", f"{bound.function.name}_gradient")
         return _again(bound, values, grad, differentiable=False)
     memory = bound.forward.stored[bound.results[0]]
     values["G"] = grad.expand(memory.shape)

@@ -32,7 +32,6 @@ TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
 TORCH = {ours: theirs for theirs, ours in TYPES.items()}
 LIMIT = 4096  # launches kept
-ADDS = "deterministic:add"  # sums in no order, where the same bits are asked for
 
 
 class Memory(NamedTuple):
@@ -134,8 +133,8 @@ def deterministic() -> bool:
 
 def _planned(compute: Compute, device: torch.device, aligned: bool, mode: str) -> Plan:
     if deterministic() and compute.added:
-        raise Unsupported(ADDS, f"{compute.name} adds in place, in no order, and the same bits were asked "
-                          "for")
+        raise Unsupported("deterministic:add", f"{compute.name} adds in place, in no order, and the "
+                          "same bits were asked for")
     try:
         return ready(Alone(compute), target_of(device), None, deterministic(), Plan, aligned, mode)
     except (ScheduleError, ProblemError) as error:
