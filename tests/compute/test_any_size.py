@@ -142,7 +142,8 @@ def test_sizes_are_told_by_what_is_computed_from_them() -> None:
     lines = "    tensor X f32 [M*2 + 1, K]\n    tensor Y f32 [M + 3, K]\n    axes"
     text = MAP.replace("    axes", lines).replace("X[m, k]", "X[m*2, k]")
     plan = built(parse(text), "m.k:64 | fma")
-    assert plan.sizes_of({"X": torch.zeros(11, 8), "Y": torch.zeros(8, 8)}) == {"M": 5, "K": 8}
+    assert plan.required is not None
+    assert plan.required.of_call({"X": torch.zeros(11, 8), "Y": torch.zeros(8, 8)}) == {"M": 5, "K": 8}
     with pytest.raises(TensorError, match="Y: expected shape"):
         plan.check({"X": torch.zeros(11, 8), "Y": torch.zeros(9, 8)})
 

@@ -50,7 +50,7 @@ CASES: dict[str, Callable[[], Plan]] = {
     "boxes": lambda: conv("mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=nhwc", "fwd",
                           "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box swap=1 stages=2"),
     "depthwise": lambda: conv("g16mb1ic16ih4oc16oh4kh3ph1 dt=f16 tag=nhwc", "fwd", epilogue="silu"),
-    "residual": lambda: conv("mb2ic16ih6oc16oh6kh3ph1 dt=bf16 tag=nhwc", "fwd", epilogue="bias+res+silu"),
+    "residual": lambda: conv("mb2ic16ih6oc16oh6kh3ph1 dt=f16 tag=nhwc", "fwd", epilogue="bias+res+silu"),
     "blocked": lambda: conv("mb1ic9ih5oc20oh5kh3ph1 dt=f32 tag=nChw16c", "fwd", epilogue="relu"),
     "volume": lambda: conv("mb1ic2id2oc2od2kd3pd1 dt=f64", "bwd_d"),
     "early": lambda: conv("mb2ic4ih4oc4oh4kh3ph1", "bwd_w",

@@ -63,7 +63,7 @@ SUBJECTS = (
     Subject("transconv.selection.listing", "_key", _keys("shortlists")),
     Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
-    Subject("transconv.schedule.schedule", "Schedule.__str__", ("tests/test_words.py",)),
+    Subject("transconv.schedule.schedule", "Schedule._text", ("tests/test_words.py",)),
 )
 FREE = {
     **dict.fromkeys(("digest without digest_size=16", "_key without digest_size=16",

@@ -19,7 +19,7 @@ from transconv.backend_triton.offline import (
     compile_offline,
     triton_version,
 )
-from transconv.backend_triton.parameters import parameters
+from transconv.backend_triton.parameter import parameters
 from transconv.backend_triton.sized_launch import SizedLauncher, programs
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.backend_triton.gluon_memory import PIECES
-from transconv.backend_triton.parameters import box_name
+from transconv.backend_triton.parameter import box_name
 from transconv.backend_triton.versions import LOOKED_UP
 from transconv.ir import (
     CALLS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import isinf, isnan
 
-from transconv.backend_triton.parameters import box_name
+from transconv.backend_triton.parameter import box_name
 from transconv.ir import (
     CALLS,
     REDUCERS,

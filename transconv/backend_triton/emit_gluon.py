@@ -18,7 +18,7 @@ from transconv.backend_triton.gluon_memory import (
     turning_layout,
     widest_product,
 )
-from transconv.backend_triton.parameters import box_name, parameters
+from transconv.backend_triton.parameter import box_name, parameters
 from transconv.backend_triton.versions import looked_up
 from transconv.ir import (
     ZERO,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
-from transconv.backend_triton.parameters import box_name, parameters
+from transconv.backend_triton.parameter import box_name, parameters
 from transconv.ir import (
     TRUE,
     Alloc,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from transconv.backend_triton.parameters import box_name
+from transconv.backend_triton.parameter import box_name
 from transconv.ir import (
     Barrier,
     Buffer,

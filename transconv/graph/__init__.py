@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 
 from torch._dynamo.backends import registry
 
-from transconv.graph.backend import backend
-from transconv.graph.report import GraphReport, KernelRow, Report, TorchRow, report
+from transconv.graph.reporting import GraphReport, KernelRow, Report, TorchRow, report
+from transconv.graph.torch_compile import backend
 
 __all__ = ["GraphReport", "KernelRow", "Report", "TorchRow", "backend", "report"]
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from transconv.compute import Alone, Compute, describe, execute
 from transconv.errors import ComputeError, TransconvError
-from transconv.ir import Array, InterpError, Kernel
+from transconv.ir import Array, InterpError, Kernel, convert
 from transconv.passes import EMIT, forms, passes, running
 from transconv.runtime import build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled
@@ -123,10 +123,13 @@ class _Search(Report):
         for compute in computes:
             if any(t.copy_of for t in compute.tensors):  # copies lie as no tensor of the text does
                 return ""
+            types = {t.name: t.dtype for t in compute.tensors}
             for name, answer in execute(compute, known).items():
+                value = answer.value
+                if types[name].kind == "float":
+                    value = convert(value, types[name]).astype(np.float64)
                 old = known.get(name)  # several kernels may store parts of one tensor
-                known[name] = answer.value if old is None else np.where(
-                    np.isnan(answer.value), old, answer.value)
+                known[name] = value if old is None else np.where(np.isnan(value), old, value)
         return case.judged({name: known[name] for name in case.answers}).problem
 
     def judge_stages(self) -> Blame | None:

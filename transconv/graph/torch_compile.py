@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.errors import TransconvError
-from transconv.graph import decompositions, report
+from transconv.graph import decompositions, reporting
 from transconv.graph.compiled import Launches, launches
 from transconv.graph.partition import Region, extracted, names, regions
 from transconv.graph.price import Price
@@ -37,7 +37,7 @@ NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" h
 class Made:
     """The graphs of one call of the backend, as they come: the backward one at the first backward."""
 
-    graphs: list[report.GraphReport] = field(default_factory=list)
+    graphs: list[reporting.GraphReport] = field(default_factory=list)
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -56,7 +56,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
         stats.announce("device:cpu", NO_CPU, "whole graphs")
-        made.graphs.append(report.GraphReport("whole", (), (), NO_CPU))
+        made.graphs.append(reporting.GraphReport("whole", (), (), NO_CPU))
         return _marked(_whole(gm, example_inputs, rest), made)
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -143,11 +143,11 @@ class _Graph:
         self.placeholders = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
         output = next(n for n in gm.graph.nodes if n.op == "output")
         self.results = [n.name if isinstance(n, fx.Node) else n for n in output.args[0]]
-        rows: list[report.KernelRow | report.TorchRow] = []
+        rows: list[reporting.KernelRow | reporting.TorchRow] = []
         edges: list[Any] = []
         self.parts = [self.part(region, rows, edges) for region in regions(gm.graph, device)]
         self.forget()
-        made.graphs.append(report.GraphReport(phase, tuple(rows), tuple(edges)))
+        made.graphs.append(reporting.GraphReport(phase, tuple(rows), tuple(edges)))
 
     def part(self, region: Region, rows: list[Any], edges: list[Any]) -> _Part:
         """How a region runs. What cannot be written as texts is torch's."""
@@ -157,7 +157,7 @@ class _Graph:
         if region.ours:
             try:
                 found: Launches = launches(region, self.device, self.target, self.rates, by_torch)
-                rows += report.kernel_rows(found, self.rates)
+                rows += reporting.kernel_rows(found, self.rates)
                 edges += found.plan.edges
                 return _Part(found, *ends)
             except TransconvError as error:
@@ -167,7 +167,7 @@ class _Graph:
                     raise
                 log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
                 why = [f"{type(error).__name__}: {error}"]
-        rows.append(report.TorchRow(self.rest, names(region.nodes), tuple(why)))
+        rows.append(reporting.TorchRow(self.rest, names(region.nodes), tuple(why)))
         return _Part(by_torch, *ends)
 
     def forget(self) -> None:
