@@ -24,6 +24,7 @@ def test_torch_computes_the_same(name: str) -> None:
         torch.testing.assert_close(result.double(), torch.from_numpy(answer.value), rtol=1e-2, atol=1e-1)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     assert main(["computations", "--match", "max_pool", "--out", str(tmp_path)]) == 0
     (row,) = csv.DictReader((tmp_path / "computations.csv").open())

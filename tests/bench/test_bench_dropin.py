@@ -123,6 +123,7 @@ def test_skips():
 '''
 
 
+@pytest.mark.slow
 def test_dropin_survives_what_tests_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS, encoding="utf-8")

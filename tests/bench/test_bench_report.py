@@ -124,6 +124,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"})
 
 
+@pytest.mark.slow
 def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(TINY)
     words = ["check", str(tmp_path / "list"), "--dtypes", "f16", "--layouts", "nhwc", "--workers",

@@ -137,6 +137,7 @@ GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", GRADS)
 def test_gradients_and_gradients_of_them(name: str) -> None:
     f, tensors = GRADS[name]

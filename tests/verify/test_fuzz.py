@@ -83,6 +83,7 @@ def test_passes_that_are_gone_are_read_in_older_lines() -> None:
             Trial.parse(line.format(word))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("passes", ["-simplify,-lets", ""])
 def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
     """Its verdict is kept by its text: a name that depended on the order of a set would lose it."""

@@ -22,7 +22,8 @@ NEWEST = ROOT / ".newest"
 CHIPS = [t for t in TARGETS.values() if t.backend in BACKENDS]
 
 
-@pytest.mark.parametrize(("triton", "part"), [("installed", "4/22"), (".newest", "7/44")])
+@pytest.mark.parametrize(("triton", "part"), [
+    ("installed", "4/22"), pytest.param(".newest", "7/44", marks=pytest.mark.slow)])
 def test_share(triton: str, part: str, monkeypatch: pytest.MonkeyPatch,
                capsys: pytest.CaptureFixture[str]) -> None:
     """Every 22nd (44th) diagonal of problems and chips; `make matrix` compiles all."""
@@ -76,6 +77,7 @@ def test_the_page_is_current() -> None:
     assert page.beside(path).read_text() == page.page_of_kernels(rows)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded, then held to a record that allows less, and to one that knows nothing."""
