@@ -30,12 +30,14 @@ from transconv.verify.stopping import code, terminable
 
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
-# These bring their own arguments; their modules import torch, so only the one asked for is loaded.
+# These bring their own arguments; their modules import torch, so only the requested one is loaded.
 DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and time the difference",
            "trials": "measure how good the ranking of schedules is, and how long compiling takes",
            "networks": "train and time whole models, before and after conversion",
+           "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
            "overhead": "measure the host time of one warm call, and torch's",
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
+           "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
            "maps": "time maps, reductions and norms, and torch's",
            "computations": "check and time the computations of bench/computes, and torch's",
            "issues": "time and check convolutions that public issues report as slow or wrong",
@@ -132,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str] | None) -> int:
-    """``main`` without what is said about errors."""
+    """``main`` without the messages for errors."""
     module, options = understood(list(sys.argv[1:] if words is None else words))
     variables.check()
     ended: int = module.main(options)
@@ -140,7 +142,7 @@ def run(words: Sequence[str] | None) -> int:
 
 
 def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """The module whose ``main`` a command line asks for, and its options. Raises SystemExit, as
+    """The module with the ``main`` for a command line, and its options. Raises SystemExit, as
     argparse does, or ValueError."""
     if words and words[0] in DROP_IN:
         own = importlib.import_module(f"bench.{words[0].replace('-', '_')}")

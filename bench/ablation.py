@@ -40,7 +40,7 @@ STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "consumers")  # they deci
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is changed: ``what`` is ``pass`` or ``word``; ``refused``: why it cannot be."""
+    """A change of the schedule or the passes: ``what`` is ``pass`` or ``word``; ``refused``: why not."""
 
     what: str
     name: str
@@ -211,7 +211,7 @@ def main(options: Namespace) -> int:
 
 
 def run(table: Table, options: Namespace, versions: Row) -> None:
-    """Measure what the table does not have."""
+    """Measure the rows that the table lacks."""
     variables = environment.worker_environment(options.cache)
     pool = Pool({"compile": Group("bench.ablation:prepare", options.workers, variables),
                  "gpu": Group("bench.ablation:measure", 1, variables)})

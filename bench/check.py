@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import environment, layers
 from transconv.cli.options import some_computable
-from transconv.conv import ConvProblem
+from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
 from transconv.verify.pool import Group, Pool, Task
@@ -61,7 +61,7 @@ def main(options: Namespace) -> int:
     if options.retry:
         table.drop(options.retry.split(","), "verdict")
     rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
-    some_computable([ConvProblem.parse(r["problem"]) for r in rows])
+    some_computable([(ConvProblem.parse(r["problem"]), Prop(r["prop"])) for r in rows])
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} tasks, {len(rows) - len(todo)} done before", flush=True)
     group = Group("transconv.verify.driver_run:work", options.workers,

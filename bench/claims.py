@@ -1,8 +1,8 @@
 """A pytest plugin: several pytest processes share one list of tests without a master.
 
-Every process collects the same list and walks through it from the front. A test belongs to whoever
-creates its claim file first. What a test did is appended to the process's own record file, one JSON
-line each. After a fault of the GPU the process ends, because every later call would fail too; the
+Every process collects the same list and walks through it from the front. The process that
+creates a test's claim file runs it. Each result is appended to the process's own record file, one
+JSON line each. After a fault of the GPU the process ends, because every later call would fail too; the
 driver (bench.dropin) starts another.
 """
 

@@ -127,7 +127,7 @@ class Run:
         self.progress.close()
 
     def lost(self, worker: Worker, code: int | None) -> None:
-        """After a process has ended: name its victim, and replace it if work is left."""
+        """After a process has ended: record the test that it ran, and replace it if tests are left."""
         if worker.test:
             what = "timeout" if code is None else f"the process ended with {code}"
             self.add(worker.test, outcome="failed", seconds=self.options.limit, text=what, cases={})

@@ -100,7 +100,7 @@ def ratio(group: Group, target: Target, constants: Constants) -> float:
 
 
 def loss(groups: Sequence[Group], target: Target, constants: Constants) -> float:
-    """How wrong the times are, schedules near the best counting most, and what ranking by them costs.
+    """The error of the times, weighted towards the best schedules, and the cost of ranking by them.
 
     Only relative times matter within a group, so half of a common error is forgiven.
     """

@@ -19,7 +19,7 @@ TRACKERS = {"pytorch": "pytorch/pytorch", "transformers": "huggingface/transform
             "diffusers": "huggingface/diffusers", "MIOpen": "ROCm/MIOpen",
             "rocm-pytorch": "ROCm/pytorch", "rocm": "ROCm/legacy-rocm-build"}
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "c64": torch.complex64}
-WANTED = {"fwd": (), "bwd_d": (0,), "bwd_w": (1,), "bwd": (0, 1)}  # operands whose gradients are asked for
+WANTED = {"fwd": (), "bwd_d": (0,), "bwd_w": (1,), "bwd": (0, 1)}  # operands with gradients
 
 Shape = tuple[int, ...]
 Options = dict[str, Any]

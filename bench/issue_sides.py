@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Results = list[Tensor]
 Call = Callable[[], Results]
 HOMES: dict[str, Any] = {"ours": transconv, "torch": torch.nn.functional}
-# What autograd calls, without autograd, whose own time would cover that of short kernels.
+# The operators below autograd, because autograd's own time would hide that of short kernels.
 BACKWARD: dict[str, Any] = {"ours": library.convolution_backward,
                             "torch": torch.ops.aten.convolution_backward.default}
 
@@ -36,7 +36,7 @@ HUGE = 1 << 30  # bytes beyond which only one side has its tensors at a time
 
 
 def measure(name: str, small: bool, sides: Sequence[str], budget_ms: float = 60.0) -> Row:
-    """What came of each side (``ours.nhwc``), and ``left``: those that a fault has kept from their turn.
+    """The result of each side (``ours.nhwc``), and ``left``: those not run because of a fault.
     Without a GPU nothing is timed: an interpreter's times say nothing about a kernel."""
     case = next(c for c in CASES if c.name == name)
     case = case.shrunk() if small else case
@@ -50,7 +50,7 @@ def measure(name: str, small: bool, sides: Sequence[str], budget_ms: float = 60.
             except Exception as error:
                 found[side] = {"verdict": "raises", "reason": _first_line(error)}
                 if is_fatal(error) and not isinstance(error, torch.OutOfMemoryError):
-                    again = [*quick, *sides[at + 1:]]  # what was right has no time yet
+                    again = [*quick, *sides[at + 1:]]  # right results, not timed yet
                     done = {s: side for s, side in found.items() if s not in quick}
                     return {"sides": done, "left": again, "fatal": True}
             _free(where)
@@ -64,7 +64,7 @@ def measure(name: str, small: bool, sides: Sequence[str], budget_ms: float = 60.
 
 @contextmanager
 def switches(case: IssueCase, where: str) -> Iterator[None]:
-    """torch's switches as the case wants them, and what we leave to torch in silence."""
+    """Set torch's switches for the case, and fall back to torch without warnings."""
     reference.settings(case.tf32)
     before = transconv.config.fallback, transconv.config.cpu
     transconv.config.fallback = "silent"
@@ -226,7 +226,7 @@ def _once(call: Call) -> float:
 
 
 def slowly(call: Call, us: float) -> Timing:
-    """The time of a long call: of a few, which find nothing of what they read in the cache."""
+    """The time of a long call: of a few, with cold caches."""
     return summary([_once(call) for _ in range(3 if us > 10 * SLOW_US else 7)], "events")
 
 

@@ -121,7 +121,7 @@ class Run:
         return last
 
     def go(self) -> Iterator[tuple[IssueCase, Row]]:
-        """Cases with what came of their sides, as they end."""
+        """Cases with the results of their sides, as they end."""
         o = self.options
         variables = environment.worker_environment(o.cache) | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         threads = {"OMP_NUM_THREADS": environment.threads()} if self.on_cpu else {}
@@ -142,12 +142,12 @@ class Run:
         progress.close()
 
     def after(self, case: IssueCase, task: Task, answer: Row) -> Iterator[Task]:
-        """Keep what was found; the tasks of the sides that have had no turn."""
+        """Keep the results; the tasks of the sides that have not run."""
         asked: list[str] = task.payload["sides"]
         if error := answer.get("error"):
             if error == "out of budget":
                 return
-            if len(asked) > 1:  # it is unknown which of them it was
+            if len(asked) > 1:  # unknown which of them failed
                 yield from (self.measuring(case, [side]) for side in asked)
                 return
             word = error if error in LOST else "raises"

@@ -11,6 +11,7 @@ import csv
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,16 @@ import torch
 
 from bench.environment import versions
 from bench.map_cases import MapCase, Tensors, cases
-from transconv.compute import Compute, kernels, parse, touched
+from transconv.compute import Alone, Compute, kernels, parse, touched
 from transconv.cost import estimate
-from transconv.runtime import Plan, build_compute
-from transconv.schedule import Schedule
-from transconv.selection import heuristics, spread
-from transconv.target import detect
+from transconv.runtime import Plan, build, build_compute
+from transconv.schedule import Schedule, why_not
+from transconv.selection import choice, heuristics, spread
+from transconv.target import Target, detect
 from transconv.tuning.timing import Clock
 from transconv.verify.timed import random_tensor
 
-SIDES = ("us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
+SIDES = ("us", "back_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
 COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",
            "estimate_us", "device", "torch", "triton", "commit")
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
@@ -37,6 +38,8 @@ FAR = 3.0  # times the best estimate: schedules beyond are not tried
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only cases with this in their name")
+    parser.add_argument("--back", action="store_true", help="also with back=1 in maps behind reductions: "
+                        "what these read last may still be in the L2 cache")
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
@@ -73,6 +76,18 @@ def main(options: argparse.Namespace) -> int:
             log.flush()
             wrong += float(str(made["error"])) > 0.02
     return 1 if wrong else 0
+
+
+def from_last(computes: list[Compute], target: Target) -> list[Plan]:
+    """The plans, with programs numbered from the last one where a kernel behind the first one sums
+    nothing."""
+    def chosen(compute: Compute, chip: Target) -> Schedule:
+        schedule = choice.default(compute, chip)
+        behind = not compute.axes_of("K") and compute.name not in {c.name for c in computes}
+        back = replace(schedule, back=1)
+        return back if behind and not why_not(back, compute, chip) else schedule
+
+    return [build(Alone(c), target, None, chosen, False, Plan) for c in computes]
 
 
 def copy_rate(clock: Clock) -> float:
@@ -123,7 +138,11 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
     plans = [build_compute(c, target) for c in computes]
     steps = [s for plan in plans for s in plan.steps]
     moved = moves(*computes)
-    found = clock.compare(sides_of(case, plans, computes, not options.no_inductor), moved)
+    sides = sides_of(case, plans, computes, not options.no_inductor)
+    back = from_last(computes, target) if options.back else []
+    if any(s.schedule.back for plan in back for s in plan.steps):
+        sides["back_us"] = calls_of(back, computes, case.below)
+    found = clock.compare(sides, moved)
     limit = moved / rate / 1e3
     made: dict[str, object] = {"case": case.name}
     made |= {side: f"{found[side].us:.4g}" for side in SIDES if side in found}
@@ -138,7 +157,7 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
             try:
                 plan = build_compute(kernel, target, schedule)
                 us = clock.one(calls_of([plan], [kernel], case.below), moves(kernel)).us
-            except RuntimeError as error:  # a compiler's; `warm` has said so
+            except RuntimeError as error:  # a compiler's, reported by `warm`
                 print(f"{schedule}: {str(error).splitlines()[0]}", flush=True)
                 continue
             log({"case": f"{case.name}: {kernel.name}", "schedule": schedule, "us": f"{us:.4g}",
@@ -198,7 +217,7 @@ def calls_of(plans: list[Plan], computes: list[Compute],
 
 
 def tensors_of(computes: list[Compute], below: int) -> Tensors:
-    """Random data for what is read, memory for what is stored."""
+    """Random data for the tensors that are read, memory for those that are stored."""
     made: Tensors = {}
     for t in (t for c in computes for t in c.tensors if t.name not in made):
         made[t.name] = (torch.randint(below, t.shape, dtype=_type(t), device="cuda") if t.dtype.is_integer

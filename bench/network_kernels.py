@@ -1,6 +1,6 @@
 """The kernels that ``python -m bench networks`` needs: collected from a model, compiled beforehand.
 
-A worker collects what a setting asks for; others compile it, so that no measurement waits.
+A worker collects the kernels of a setting; others compile them, so that no measurement waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.network_setting import Row, Setting, gpu, prepare, release
 
 
 def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
-    """The kernels that one training step and one inference would ask for, eager and compiled: a graph
+    """The kernels that one training step and one inference need, eager and compiled: a graph
     leaves a bias under autocast in float32."""
     from transconv.errors import Unsupported
     from transconv.torch_ops import execute, routes
@@ -61,7 +61,7 @@ def compile_one(kernel: tuple[Any, ...]) -> Row:
 
 
 def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
-    """Generate the kernels' texts before the GPU is asked for."""
+    """Generate the kernels' texts before the GPU is locked."""
     from transconv.errors import Unsupported
     from transconv.torch_ops import execute
 

@@ -18,7 +18,7 @@ from bench.network_setting import Row, Setting, Tensor, gpu, prepare, release
 
 STEPS = 20
 ROUNDS = 9
-LONGEST = 30  # kernels of a call that are told
+LONGEST = 30  # kernels of a call that are listed
 SIDES = ("torch", "transconv")
 
 
@@ -36,7 +36,7 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
         timings, told = compared(setting, runs, "", seconds)
     del runs
     release()
-    torch.backends.cudnn.benchmark = False  # what it chose stays; float64 is not worth a choice
+    torch.backends.cudnn.benchmark = False  # keeps the choices so far; float64 needs none
     with gpu(lock, exclusive=False):
         rows = [*accuracy(setting), training(setting)]
     return {"rows": rows + timings, "kernels": told}
@@ -51,7 +51,7 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
     mode = {"mode": "reduce-overhead"} if graphs else {}
     runs, compiling = [], {}
     pair = setting.pair()
-    with gpu(lock, exclusive=True):  # cuDNN chooses by measuring; what it chose is kept by shape
+    with gpu(lock, exclusive=True):  # cuDNN chooses by measuring and keeps the choice by shape
         start_all(setting, [calls(setting, pair[0])])
     with gpu(lock, exclusive=False):
         for side, model in zip(SIDES, pair, strict=True):

@@ -4,9 +4,9 @@ For every model, precision and layout: errors of outputs and gradients against f
 training steps, and times of inference and training; with ``--compiled`` the times under
 torch.compile instead, with ``--graphs`` those under torch.compile into CUDA graphs, where the host
 has next to nothing to do. Kernels are collected first, then compiled by many processes, then the models
-are measured: a host that compiles beside it would be measured too. Every row that was asked for is in
-``networks.csv``, with the reason where a number is missing; ``networks_kernels.csv`` tells which kernels
-the GPU's time went to.
+are measured, because compiling at the same time would slow the host. Every requested row is in
+``networks.csv``, with the reason where a number is missing; ``networks_kernels.csv`` has the GPU's time
+by kernel.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Run:
         self.progress.say(line(row))
 
     def leftovers(self) -> Iterator[tuple[Case, Row]]:
-        """Rows that never came, so that none is left out."""
+        """Rows for the cases without a result, so that none is left out."""
         for case, kinds in self.missing.items():
             for what, why in list(kinds.items()):
                 yield case, {"what": what, "error": why}

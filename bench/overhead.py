@@ -93,7 +93,7 @@ def compare(sides: dict[str, Call], calls: int, bursts: int, device: str) -> dic
 
 def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
            transposed: bool) -> dict[str, Call]:
-    """What is left below the public function: the plan's launch on a kept result."""
+    """The part below the public function: the plan's launch on a kept result."""
     from transconv.torch_ops import requests, routes
 
     n = x.dim() - 2

@@ -81,7 +81,7 @@ class Nothing(torch.autograd.Function):
 
 
 def floors(x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
-    """What a call and its gradients cost before anybody computes: in Python, and in torch's C++."""
+    """The cost of a call and its gradients without a kernel: in Python, and in torch's C++."""
     leaf, ones = x.clone().requires_grad_(), torch.ones_like(x)
     apply: Any = Nothing.apply
 

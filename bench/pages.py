@@ -148,7 +148,7 @@ def arguments(made: argparse.ArgumentParser) -> None:
 
 
 def main(options: Namespace) -> int:
-    """Write what is stale, or with --check name it. Raises ValueError for a marker without an end."""
+    """Write stale parts of pages, or with --check name them. ValueError for a marker without an end."""
     stale = {p: t for p, t in pages().items() if p.read_text(encoding="utf-8") != t}
     old = stale_pictures() if options.check else list(pictures())
     for path in (*stale, *(old if options.check else ())):

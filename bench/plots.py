@@ -109,7 +109,7 @@ NAMES = {"fwd": "forward", "bwd_d": "input gradient", "bwd_w": "weight gradient"
 
 
 def digest(rows: list[Row]) -> str:
-    """Of what the picture shows; written into it."""
+    """The digest of the picture's data, which is written into it."""
     shown = sorted((*_strip(r), r["layer"], r["kind"], r["ratio"]) for r in counted(rows))
     return "rows " + hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
 

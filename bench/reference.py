@@ -67,7 +67,7 @@ def memory_format(ndims: int, layout: str) -> torch.memory_format | None:
 
 
 def settings(tf32: bool, benchmark: bool = True) -> None:
-    """Set torch's global switches as a measurement wants them."""
+    """Set torch's global switches for a measurement."""
     torch.backends.cudnn.benchmark = benchmark
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -151,7 +151,7 @@ def fused(p: ConvProblem, a: torch.Tensor, b: torch.Tensor,
 def inductor(p: ConvProblem, prop: Prop, epilogue: str = "") -> Callable[..., torch.Tensor]:
     """The same calls through torch.compile, autotuned, as one function of the operands, the bias
     and the residual: compiled once, whatever tensors of these shapes it is called with."""
-    torch._dynamo.reset()  # what was compiled for other problems counts against a limit
+    torch._dynamo.reset()  # compiles of other problems count against a limit
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None) -> torch.Tensor:

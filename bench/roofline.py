@@ -49,7 +49,7 @@ def memory_us(problem: ConvProblem, ceiling: Ceiling) -> float:
 
 
 def floor_us(problem: ConvProblem, ceiling: Ceiling) -> float:
-    """Microseconds that no kernel goes far below."""
+    """The least time to expect of a kernel, in microseconds."""
     return max(compute_us(problem, ceiling), memory_us(problem, ceiling))
 
 

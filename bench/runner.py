@@ -55,7 +55,7 @@ def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
 # -- in the process that has the GPU -------------------------------------------------------------
 
 def on_gpu(problem: str, **payload: Any) -> Row:
-    """``measure``; or, without a problem, what the machine reaches."""
+    """``measure``; or, without a problem, the machine's ceilings."""
     from bench import ceilings
     from transconv.tuning.timing import Clock
     from transconv.verify.case import device
@@ -118,7 +118,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
 
 
 def finish(row: Row, found: Row) -> Row:
-    """The columns of a timing row from what the workers found."""
+    """The columns of a timing row from the workers' results."""
     row = row | verdict({k: v for k, v in found.items() if k != "trace"})
     p = ConvProblem.parse(row["problem"])
     row["roofline_us"] = floor_us(p, ceiling_of(row["device"]))
@@ -152,7 +152,7 @@ def main(options: Namespace) -> int:
     if options.retry:
         table.drop(options.retry.split(","), "verdict")
     rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
-    some_computable([ConvProblem.parse(r["problem"]) for r in rows])
+    some_computable([(ConvProblem.parse(r["problem"]), Prop(r["prop"])) for r in rows])
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     run = Run(table, out, options)
@@ -178,7 +178,7 @@ class Run:
         self.baselines = ",".join(b for b in names if b != "inductor")
         self.rows: dict[int, Row] = {}  # by the id of a task, which is alive as long as the run
         self.tasks: list[Task] = []
-        self.found: dict[int, Row] = {}  # by the id of a row: what is measured but not written
+        self.found: dict[int, Row] = {}  # by the id of a row: results that are not written yet
 
     def _task(self, group: str, row: Row, limit: float, then: Task | None = None,
               **more: Any) -> Task:
@@ -199,7 +199,7 @@ class Run:
     def go(self, todo: list[Row], versions: Row) -> None:
         o = self.options
         variables = environment.worker_environment(o.cache)
-        # torch's libraries may use the whole CPU where it is what is measured.
+        # torch's libraries may use the whole CPU where the CPU is measured.
         threads = {"OMP_NUM_THREADS": environment.threads()} if versions["device"] == "cpu" else {}
         pool = Pool({"compile": Group("bench.runner:prepare", o.workers, variables),
                      "gpu": Group("bench.runner:on_gpu", 1, variables | threads)})

@@ -1,7 +1,7 @@
 """torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.verify.timed).
 
-Every side gets random data of the same distribution in its own layout; a set is made when it is
-asked for, so that only short calls, which rotate through many sets, have more than one.
+Every side gets random data of the same distribution in its own layout; a set is made at its first
+use, so that only short calls, which rotate through many sets, have more than one.
 """
 
 from __future__ import annotations

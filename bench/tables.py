@@ -46,7 +46,7 @@ def _tensors(row: Row) -> str:
 
 
 def _groups(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by what is compared."""
+    """Rows by comparison."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(_tensors(row), []).append(row)

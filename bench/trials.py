@@ -131,7 +131,7 @@ def explored(found: Sequence[Tried]) -> str:
 
 
 def left_out(found: Sequence[Tried], target: Target) -> str:
-    """What a database of all other problems would choose for each, among what was measured."""
+    """The measured schedule that a database of all other problems would choose for each problem."""
     table = [rows.make(t.job.workload, target,
                        str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
              for t in found]
@@ -156,8 +156,8 @@ def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> 
     measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),
                       key=lambda c: c.us)
     for away, row, other in nearest.nearest(tried.job.workload, others):
-        made = choice.of_neighbour(Schedule.parse(row.schedule), row, away, other, measured, compute,
-                                   target)
+        winner = Schedule.parse(row.schedule)
+        made = choice.of_neighbour(winner, winner, row, away, other, measured, compute, target)
         made = [m for m in made if m.schedule in tried.times]
         if made:
             return made[0].schedule

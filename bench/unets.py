@@ -71,3 +71,53 @@ class UNet3d(nn.Module):
             x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
         y: Tensor = self.head(x)
         return y
+
+
+class Residual3d(nn.Module):
+    """Convolution, instance norm, leaky ReLU, convolution, instance norm, and the input added."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv3d(channels, out, 3, stride, 1, bias=False),
+                                 nn.InstanceNorm3d(out, affine=True), nn.LeakyReLU(0.01))
+        self.two = nn.Sequential(nn.Conv3d(out, out, 3, 1, 1, bias=False),
+                                 nn.InstanceNorm3d(out, affine=True))
+        self.short = nn.Identity() if stride == 1 and channels == out else nn.Sequential(
+            nn.AvgPool3d(stride) if stride > 1 else nn.Identity(),
+            nn.Conv3d(channels, out, 1, bias=False), nn.InstanceNorm3d(out, affine=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.leaky_relu(self.two(self.one(x)) + self.short(x), 0.01)
+
+
+class ResEnc3d(nn.Module):
+    """nnU-Net's residual encoder (Isensee et al. 2024): residual blocks on the way down, one convolution a
+    level on the way up."""
+
+    def __init__(self, widths: Sequence[int] = (32, 64, 128, 256, 320, 320),
+                 blocks: Sequence[int] = (1, 3, 4, 6, 6, 6), classes: int = 3) -> None:
+        super().__init__()
+        ins = (widths[0], *widths)
+        self.stem = nn.Sequential(nn.Conv3d(1, widths[0], 3, 1, 1, bias=False),
+                                  nn.InstanceNorm3d(widths[0], affine=True), nn.LeakyReLU(0.01))
+        self.down = nn.ModuleList(nn.Sequential(*(
+            Residual3d(channels if i == 0 else width, width, 2 if at and i == 0 else 1)
+            for i in range(count))) for at, (channels, width, count) in enumerate(
+                zip(ins, widths, blocks, strict=False)))
+        self.up = nn.ModuleList(nn.ConvTranspose3d(wide, narrow, 2, 2)
+                                for narrow, wide in zip(widths, widths[1:], strict=False))
+        self.join = nn.ModuleList(nn.Sequential(
+            nn.Conv3d(2 * width, width, 3, 1, 1, bias=False), nn.InstanceNorm3d(width, affine=True),
+            nn.LeakyReLU(0.01)) for width in widths[:-1])
+        self.head = nn.Conv3d(widths[0], classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        kept: list[Tensor] = []
+        for level in self.down:
+            x = level(x)
+            kept.append(x)
+        for at in reversed(range(len(self.up))):
+            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
+        y: Tensor = self.head(x)
+        return y

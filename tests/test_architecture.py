@@ -28,11 +28,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backend_triton",),
     ("selection",),
     ("runtime",),
-    ("conv", "report"),
+    ("conv", "report", "standalone"),
     ("verify",),
     ("tuning",),
     ("torch_ops",),
-    ("nn", "api", "functional", "standalone"),
+    ("nn", "api", "functional", "quantized"),
     ("graph",),
     ("cli",),
     ("__main__", "__init__"),
@@ -47,7 +47,7 @@ LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "run
         "backend_triton/compiled.py")
 # Files above the compiler that are about tensors from their first line on.
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/case.py", "verify/computation.py",
-           "verify/timed.py", "tuning/timing.py", "standalone/calls.py")
+           "verify/timed.py", "tuning/timing.py")
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 
 
@@ -114,14 +114,17 @@ def test_every_room_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_heavy_imports(path: Path) -> None:
-    """sympy in one file; torch and triton at the border, and below it only when they are needed."""
+    """sympy in one file, and where torch's sizes are read, which are sympy's; torch and triton at the
+    border, and below it only when they are needed."""
     border = RANK[layer_of(path)] >= RANK["verify"]
     for name, early in imports(path):
         root = name.split(".")[0]
         if root == "sympy":
-            assert relative(path) == "simplify/linear.py" and not early
+            assert relative(path) == "graph/symbols.py" or (
+                relative(path) == "simplify/linear.py" and not early)
         if root in ("torch", "triton") and not (
-                layer_of(path) in ("torch_ops", "nn", "functional", "graph") or relative(path) in TENSORS):
+                layer_of(path) in ("torch_ops", "nn", "functional", "graph", "quantized")
+                or relative(path) in TENSORS):
             assert border or relative(path) in LATE or not runs(path, name), (
                 f"{relative(path)} imports {name}")
             assert not early, f"{relative(path)} imports {name} before it is needed"
@@ -133,7 +136,7 @@ def runs(path: Path, name: str) -> bool:
     for at in ast.walk(tree):
         if isinstance(at, ast.If) and "TYPE_CHECKING" in ast.unparse(at.test):
             at.body = [ast.Pass()]
-    return any(name in ast.unparse(at) for at in ast.walk(tree)
+    return any(re.search(rf"\b(from|import) {re.escape(name)}\b", ast.unparse(at)) for at in ast.walk(tree)
                if isinstance(at, (ast.Import, ast.ImportFrom)))
 
 
@@ -185,7 +188,7 @@ def test_stages_are_named_in_one_tuple() -> None:
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
                        r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
 NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "disk_cache", "runtime", "report", "tuning")
+           "target", "disk_cache", "runtime", "report", "tuning", "standalone")
 
 
 @pytest.mark.parametrize("room", NEUTRAL)
@@ -201,7 +204,7 @@ def test_the_compiler_does_not_speak_of_convolutions(room: str) -> None:
 SPELLING = re.compile(r"\.name *(==|!=|in |not in )|\.name\.\w+\(|\.name\[")
 # Where a name is what is meant, and not a hint at something else.
 MEANT = (
-    (r"\b(axis|v|x)\.name (==|in) (block|own|seen|schedule)\b", "a schedule names the axes that it tiles"),
+    (r"\bx\.name in seen\b", "a schedule names the axes that it tiles"),
     (r"\bwindow\[-2\]\.name not in written\b", "a schedule names the axes that it writes out"),
     (r"\bf\.name not in \(", "the words of a schedule"),
     (r"\bx\.name not in compute\.reduced\b", "a computation names the axes that it reduces"),

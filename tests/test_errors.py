@@ -30,10 +30,10 @@ def test_unsupported_has_a_reason_for_programs() -> None:
 
 def test_stage_error_says_who_what_where_and_how_to_repeat() -> None:
     error = StageError("lanewise", "lane oh has no extent", problem="ic3ih8oc4oh6kh3 dt=f16",
-                       direction="fwd", schedule="oh:8 oc:128 | mma")
+                       options=("--prop", "fwd"), schedule="oh:8 oc:128 | mma")
     assert str(error).splitlines() == [
         "StageError in stage 'lanewise': lane oh has no extent",
-        "  problem  ic3ih8oc4oh6kh3 dt=f16  fwd",
+        "  problem  ic3ih8oc4oh6kh3 dt=f16 --prop fwd",
         "  schedule oh:8 oc:128 | mma",
         f"  repeat   {error.repeat}",
     ]
@@ -44,7 +44,7 @@ def test_stage_error_says_who_what_where_and_how_to_repeat() -> None:
 
 
 @pytest.mark.parametrize("error", [
-    Unsupported("a:b", "words"), StageError("emit", "no", problem="p", direction="d", schedule="c"),
+    Unsupported("a:b", "words"), StageError("emit", "no", problem="p", options=("--o", "d"), schedule="c"),
     errors.ProblemError("x")])
 def test_errors_survive_pickling(error: TransconvError) -> None:
     again = pickle.loads(pickle.dumps(error))

@@ -197,6 +197,9 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
              (FWD, compute, schedule, TARGETS["sm_80"]),
              (FWD, replace(compute, name="fwd_1"), schedule, SM90)]
     assert len({steps.kernel_name(*words) for words in given}) == len(given)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(FWD), "shape_text", "ic\u00b2-8_x")
+        assert "_ic8_x_" in steps.kernel_name(FWD, compute, schedule, SM90)
     digests = {verdicts.digest(source, machine) for source in "ab" for machine in "cd"}
     monkeypatch.setattr(verdicts, "triton_version", lambda: "another")
     digests.add(verdicts.digest("a", "c"))

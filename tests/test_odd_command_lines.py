@@ -13,7 +13,7 @@ from transconv.__main__ import main
 
 P = "mb1ic8ih6oc8oh6kh3ph1"
 WORDS = ("", " ", "-", "---", "--nonsense", "--help=1", "\n", "a\nb", "\0", "é", "²", "mb²ic1", "\udcff",
-         "x" * 5000, "/dev/null", "/dev/zero", "/proc/self/mem", "~nobody/x", f"{P} dt=u8", f"{P} dt=s8",
+         "x" * 5000, "/dev/null", "/dev/zero", "/proc/self/mem", "~nobody/x", f"{P} dt=s64", f"{P} dt=s32",
          f"{P} tag=zzz", f"{P} math=x", f"{P} foo=1", f"{P} dt=f16 dt=f16", "ic8ih6oc8oh6kh3ph1sh0",
          f"{P}g0", f"g7{P}", "mb99999999999999999999ic1", "compute", "compute x\nread y", "--batch",
          "--batch=/dev/zero", "--batch=", "--prop", "--prop=x", "--target=sm_²", "--schedule=oc:0",
@@ -101,8 +101,8 @@ def test_numbers_of_the_benchmarks_are_refused(command: str, odd: list[str],
     ["report", "none.csv"], ["report", "empty"], ["report", "b.csv"], ["report", "binary"],
     ["trials", "empty"], ["trials", "zeros"], ["trials", "none"], ["overhead", "--device=zz"],
     ["computations", "--device=zz"],
-    ["time", "--out=empty"], ["time", "none"], ["time", "binary"], ["time", "--dtypes=u8", "resnet50"],
-    ["time", "--dtypes=s8", "resnet50"], ["check", "--dtypes=s8", "resnet50"]])
+    ["time", "--out=empty"], ["time", "none"], ["time", "binary"], ["time", "--dtypes=s32", "resnet50"],
+    ["time", "--dtypes=s64", "resnet50"], ["check", "--dtypes=s32", "resnet50"]])
 def test_odd_files_for_the_benchmarks_are_refused(words: list[str], odd: list[str],
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     ends(bench, words, capsys, (2,))

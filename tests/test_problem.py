@@ -92,7 +92,6 @@ def test_asymmetric_and_negative_high_padding() -> None:
     ("g2ic4ih8oc3kh3", "oc = 3 does not divide into 2 groups", "multiple"),
     ("ic3ih8oc4kh3 dt=f17", "dt=f17 is unknown", "f16"),
     ("ic3ih8oc4kh3 dt=f16:f16", "dt=f16:f16 is unknown", "three"),
-    ("ic3ih8oc4kh3 dt=i8:f16:f16", "src is i8 and wei is f16", "both"),
     ("ic3ih8oc4kh3 math=fast", "math 'fast' is unknown", "ieee tf32 tf32x3"),
     ("ic3ih8oc4kh3 dt=f16 dt=f32", "'dt=' occurs twice", "once"),
     ("ic3ih8oc4kh3 speed=11", "unknown word 'speed=11'", "dt=, tag= or math="),

@@ -109,3 +109,8 @@ def test_every_descriptor_of_the_suite_parses() -> None:
         problems = read_problems(path)
         assert len(problems) == len(written), path.name
         assert all(ConvProblem.parse(str(p)) == p for p in problems), path.name
+
+
+def test_a_backslash_that_stands_alone_joins_lines() -> None:
+    lines = ["--dt=f16, \\", "    bf16,\\", "  f32  # three", "ic4ih8oc4oh6kh3"]
+    assert [p.dtypes[0].name for p in read_problems(lines)] == ["f16", "bf16", "f32"]

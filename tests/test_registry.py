@@ -8,20 +8,27 @@ from types import SimpleNamespace
 import pytest
 
 from transconv.backend_triton import SizedLauncher, sized_launch
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
+from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
 from transconv.conv.any_size import every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import compiler, kept
+from transconv.selection import choice, rows, store
 from transconv.target import Target
 
-SM90 = Target.parse("sm_90")
+SM80, SM90 = Target.parse("sm_80"), Target.parse("sm_90")
 LAYER = ConvProblem.parse("mb2ic64ih20oc64oh20kh3ph1 dt=bf16 tag=nhwc")
 
 
 @pytest.fixture(scope="module")
 def layer() -> Registry:
     return Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+
+
+@pytest.fixture(scope="module")
+def gathered() -> Registry:
+    """For a chip without a copy engine."""
+    return Registry(LAYER, Prop.FWD, SM80, Epilogue(), True, False)
 
 
 def at(sizes: tuple[int, ...]) -> dict[str, int]:
@@ -44,9 +51,9 @@ def test_the_estimate_chooses(layer: Registry) -> None:
     assert len(seen) >= 2 and len(layer.questions) <= registry.MOST_KERNELS
 
 
-def test_addresses_are_as_wide_as_the_requirements_need(layer: Registry) -> None:
+def test_addresses_are_as_wide_as_the_requirements_need(gathered: Registry) -> None:
     """Its largest images have 2^36 elements: 32 bits would lead elsewhere."""
-    chosen = layer.choose((128, 1024, 8192), "now")
+    chosen = gathered.choose((128, 1024, 8192), "now")
     (load,) = [line for line in chosen.plan.source.splitlines() if "src_m = " in line]
     assert load.count("int64") >= 2
     with pytest.raises(TensorError, match="the plan requires MB="):
@@ -61,18 +68,18 @@ def test_what_no_kernel_takes_is_said(layer: Registry) -> None:
         layer.choose((65535, 1000, 1000), "now")
 
 
-def test_a_start_has_nothing_left_to_decide(layer: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a size is known, its launch passes the grid and the sizes as they were computed."""
-    held = layer.choose((3, 20, 30), "now").plan
+    held = gathered.choose((3, 20, 30), "now").plan
     (step,) = held.steps
     assert isinstance(step.launcher, SizedLauncher)
     assert held.starter(0, True) is None, "nothing is compiled yet"
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
-    monkeypatch.setattr(sized_launch, "launch_function", lambda _: lambda *args: started.append(args))
+    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), None))
     monkeypatch.setattr(sized_launch, "torch_module", lambda: SimpleNamespace(
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: f"stream {device}")))
-    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launch._Start(kernel, False))
+    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launch._Start(step.launcher, kernel))
     run = held.starter(0, True)
     assert run is not None
     monkeypatch.setattr(step.launcher, "count", lambda *_: pytest.fail("the grid is computed again"))
@@ -119,6 +126,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found is not None and found.source == first.plan.source
     run, was = found.steps[0].launcher, first.plan.steps[0].launcher
     assert (run.sizes, run.programs, run.types, run.key) == (was.sizes, was.programs, was.types, was.key)
+    assert run.boxes == was.boxes
     assert found.required.sizes == first.plan.required.sizes
     ((name, content),) = kept.DRAWER.items()
     for sizes in ("MB=8 in 9..7", 7, "MB=8 in 1..3; import os"):
@@ -126,3 +134,25 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         kept.DRAWER.put(name, {**content, "steps": [step]})
         assert kept.find(question.workload, SM90, False, type(first.plan), first.plan.at) is None
     compiler.forget()
+
+
+def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of given sizes, without the words that need numbers; only where tiles are not mostly empty."""
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    near = LAYER.at(8, (56, 56), (56, 56))
+
+    def chosen(text: str) -> list[Compiled]:
+        row = rows.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
+        monkeypatch.setattr(store, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
+        monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
+        made = Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+        return [compiler.build(q.workload, SM90, None, None, False, Compiled) for q in made.questions]
+
+    middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
+                           "swap=1 stages=4 warps=4")
+    words = "mma | a=box b=box | c=box swap=1 stages=4 warps=4"
+    assert str(middle.schedule) == f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words}"
+    assert middle.why.startswith("like the schedule tuned for mb8ic64ih56oc64oh56kh3ph1")
+    assert "mb:2" not in str(small.schedule) and small.why.startswith("the heuristics"), "for one image"
+    (first, _) = chosen("no schedule")
+    assert first.why.startswith("the heuristics")

@@ -1,7 +1,7 @@
 """transconv: computations described once and transpiled into Triton kernels; convolutions for PyTorch.
 
-The public names. Each is loaded when it is first asked for, so that ``import transconv`` brings in
-neither torch nor triton nor sympy.
+The public names. Each is loaded at its first use, so that ``import transconv`` imports neither torch
+nor triton nor sympy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transconv import functional as functional
     from transconv import graph as graph
     from transconv import nn as nn
+    from transconv import quantized as quantized
     from transconv.api import Compute as Compute
     from transconv.api import Kernel as Kernel
     from transconv.api import Schedule as Schedule
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
-    from transconv.standalone.model import export as export
     from transconv.torch_ops.convert import convert_ as convert_
     from transconv.torch_ops.convert import disable as disable
     from transconv.torch_ops.convert import enable as enable
     from transconv.torch_ops.convert import revert_ as revert_
     from transconv.torch_ops.convert import use as use
     from transconv.torch_ops.explain import explain as explain
+    from transconv.torch_ops.exported import export as export
     from transconv.torch_ops.fold import fold as fold
     from transconv.torch_ops.functional import conv1d as conv1d
     from transconv.torch_ops.functional import conv2d as conv2d
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.inference import inference as inference
     from transconv.torch_ops.prepare import prepare as prepare
     from transconv.torch_ops.routes import counted as stats  # noqa: F401
+    from transconv.torch_ops.tracing import epilogue as epilogue
 
 
 _HOMES = {
@@ -53,27 +55,31 @@ _HOMES = {
     "conv3d": "torch_ops.functional", "conv_transpose1d": "torch_ops.functional",
     "conv_transpose2d": "torch_ops.functional", "conv_transpose3d": "torch_ops.functional",
     "fused_conv1d": "torch_ops.fused", "fused_conv2d": "torch_ops.fused",
-    "fused_conv3d": "torch_ops.fused", "fold": "torch_ops.fold",
+    "fused_conv3d": "torch_ops.fused", "epilogue": "torch_ops.tracing", "fold": "torch_ops.fold",
     "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
     "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
     "inference": "torch_ops.inference", "prepare": "torch_ops.prepare", "stats": "torch_ops.routes",
     "FallbackWarning": "torch_ops.stats",
     "ConvProblem": "conv.problem", "Prop": "conv.problem",
     "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
-    "lower": "api", "computation": "functional.computation", "export": "standalone.model",
+    "lower": "api", "computation": "functional.computation", "export": "torch_ops.exported",
 }
+# Modules of higher rooms to import with a name: they register kernels of derivatives.
+_ALSO = dict.fromkeys(("epilogue", "fused_conv1d", "fused_conv2d", "fused_conv3d"), "functional.epilogues")
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604
-    "__version__", "config", "functional", "graph", "nn", *_HOMES]
+    "__version__", "config", "functional", "graph", "nn", "quantized", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "graph", "nn"):
+    if name in ("functional", "graph", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'transconv' has no attribute '{name}'")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
+    if name in _ALSO:
+        importlib.import_module(f"transconv.{_ALSO[name]}")
     value = getattr(home, _INNER_NAMES.get(name, name))
     globals()[name] = value
     return value

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without(error: ImportError, given: Sequence[str]) -> int:
-    """What is left where a library cannot be imported: ``doctor`` says which."""
+    """Run while a library cannot be imported: ``doctor`` reports it, other verbs are refused."""
     if list(given[:1]) == ["doctor"]:
         return finding.printed(installation.incomplete(error), "--json" in given)
     print(one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),

@@ -22,7 +22,7 @@ def compile(compute: Compute | str, target: Target | str | None = None,
     """The plan of a computation, or of its text: ``plan.source`` is the Triton text, ``plan.launch``
     takes torch tensors by name and writes what is stored.
 
-    ``target``: a chip (``sm_90``), default the one at hand, or Triton's interpreter where there is no
+    ``target``: a chip (``sm_90``), default this machine's, or Triton's interpreter without a
     GPU; ``schedule``: default the best estimate. Raises ComputeError for a text that cannot be read,
     ScheduleError for a schedule that is not legal.
     """

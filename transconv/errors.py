@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 
 class TransconvError(Exception):
@@ -65,29 +66,27 @@ class StageError(TransconvError, RuntimeError):
     compiled, and a command that repeats it:
 
         StageError in stage 'lanewise': lane oh has no extent
-          problem  mb2ic3ih56oc128oh56kh3ph1  fwd
+          problem  PROBLEM OPTIONS
           schedule oh:8 ow:16 oc:128 ic:64 | mma
-          repeat   python -m transconv show 'mb2ic3ih56oc128oh56kh3ph1' --prop fwd --stage lanewise
+          repeat   python -m transconv show PROBLEM OPTIONS --schedule SCHEDULE --stage lanewise
 
-    ``problem``, ``direction`` (the ``--prop`` word) and ``schedule`` are kept as texts; an empty one
-    is left out of the message and of the command.
+    ``problem`` and ``schedule`` are kept as texts; an empty one is left out of the message and of the
+    command. ``options``: the words of the command line that name the problem, beside its text.
     """
 
-    def __init__(self, stage: str, reason: str, *, problem: object = "", direction: object = "",
-                 schedule: object = "") -> None:
+    def __init__(self, stage: str, reason: str, *, problem: object = "", schedule: object = "",
+                 options: Sequence[str] = ()) -> None:
         self.stage = stage
         self.reason = reason
         self.problem = str(problem)
-        self.direction = str(direction)
+        self.options = tuple(options)
         self.schedule = str(schedule)
         super().__init__(self._message())
 
     @property
     def repeat(self) -> str:
         """A shell command that runs the pipeline up to the failing stage again."""
-        words = ["python", "-m", "transconv", "show", self.problem]
-        if self.direction:
-            words += ["--prop", self.direction]
+        words = ["python", "-m", "transconv", "show", self.problem, *self.options]
         if self.schedule:
             words += ["--schedule", self.schedule]
         return shlex.join([*words, "--stage", self.stage])
@@ -95,7 +94,7 @@ class StageError(TransconvError, RuntimeError):
     def _message(self) -> str:
         lines = [f"{type(self).__name__} in stage '{self.stage}': {self.reason}"]
         if self.problem:
-            lines.append(f"  problem  {self.problem}  {self.direction}".rstrip())
+            lines.append(f"  problem  {' '.join((self.problem, *self.options))}")
         if self.schedule:
             lines.append(f"  schedule {self.schedule}")
         if self.problem:
@@ -103,9 +102,10 @@ class StageError(TransconvError, RuntimeError):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _stage_error, (self.stage, self.reason, self.problem, self.direction, self.schedule)
+        return _stage_error, (self.stage, self.reason, self.problem, self.schedule, self.options)
 
 
-def _stage_error(stage: str, reason: str, problem: str, direction: str, schedule: str) -> StageError:
+def _stage_error(stage: str, reason: str, problem: str, schedule: str,
+                 options: tuple[str, ...]) -> StageError:
     # Errors cross process borders (compiles run in child processes), where keywords get lost.
-    return StageError(stage, reason, problem=problem, direction=direction, schedule=schedule)
+    return StageError(stage, reason, problem=problem, schedule=schedule, options=options)

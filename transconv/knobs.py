@@ -2,8 +2,8 @@
 
 Each knob is called to read it: ``knobs.verify()`` reads the environment at each call, so a test or a
 notebook may change a variable at any time. A value that is not legal is warned about once and counts
-as not set, so that a program goes on; the command line asks ``checked`` first, which raises a ValueError
-that lists the legal values. An empty value counts as not set.
+as not set, so that a program continues; the command line calls ``checked`` first, which raises a
+ValueError with the legal values. An empty value counts as not set.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def ignore(reason: str) -> None:
 
 
 def forget() -> None:
-    """Warn again of what was warned about."""
+    """Give every warning again."""
     _ignored.clear()
 
 
@@ -184,7 +184,7 @@ def use_interpreter() -> None:
 
 
 def adopt(environment: Mapping[str, str]) -> None:
-    """Take variables into this process's environment, as a worker does that was handed them."""
+    """Set variables of this process's environment, as a worker does with those of its parent."""
     os.environ.update(environment)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from transconv.backend_triton import emit_tl
 from transconv.backend_triton.emit_expr import ExprSpeller
-from transconv.backend_triton.kernel_text import emit, grid_size, told
+from transconv.backend_triton.kernel_text import emit, grid_size, merged
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -106,7 +106,7 @@ def test_no_golden_file_is_left_over() -> None:
 
 def test_notes_that_differ_in_numbers_are_one() -> None:
     notes = tuple(f"src: 0 <= ow_{i} is always true: ow_blk*4 in {i}..{i + 24}" for i in range(4))
-    assert told((notes[0], "dst: kept", *notes[1:])) == [f"{notes[0]} (and 3 more like it)", "dst: kept"]
+    assert merged((notes[0], "dst: kept", *notes[1:])) == [f"{notes[0]} (and 3 more like it)", "dst: kept"]
 
 
 def test_lanes_that_count_up_are_not_subtracted() -> None:

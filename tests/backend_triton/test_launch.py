@@ -134,7 +134,7 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     launcher = made.steps[0].launcher
     assert launcher.boxes
     raw, encoded = Started(), []
-    monkeypatch.setattr(launch, "_entry", lambda kernel, boxed: (raw, launcher.boxes))
+    monkeypatch.setattr(launch, "entry", lambda kernel, boxed: (raw, launcher.boxes))
     monkeypatch.setattr(launch, "encode", lambda described, meta, box: (
         encoded.append((described, meta, box)) or [f"map{len(encoded)}"]))
     launcher.describe = lambda tensor, *box: tensor.data_ptr()

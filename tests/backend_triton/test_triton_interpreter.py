@@ -98,6 +98,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) 
     assert execute(problem, Prop.FWD, INTERPRETER).problem == "1 of 100 elements are wrong"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("prop", "blocks"), [
     (Prop.FWD, "ow:8 oc:8 ic:8 | fma | split_k=2"),
     (Prop.BWD_D, "iw:8 ic:8 oc:8 | fma | split_k=2"),

@@ -31,6 +31,7 @@ def test_models_have_the_published_sizes(name: str) -> None:
     assert count / 1e6 == pytest.approx(PUBLISHED[name], rel=2e-3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", models.NAMES)
 def test_small_models_train(name: str) -> None:
     torch.manual_seed(0)

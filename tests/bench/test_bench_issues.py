@@ -1,5 +1,5 @@
-"""``python -m bench issues``: every case is a call that torch takes, right and wrong are told apart, what
-hangs or crashes costs its own side alone, and the tables say it."""
+"""``python -m bench issues``: torch accepts every case, wrong results are found, a side that hangs or
+crashes leaves the other side's row, and the tables show all of it."""
 
 from __future__ import annotations
 

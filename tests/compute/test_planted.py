@@ -179,7 +179,7 @@ def parts_of_one_top(patch: pytest.MonkeyPatch) -> None:
 
 
 def first_of_any_part(patch: pytest.MonkeyPatch) -> None:
-    """Where an extreme lies is told by all parts, not only by those that have it."""
+    """The place of an extreme is taken from every part, not only from those that contain it."""
     module = sys.modules["transconv.compute.parts"]
     whole = module._Parted.place_of
 

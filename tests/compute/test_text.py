@@ -57,6 +57,14 @@ def test_kinds_of_products_are_computed() -> None:
     assert square.factors is None and square.kinds == {"m": "M", "k": "K"}
 
 
+def test_a_tensor_without_dimensions() -> None:
+    made = parse("compute p\n tensor s f32 []\n axes m=3\n read x = X[m]\n read y = s[]\n"
+                 "store Y[m] = x*y")
+    assert made.reads[1].view.tensor.shape == () and parse(str(made)) == made
+    total = parse("compute p\n axes | m=3\n read x = X[m]\n store Y[] = sum(x; m)")
+    assert total.c.tensor.shape == () and parse(str(total)) == total
+
+
 def test_types() -> None:
     double = parse("compute p\n tensor X f64 [3]\n axes m=3\n read x = X[m]\n store Y[m] = x + 1")
     assert double.c.tensor.dtype is f64

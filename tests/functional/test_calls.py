@@ -137,7 +137,7 @@ GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", GRADS)
 def test_gradients_and_gradients_of_them(name: str) -> None:
     f, tensors = GRADS[name]
@@ -335,3 +335,45 @@ def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.Mon
     y = call(x)
     torch.autograd.grad(y, x, torch.randn_like(y))
     assert not transconv.stats().fallback
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
+def test_running_statistics_under_transforms(name: str, compiled: bool) -> None:
+    """vmap, grad of each, and compiled code: results and moved statistics are torch's."""
+    def made(home: Any, grad: bool) -> list[torch.Tensor]:
+        function = getattr(home, name)
+        x = torch.linspace(-1, 2, 3 * 4 * 5 * 6).view(3, 4, 5, 6).sin()
+        mean, variance, w = torch.zeros(3, 5), torch.ones(3, 5), torch.linspace(1, 2, 5)
+
+        def one(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return function(x, mean, variance, w, None, True, 0.3)
+
+        def slope(x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda t: one(t, *given).pow(3).sum())(x)
+
+        def whole(*given: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(slope if grad else one)(*given)
+
+        torch._dynamo.reset()
+        call = torch.compile(whole, backend="eager", fullgraph=True) if compiled else whole
+        return [call(x, mean, variance), mean, variance]
+
+    for grad in (False, True):
+        torch.testing.assert_close(made(ours, grad), made(F, grad))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_compiled_code_moves_running_statistics(own: bool) -> None:
+    x = torch.linspace(-1, 2, 60).view(3, 4, 5).sin()
+    for name in ("batch_norm", "instance_norm"):
+        found = []
+        for home in (ours, F):
+            mean, variance = torch.zeros(4), torch.ones(4)
+            torch._dynamo.reset()
+            function = getattr(home, name)
+            call = torch.compile(lambda *given, function=function: function(*given, None, None, own),
+                                 backend="aot_eager", fullgraph=True)
+            found.append([call(x, mean, variance), mean, variance])
+        torch.testing.assert_close(found[0], found[1])
+        assert bool(found[0][1].any()) == own

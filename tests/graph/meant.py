@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
-from transconv.compute import kernels, why_not_lowered
+from transconv.compute import Alone, Workload, kernels, why_not_lowered
 from transconv.functional.launches import program
 from transconv.functional.operators import by_numpy
 from transconv.graph import backend, compiled
@@ -20,17 +20,27 @@ Tensor = torch.Tensor
 class Meant:
     """In the place of a launch. Each kernel of a text must be one."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def at(self, sizes: Mapping[str, int]) -> Meant:
+        """For given sizes, where these are names; one kernel has to take them all."""
+        (compute,) = [program(text).compute for text in self.texts]
+        Alone(compute).refuse()
+        return Meant([str(compute.at(**sizes))])
 
     def start(self, tensors: Sequence[Tensor]) -> None:
-        found = program(self.text)
+        for text in self.texts:
+            self.run(text, tensors)
+
+    def run(self, text: str, tensors: Sequence[Tensor]) -> None:
+        found = program(text)
         for kernel in kernels(found.compute):
-            assert why_not_lowered(kernel) is None, (why_not_lowered(kernel), self.text)
+            assert why_not_lowered(kernel) is None, (why_not_lowered(kernel), text)
         memory = [*found.given.values(), *found.stored.values()]
         views = [t.as_strided(m.shape, m.strides, t.storage_offset())
                  for t, m in zip(tensors, memory, strict=True)]
-        made = by_numpy(self.text, views[:len(found.given)], torch.device("cpu"))
+        made = by_numpy(text, views[:len(found.given)], torch.device("cpu"))
         for t, into in zip(made, views[len(found.given):], strict=True):
             into.copy_(t.where(~t.isnan(), into))  # other texts store the other parts
 
@@ -41,9 +51,10 @@ def by_meaning() -> Iterator[list[str]]:
     texts: list[str] = []
     real = compiled.launch
 
-    def meant(text: str, *_: Any) -> Meant:
-        texts.append(text)
-        return Meant(text)
+    def meant(asked: str | Workload, *_: Any) -> Meant:
+        own = [asked] if isinstance(asked, str) else [str(c) for c in asked.computations]
+        texts.extend(own)
+        return Meant(own)
     compiled.launch = meant  # type: ignore[assignment]
     try:
         yield texts

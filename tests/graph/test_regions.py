@@ -11,14 +11,14 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import TorchRow, backend, report
+from transconv.graph import KernelRow, TorchRow, backend, report
 
 Tensor = torch.Tensor
 
 
 @torch.library.custom_op("transconv_tests::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
-    """An operation that nobody knows."""
+    """A custom operation, which has no row in the table."""
     return x * 2
 
 
@@ -52,6 +52,61 @@ def test_an_unknown_operation_is_torchs() -> None:
     assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["KernelRow", "TorchRow", "KernelRow"]
     assert "doubled: no row of the table has this operation" in reasons(run)
     assert "doubled" in str(report(run)) and "1 region of torch" in str(report(run))
+
+
+def test_each_region_has_the_constants_that_it_reads() -> None:
+    """A number that regions share is no tensor between them; one that was computed has no dimension."""
+    def f(x: Tensor) -> Tensor:
+        zero = torch.zeros((), dtype=x.dtype)
+        most = x.amax()
+        y = torch.where(x > 0, x, zero) * most
+        z = torch.ops.transconv_tests.doubled(torch.where(y > 1, y, zero)) * torch.full((4,), 3.0)
+        return torch.where(z > 2, z, zero) + most + torch.arange(4)
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.randn(3, 4)], 1e-6)
+    first, _, second = report(run).graphs[0].rows
+    assert isinstance(first, KernelRow) and isinstance(second, KernelRow)
+    assert first.text.count("tensor X") == 1 and second.text.count("tensor X") == 2  # doubled, and most
+
+
+def test_a_copy_that_names_its_own_device() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x > 0).type_as(y) * y
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64)], 1e-12)
+    assert not reasons(run)
+
+
+def test_random_numbers_do_not_divide_what_computes_none() -> None:
+    """Masks are drawn in the graph's order, all in one region; what is behind each is one region, too."""
+    def f(x: Tensor) -> Tensor:
+        for chance in (0.3, 0.5, 0.9):
+            x = x.sin() * torch.empty(3, 1).bernoulli_(chance)
+        return x
+
+    run, x = compiled(f), torch.randn(3, 4)
+    found = []
+    for function in (f, run):
+        torch.manual_seed(1)
+        with by_meaning():
+            found.append(function(x))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+    assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["TorchRow", "KernelRow"]
+
+
+def test_copies_into_new_memory() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        made = x.new_empty_strided((3, 4), (1, 3))
+        return torch.ops.aten.copy(made, y) + x
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.randn(3, 4), torch.randn(4, dtype=torch.float64)], 1e-6)
+    assert not reasons(run)
 
 
 def test_inputs_that_change_and_results_that_share_memory() -> None:
@@ -94,12 +149,6 @@ def test_control_flow_that_data_decide() -> None:
         for x in (torch.ones(4), -torch.ones(4)):
             compare(f, run, [x], 1e-6)
     assert len(report(run).graphs) >= 2  # what is before it, and each way that was taken
-
-
-def test_sizes_that_are_known_when_it_runs() -> None:
-    run = compiled(lambda x: x.sin() + 1, dynamic=True)
-    assert torch.allclose(run(torch.ones(5, 3)), torch.ones(5, 3).sin() + 1)
-    assert "its size is known when it runs" in reasons(run)
 
 
 def test_without_a_gpu_whole_graphs_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

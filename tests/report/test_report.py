@@ -229,8 +229,8 @@ def test_bad_words_are_one_line_and_nothing_is_written(
     assert {p.name for p in tmp_path.iterdir()} == {"page.html", "table.csv"}
 
 
-def test_only_the_command_line_knows_the_page() -> None:
+def test_only_the_command_line_and_graphs_know_pages() -> None:
     package = Path(room.__file__).parent.parent
     users = {p.relative_to(package).parts[0] for p in package.rglob("*.py")
              if "transconv.report" in p.read_text(encoding="utf-8")}
-    assert users == {"report", "cli"}
+    assert users == {"report", "cli", "graph"}

@@ -12,7 +12,7 @@ from transconv import ir
 from transconv.ir import Const, Expr, Lane, Var
 from transconv.simplify import Facts, Range, multiple_of, prove, range_of, simplify
 
-THOROUGH = settings(deadline=None, max_examples=60,
+THOROUGH = settings(deadline=None, max_examples=30,
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 ATOMS = [Var("a"), Var("b"), Var("c"), Lane("m", 4, 0)]
 LARGE = st.sampled_from([-28, -16, -9, -7, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 9, 12, 16, 28])

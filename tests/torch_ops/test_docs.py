@@ -53,8 +53,9 @@ def test_reasons_are_those_of_the_code() -> None:
             for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")}
     given = set()
     for path in (ROOT / "transconv").rglob("*.py"):
-        if path.parent.name == "standalone":  # refuses to export, and hands nothing over
-            continue
+        if path.parent.name == "standalone" or path.name in (
+                "torch_text.py", "exported.py", "driver_attr.py"):
+            continue  # they refuse to export, and read options
         text = path.read_text(encoding="utf-8")
         given |= set(re.findall(r'Unsupported\(\s*f?"(\w+)[":]', text))
         given |= set(re.findall(r'(?:append|handed_over|_note_transform)\(f?"(\w+):', text))

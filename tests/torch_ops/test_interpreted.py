@@ -43,7 +43,8 @@ def integers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.slow
 def test_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__,
-               str(Path(__file__).with_name("test_inference.py"))]
+               str(Path(__file__).with_name("test_inference.py")),
+               f"{Path(__file__).with_name('test_traced.py')}::test_kernels"]
     found = subprocess.run(command, capture_output=True, text=True, check=False,
                            env={**os.environ, "TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stdout[-4000:]

@@ -76,7 +76,8 @@ FREE = {
     "_checksum without separators=(',', ':')": "blanks change every sum alike",
     **dict.fromkeys((f"kernel_name without {part}" for part in (
         "{compute.name}", "{stem}", "{shape[:MAX_NAME - len(f'{stem}__{digest}')]}", "{workload.prefix}",
-        "{x.name}", "{x.size}", "c.isalnum()", "c == '_'")), "for people: the digest has it all"),
+        "{x.name}", "{(x.size if x.extent is None else '')}", "c.isalnum()",
+        "c == '_'")), "for people: the digest has it all"),
     "kernel_name without {digest}": "of the two, that in the length of the name",
 }
 

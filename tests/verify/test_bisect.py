@@ -265,7 +265,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bisect", *planted.PLAIN.split(), "--prop", "fwd", "--target", "sm_90", "--config",
              planted.GATHER, "--parts", "ir"]
     assert main(words) == 0
-    assert "all that was asked is right" in capsys.readouterr().out
+    assert "every stage is right" in capsys.readouterr().out
     bug = replace(planted.PASSES[0], problem=planted.PLAIN)
     with planted.planted_pass(bug):
         assert main(words) == 1

@@ -74,7 +74,7 @@ def test_a_result_that_overlaps_is_an_invalid_argument(capsys: Output) -> None:
 def test_all_status_words_and_the_report(capsys: Output, tmp_path: Path) -> None:
     (tmp_path / "batch").write_text(
         f"--dir=FWD_B,BWD_D,BWD_W --dt=f16 --tag=axb {SMALL}  # pass\n"
-        f"--reset --dt=s8,bf17 {SMALL}\n--reset --mode=R --skip-impl=ref {SMALL}\n"
+        f"--reset --dt=s8:f16:f16,bf17 {SMALL}\n--reset --mode=R --skip-impl=ref {SMALL}\n"
         f"--mode=I {SMALL}\n--mode=L {SMALL}\n--mode=B {SMALL}\n"
         "--mode=C mb99ic512ih99oc512oh99kh3ph1\n")
     report = tmp_path / "report.json"
@@ -85,7 +85,7 @@ def test_all_status_words_and_the_report(capsys: Output, tmp_path: Path) -> None
     assert sorted(words, key=lambda w: int(w[0])) == list(zip("0123456789", (
         *["PASSED"] * 3, "UNIMPLEMENTED", "INVALID_ARGUMENTS", "EXECUTED", "INITIALIZED", "LISTED",
         "PASSED", "SKIPPED"), strict=True))
-    assert "UNIMPLEMENTED 1: dtype s8: kernels compute with f16 bf16 f32 f64" in lines
+    assert any(line.startswith("UNIMPLEMENTED 1: src and wei: i8 is multiplied by f16") for line in lines)
     assert "no effect: --skip-impl=ref: there is one implementation" in lines
     assert any(line.startswith("9:SKIPPED (too large for the interpreter") for line in lines)
     content = json.loads(report.read_text())
@@ -99,8 +99,8 @@ def test_all_status_words_and_the_report(capsys: Output, tmp_path: Path) -> None
 
 def test_exit_codes(capsys: Output) -> None:
     told(capsys, "--dir=FWD_D", SMALL)
-    told(capsys, "--dt=s8", SMALL)
-    told(capsys, "--strict", "--dt=s8", SMALL, code=1)
+    told(capsys, "--dt=s8:f16:f16", SMALL)
+    told(capsys, "--strict", "--dt=s8:f16:f16", SMALL, code=1)
     told(capsys, "--tag=nothing", SMALL, code=1)
     for words in ([], ["--nonsense=1", SMALL], ["ic3kh"], ["--batch=no/such/file"],
                   ["--engine=gpu", SMALL]):
@@ -173,7 +173,7 @@ def test_all_bugs_but_one_are_planted_here() -> None:
     assert len(BUGS) >= len(planted.PASSES) - 1
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: planted.Bug,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:

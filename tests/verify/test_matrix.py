@@ -23,10 +23,10 @@ CHIPS = [t for t in TARGETS.values() if t.backend in BACKENDS]
 
 
 @pytest.mark.parametrize(("triton", "part"), [
-    ("installed", "4/22"), pytest.param(".newest", "7/44", marks=pytest.mark.slow)])
+    ("installed", "4/44"), pytest.param(".newest", "7/44", marks=pytest.mark.slow)])
 def test_share(triton: str, part: str, monkeypatch: pytest.MonkeyPatch,
                capsys: pytest.CaptureFixture[str]) -> None:
-    """Every 22nd (44th) diagonal of problems and chips; `make matrix` compiles all."""
+    """Every 44th diagonal of problems and chips; `make matrix` compiles all."""
     if triton != "installed" and not (NEWEST / "ready").exists():
         pytest.skip("the newest Triton is not in .newest, so nothing was compiled with it; "
                     "`make .newest/ready` installs it where there is a network")
@@ -66,7 +66,8 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
     pinned = (ROOT / "constraints.txt").read_text().split("triton==")[1].split()[0]
     for version in (pinned, newest):
         known = {(r.case, r.target) for r in rows.values() if r.triton == version}
-        assert known == {(c, t.name) for c in CASES for t in CHIPS}, version
+        assert known == {(c.name, t.name) for c in CASES.values() for t in CHIPS
+                         if not any(map(t.why_not_held, ConvProblem.parse(c.problem).dtypes))}, version
 
 
 def test_the_page_is_current() -> None:

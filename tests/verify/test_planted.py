@@ -25,6 +25,7 @@ def test_every_pass_has_a_bug() -> None:
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
@@ -132,6 +133,7 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 
 
 @interpreted
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bug", [b for b in planted.PASSES
                                  if "via=gluon" not in b.schedule and "mb7" not in b.problem],
                          ids=lambda bug: bug.stage)

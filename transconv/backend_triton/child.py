@@ -1,7 +1,7 @@
-"""Stage 11c. Work in a process of its own, which may die over it: ``Child`` asks, ``serve`` answers.
+"""Stage 11c. Jobs in a child process that may crash: ``Child`` sends jobs, ``serve`` answers them.
 
-A child reads a JSON line per job and answers with one, and serves many, so that starting it is paid for
-once. It is started by its module's name and never runs the program's own main module.
+A child reads a JSON line per job and answers with one. It serves many jobs, to spread the cost of its
+start. It is started by its module's name and never runs the program's own main module.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROOT = str(Path(__file__).parents[2])
 
 
 class Child:
-    """``module`` is run in a process, started when there is work and again when it has died.
-    ``environment`` changes this process's, with {folder} for a folder of the child's own; modules come
-    from ``path`` first."""
+    """A process that runs ``module``, started at the first job and again after it has died.
+    ``environment``: changes to this process's; {folder} stands for a temporary folder of the child.
+    ``path``: searched for modules first."""
 
     def __init__(self, module: str, environment: Mapping[str, str | None],
                  path: Sequence[str] = ()) -> None:
@@ -41,20 +41,20 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """End the process, whatever it is at."""
+        """End the process, also during a job."""
         self.end()
         self.folder.cleanup()
 
     def ask(self, job: Job, timeout_s: float) -> Job:
-        """The answer to one job; one with ``reason`` and ``log`` if the process died over it or had to be
-        killed."""
+        """The answer to one job; it has ``reason`` and ``log`` if the process died or was killed at the
+        time limit."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # it died at once; reading tells
+            pass  # it died at once; the read below reports that
         line = _line(process.stdout, timeout_s)
         if line is not None and line.endswith(b"\n"):
             answer: Job = json.loads(line)
@@ -77,7 +77,7 @@ class Child:
         return self.process
 
     def end(self) -> int:
-        """Kill what still runs; the exit status."""
+        """Kill the process if it still runs; its exit status."""
         if self.process is None:
             return 0
         process, self.process = self.process, None
@@ -87,7 +87,7 @@ class Child:
 
 
 def _line(stream: IO[bytes], timeout_s: float) -> bytes | None:
-    """The next line; what came before the end of the stream; None when time is up."""
+    """The next line, or the rest at the end of the stream; None when time is up."""
     deadline = time.monotonic() + timeout_s
     got = bytearray()
     with selectors.DefaultSelector() as ready:
@@ -95,7 +95,7 @@ def _line(stream: IO[bytes], timeout_s: float) -> bytes | None:
         while not got.endswith(b"\n"):
             if not ready.select(max(0.0, deadline - time.monotonic())):
                 return None
-            # Answers come one at a time but may lie in the pipe together: take one line only.
+            # The pipe may hold several answers: take one line only.
             byte = os.read(stream.fileno(), 1)
             if not byte:
                 break
@@ -109,9 +109,9 @@ def _cause(code: int) -> str:
 
 def serve(handle: Callable[[Job, IO[bytes]], Job]) -> None:
     """Read a JSON line per job from standard input, answer with one each on standard output. ``handle``
-    is given the file that holds what compilers print; what it raises is an answer with ``reason``."""
+    gets the file that holds the compilers' output; an exception of it is an answer with ``reason``."""
     asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    # Compilers print on both streams and may read; questions and answers have their own.
+    # Compilers use the standard streams; jobs and answers go through duplicates of them.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     for line in asked:
@@ -141,7 +141,7 @@ def serve(handle: Callable[[Job, IO[bytes]], Job]) -> None:
 
 
 def reason_of(failed: Exception) -> str:
-    """The first telling line of a compiler's error."""
+    """The first line of a compiler's error that states a reason."""
     lines = [line.strip() for line in str(failed).splitlines() if line.strip(" ^=")]
     telling = [x for x in lines if "error" in x.lower() or "must" in x.lower()]
     return f"{type(failed).__name__}: {(telling or lines or ['no message'])[0][:300]}"

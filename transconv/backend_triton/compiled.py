@@ -1,8 +1,7 @@
-"""Beside the launcher. Which kernels lie compiled in Triton's cache, so that a launch need not compile.
+"""Records which kernels are compiled in Triton's cache, so that their launch compiles nothing.
 
-A record says in which folder of Triton's cache a kernel's machine code is; whether it still lies there
-is looked up. A record that is missing or stale means that the kernel counts as not compiled: nothing is
-run because of one.
+A record names the folder of Triton's cache with a kernel's machine code; that the folder still exists is
+checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _there: set[str] = set()  # found by this process
 
 
 def note(key: str, aligned: bool, kernel: Any) -> None:
-    """Remember what Triton has compiled for tensors so aligned."""
+    """Record that Triton has compiled the kernel, for aligned tensors or for others."""
     digest = getattr(kernel, "hash", None)
     if not key or not digest or is_there(key, aligned):
         return
@@ -32,7 +31,7 @@ def note(key: str, aligned: bool, kernel: Any) -> None:
 
 
 def is_there(key: str, aligned: bool) -> bool:
-    """Whether Triton has the kernel of this key, for tensors so aligned."""
+    """Whether Triton's cache has the kernel of this key, for aligned tensors or for others."""
     name = name_of(key, aligned)
     if not key or name in _there:
         return bool(key)
@@ -48,7 +47,7 @@ def name_of(key: str, aligned: bool) -> str:
 
 
 def folder_of(digest: str) -> str:
-    """What Triton calls the folder of a kernel, by its hash in hexadecimal digits."""
+    """The name of Triton's folder for a kernel, from its hash in hexadecimal digits."""
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
@@ -60,18 +59,18 @@ def folder() -> Path:
 
 
 def lies_in(found: dict[str, Any]) -> bool:
-    """Whether Triton still has what a record speaks of."""
+    """Whether Triton's cache still has the kernel of a record."""
     place = os.path.join(folder(), str(found.get("folder")))
     return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
 
 
 def forget() -> None:
-    """Look everything up again."""
+    """Clear this process's memory of records."""
     _there.clear()
 
 
 class _Chip:
-    """What Triton's front end asks of a driver, for a chip that need not be there."""
+    """The part of a driver's interface that Triton's front end calls, for a chip that may be absent."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -87,8 +86,8 @@ class _Chip:
 
 
 def pretend(backend: str, arch: int | str, warp_size: int) -> None:
-    """Have Triton compile for a chip in this process, which then can launch nothing: under the keys that
-    a process with such a chip looks for."""
+    """Have Triton compile for a chip in this process, under the cache keys of a process with that chip.
+    Afterwards this process can launch nothing."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 

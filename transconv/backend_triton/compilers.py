@@ -1,4 +1,4 @@
-"""Stage 11c. A few child processes for as long as there is work, and nothing that outlives the program."""
+"""Stage 11c. A pool of child processes that exist while there is work and end with the program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from transconv.backend_triton.child import Child
 
-IDLE_S = 20.0  # after which a process without work ends
+IDLE_S = 20.0  # a process without work ends after this time
 LIMIT_S = 600.0  # seconds that one job may take
 Done = Callable[[dict[str, Any]], None]
 
 
 class Compilers:
-    """Hands jobs to at most ``workers`` children of a module. Threads wait for them, as daemons: a
-    program that ends waits for none, and ``close`` kills what still runs."""
+    """Hands jobs to at most ``workers`` children of a module. Daemon threads wait for the answers: the
+    end of the program waits for none, and ``close`` kills the children."""
 
     def __init__(self, module: str, environment: Mapping[str, str | None], workers: int) -> None:
         self.module, self.environment, self.workers = module, environment, max(1, workers)
@@ -26,7 +26,7 @@ class Compilers:
         self.closed = False
 
     def submit(self, job: dict[str, Any], done: Done) -> None:
-        """Queue a job; ``done`` hears of the answer in another thread, never after ``close``."""
+        """Queue a job; ``done`` is called with the answer in another thread, never after ``close``."""
         with self.lock:
             self.jobs.put((job, done))
             if len(self.children) < self.workers and not self.closed:
@@ -52,7 +52,7 @@ class Compilers:
             done(answer)
 
     def close(self) -> None:
-        """End all children, whatever they are at."""
+        """End all children, also during jobs."""
         self.closed = True
         with self.lock:
             children, self.children = self.children, set()

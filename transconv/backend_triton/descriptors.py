@@ -1,8 +1,8 @@
 """TMA descriptors: from a tensor and its box to the descriptor that a kernel takes as an argument.
 
 The copy engine rounds float32 to tf32 on its way, to the nearest, if a descriptor says that its elements
-are tf32. Triton 3.9 has a word for that; 3.6 has not, there the type is put in where it is encoded. Where
-neither is known the matrix unit cuts the numbers off, as it does those that do not come in boxes.
+are tf32. Triton 3.9 has a parameter for that; for 3.6 the type is replaced when the descriptor is encoded.
+In other releases the matrix unit truncates the numbers, as it does those that do not come in boxes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 
 
 def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
-    """The descriptor for an explicit kernel, which also knows how the box lies in shared memory."""
+    """The descriptor for an explicit kernel, with the layout of the box in shared memory."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -37,14 +37,14 @@ def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
 
 
 def _rounding(descriptor: Any, box: Tensor) -> Any:
-    """The descriptor, with the word that newer releases of Triton have for rounding."""
+    """The descriptor, with rounding set where this release of Triton has a parameter for it."""
     if box.near and hasattr(descriptor, "round_f32_to_tf32"):
         descriptor.round_f32_to_tf32 = True
     return descriptor
 
 
 def encode(descriptor: Any, meta: Mapping[str, Any], box: Tensor) -> list[Any]:
-    """What Triton 3.6 passes to a kernel in a descriptor's place; ``meta``: what it knows of the place."""
+    """What Triton 3.6 passes to a kernel as a descriptor; ``meta``: the compiled kernel's record of it."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     if box.near:

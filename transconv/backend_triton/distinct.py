@@ -1,10 +1,10 @@
 """Stage 10. In: a kernel. Out: the same kernel, whose names differ from each other and from what its
 text calls.
 
-A computation may call a tensor like a coordinate (``w``), or an axis like a function that the text
-uses (``range``). The IR tells them apart; the text would assign to one what it reads from the other. A
-name that is taken gets a line below: variables keep theirs before tensors. Kernels are launched with
-their tensors in order, so that the names of parameters are for the reader alone.
+A computation may give a tensor the name of a coordinate (``w``), or an axis that of a function in the
+text (``range``). The IR keeps them apart; the text would confuse them. A name that is taken gets an
+underscore; variables keep their names before tensors. Launches pass tensors by position, so renaming
+parameters changes nothing else.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WRITTEN = (*(c.helper for c in CALLS.values()), *(r.helper for r in REDUCERS.val
 USED = frozenset({"tl", "gl", "gluon", "hopper", "mbarrier", "tma", "triton", "sums", "float", "range",
                   "gdc_wait", "gdc_launch_dependents", *LOOKED_UP,
                   *(name for text in WRITTEN for name in re.findall(r"def (\w+)", text))})
-"""What the text of a module calls, or names itself."""
+"""The functions that a module's text calls or defines."""
 
 
 def distinct(kernel: Kernel) -> Kernel:
-    """The kernel with other names for what is called like something else of its text.
+    """The kernel with clashing names replaced.
 
         x(w): w = ow + 1; load(w + w)   ->   x(w_): w = ow + 1; load(w_ + w)
     """

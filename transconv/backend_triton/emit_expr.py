@@ -60,24 +60,24 @@ ATOM, POSTFIX, PREFIX = 10, 9, 8
 
 class ExprSpeller:
     """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
-    lanes of every variable in sight; ``space`` is the name that Triton's functions are found under."""
+    lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
 
     space = "tl"
 
     def __init__(self) -> None:
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.counting: dict[Var, str] = {}  # names whose lanes count up, see ``counts``
-        self.numbers: set[Var] = set()  # counters of loops, and names for what is made of them alone
+        self.numbers: set[Var] = set()  # loop counters, and lets computed from them alone
 
     def name(self, s: Let) -> None:
-        """Take in what a name stands for."""
+        """Record the lanes of a let, and how its value counts."""
         self.scope[s.var] = self.lanes(s.value)
         self.counting[s.var] = self.counts(s.value)
         if self.is_number(s.value):
             self.numbers.add(s.var)
 
     def is_number(self, e: Expr) -> bool:
-        """Whether Triton's interpreter has a number of Python's for it, which has no ``.to``."""
+        """Whether Triton's interpreter holds it as a Python number, which has no ``.to``."""
         return all(isinstance(x, (Const, Neg)) or type(x) in LEVEL or x in self.numbers for x in walk(e))
 
     def spell(self, e: Expr) -> tuple[str, int]:
@@ -130,10 +130,10 @@ class ExprSpeller:
         return e.name, ATOM
 
     def may_count_up(self, e: Expr) -> bool:
-        """Whether neighbouring lanes may hold neighbouring integers. Triton 3.6 believes of them,
-        subtracted, what holds for the first of a row alone (that 4 divides it, say), and lets one
-        lane's comparison stand for its neighbour's (bench/results/h200_subtracted_lanes.csv). A
-        product with -1 it takes for what it is."""
+        """Whether neighbouring lanes may hold neighbouring integers. Where these are subtracted, Triton
+        3.6 assumes for every lane what holds only for the first (a divisor of 4, say), and reuses one
+        lane's comparison for its neighbour (bench/results/h200_subtracted_lanes.csv). A product with
+        -1 is compiled correctly."""
         scaled = isinstance(e, Mul) and isinstance(e.b, Const)
         return e.dtype.is_integer and bool(self.lanes(e)) and not scaled
 
@@ -164,9 +164,9 @@ class ExprSpeller:
         return ""
 
     def spell_Mod(self, e: Mod) -> tuple[str, int]:
-        """Of lanes that start again, Triton 3.6 forgets that the remainders count up, and takes what the
-        first is divisible by for true of each: loads of pairs then begin at odd addresses (seen on an
-        H200 as a fault). Of bits it knows nothing: x & 7 is x % 8, and x % 28 & 31 is x % 28."""
+        """Where lanes start again, Triton 3.6 ignores that the remainders count up and assumes the first
+        one's divisor for each: loads of pairs then begin at odd addresses (a fault on an H200). It
+        assumes nothing of bit operations: x & 7 is x % 8, and x % 28 & 31 is x % 28."""
         if self.counts(e.a) != "again" or not isinstance(e.b, Const):
             return self.binary(e)
         bits = (1 << (int(e.b.value) - 1).bit_length()) - 1
@@ -184,7 +184,7 @@ class ExprSpeller:
         return self.extremum("maximum", e)
 
     def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
-        """A NaN operand makes the result NaN, as in torch; Triton wants that asked for."""
+        """A NaN operand makes the result NaN, as in torch; Triton does so only on request."""
         text, level = self.function(name, (e.a, e.b), e)
         if e.dtype.kind == "float":
             text = f"{text[:-1]}, propagate_nan=tl.PropagateNan.ALL)"
@@ -228,7 +228,7 @@ class ExprSpeller:
     def not_a_dot(self, x: Expr, lanes: tuple[Lane, ...]) -> Expr:
         """The same product, rows after columns: Triton (3.6) takes the sum of ``a[:, :, None] *
         b[None, :, :]`` for a matrix product in tf32, also where it is too short along K for the
-        matrix unit, which then is wrong; the factors the other way round it leaves alone."""
+        matrix unit, which then is wrong. It does not with the factors exchanged."""
         if isinstance(x, Mul) and lanes[-1] not in self.lanes(x.a) and lanes[0] not in self.lanes(x.b):
             return Mul(x.b, x.a)
         return x
@@ -249,7 +249,7 @@ class ExprSpeller:
         return f"{self.space}.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
 
     def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
-        """The descriptor gives the box in the order of memory; its lanes are put in their order."""
+        """A descriptor loads the box in the order of memory; it is permuted to the order of its lanes."""
         lanes, memory = self.lanes(e), self.memory_lanes(e)
         text = f"{box_name(e.tensor.name)}.load([{self.corner(e)}])"
         if len(e.extents) != len(memory):

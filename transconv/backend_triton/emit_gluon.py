@@ -57,14 +57,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 class GluonEmitter(TlEmitter):
     """Spells one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the role,
-    ``wide`` the most columns that one of its products has."""
+    ``wide`` the most columns of one matrix instruction."""
 
     space = "gl"
 
     def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int) -> None:
         super().__init__()
         self.sides, self.warps, self.wide = sides, warps, wide
-        self.sums = Var("")  # what the products under way are added to
+        self.sums = Var("")  # the accumulator of the asynchronous products
 
     def spell_Const(self, e: Const) -> tuple[str, int]:
         return (str(e.value), ATOM) if isinstance(e.value, bool) else super().spell_Const(e)
@@ -73,7 +73,7 @@ class GluonEmitter(TlEmitter):
         return self.slot(e, self.lanes(e)), POSTFIX
 
     def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
-        """A slot as a matrix: its dimensions in memory are folded, and transposed if need be."""
+        """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
         slot = self.text(piece.slot)
         if piece.buffer.members > 1:

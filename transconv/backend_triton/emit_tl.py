@@ -46,7 +46,7 @@ from transconv.ir import (
 )
 
 WIDTH = 100
-SHORT = 24  # brackets with less in them stay on one line
+SHORT = 24  # characters; shorter bracket contents stay on one line
 
 
 class TlEmitter(ExprSpeller):
@@ -138,8 +138,8 @@ class TlEmitter(ExprSpeller):
 
 
 def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
-    """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: what its
-    body begins with."""
+    """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: the
+    first lines of its body."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
     body = [*lanes, *TlEmitter().block(kernel.body)]
     given = parameters(kernel)
@@ -157,8 +157,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
 
 
 def folded(lines: list[str]) -> list[str]:
-    """Break what is too long: a call before its mask, else behind the outermost comma that is within
-    reach; what follows is aligned with its neighbours."""
+    """Break long lines: a call before its mask, else after the outermost comma that fits; the rest is
+    aligned with its neighbours."""
     out: list[str] = []
     for line in lines:
         opening = line.find("(") + 1
@@ -173,8 +173,8 @@ def folded(lines: list[str]) -> list[str]:
 
 
 def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
-    """A line in pieces, all but the last with a comma as their end. ``around``: the brackets that it
-    begins in, as the columns at which their contents begin."""
+    """A line in pieces, all but the last ending in a comma. ``around``: the columns at which the contents
+    of the open brackets begin."""
     if len(line) <= WIDTH:
         return [line]
     opened = list(around)
@@ -196,8 +196,8 @@ def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
 
 
 def spelled_lanes(root: Stmt) -> list[Lane]:
-    """The lanes that the text mentions, in the order of a tile's dimensions; what lies within a box
-    is not spelled."""
+    """The lanes that the text mentions, in the order of a tile's dimensions; those inside a box are not
+    spelled."""
     found: set[Lane] = set()
     stack: list[Node] = [root]
     while stack:

@@ -25,7 +25,7 @@ Of 24 runs of two such kernels on an H200, 16 were wrong, each time in other ele
 3 million; bench/results/h200_register_products.csv): a first result that is right says nothing here.
 
 **Pairs whose lower half runs over.** LLVM computes two 32-bit numbers as a vector, and says of both what
-holds for one of them: that nothing is shifted out. The other one, which nobody reads, is then put into
+holds for one of them: that nothing is shifted out. The other one, which is never read, is then put into
 the lower half of 64 bits as if it fitted:
 
     shl nuw nsw <2 x i32> {tid, part}, {31, 6}      ->      mul.wide.u32 %rd19, %r1, 2147483648;
@@ -33,9 +33,9 @@ the lower half of 64 bits as if it fitted:
                                                             mov.b64      {_, %r49}, %rd22;
 
 so that the upper half, an offset, gets bits of the thread's number; an offset of a store, too. Triton 3.6
-does this for sm_80, 90 and 100 alike. With the one register mended by hand the kernel is right on an H200,
-and so is that of Triton 3.9, while the assemblers of both make the same wrong kernel of the text
-(bench/results/h200_run_over.csv). The text has to be there to see it; a legitimate pair is put together
+does this for sm_80, 90 and 100 alike. With that register corrected by hand the kernel is right on an H200,
+and so is that of Triton 3.9; the assemblers of both make the same wrong kernel of the wrong text
+(bench/results/h200_run_over.csv). The check needs the PTX text; a legitimate pair is put together
 from halves that are widened (cvt.u64.u32) and shifted by 32.
 """
 
@@ -47,7 +47,7 @@ from typing import Any
 
 from transconv.errors import Unsupported
 
-RIGHT_SINCE = (9, 4)  # the oldest PTX whose assembler was seen to keep the constant
+RIGHT_SINCE = (9, 4)  # the oldest PTX version whose assembler kept the constant in tests
 
 _REGISTERS = re.compile(r"\bwgmma\.mma_async\.\S+\s+\{[^}]*\},\s*\{")
 _UNWAITED = re.compile(r"\bwgmma\.wait_group\.sync\.aligned\s+[1-9]")
@@ -62,9 +62,9 @@ _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
 
 
 def flaw(asm: Mapping[str, Any]) -> str:
-    """What is known to be wrong with a kernel, in a sentence; empty if nothing is. ``asm``: the texts
-    that Triton keeps of it. Machine code is only looked at where the PTX gives a reason, or where
-    Triton keeps no PTX (TRITON_STORE_BINARY_ONLY)."""
+    """A known miscompile in a kernel, as a sentence; empty if there is none. ``asm``: the texts that
+    Triton keeps of it. Machine code is only read where the PTX gives a reason, or where Triton keeps
+    no PTX (TRITON_STORE_BINARY_ONLY)."""
     ptx = asm.get("ptx", "")
     if _UNWAITED.search(ptx) and _REGISTERS.search(ptx):
         return ("products may read registers that the next step writes "
@@ -87,7 +87,7 @@ def flaw(asm: Mapping[str, Any]) -> str:
 
 
 def _runs_over(ptx: str) -> bool:
-    """Whether half of a pair is read above a number that may be wider than the other half."""
+    """Whether the upper half of a pair is read where the lower half may overflow into it."""
     halved = {a or b for a, b in _UPPER.findall(ptx)}
     pairs = [ends for pair, *ends in _PAIR.findall(ptx) if pair in halved]
     wide = {a or b for a, b in _WIDE.findall(ptx)} if pairs else set()

@@ -25,14 +25,14 @@ from transconv.ir import (
     find,
 )
 
-DOT_BITS = 256  # of an operand's row that one instruction takes along K
+DOT_BITS = 256  # of an operand's row per instruction, along K
 WARPGROUP = 4  # warps that multiply together, 64 rows at a time
-PIECES = "pieces"  # what a pile of boxes is called when it is seen as one operand
+PIECES = "pieces"  # the name of several boxes seen as one operand
 
 
 def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
-    """How the tile of a product lies in registers: groups of four warps take 64 rows each, and
-    share the columns when there are more groups than rows for them."""
+    """The register layout of a product's tile: groups of four warps take 64 rows each; further groups
+    divide the columns."""
     left, right = (x.extent for x in sides)
     down = min(warps // WARPGROUP, left // 64) * WARPGROUP
     across = warps // down
@@ -48,9 +48,9 @@ def widest_product(roles: Roles) -> int:
 
 
 def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
-    """How a tile that is transposed lies in registers: every thread has one row of what is written,
-    which lies along dimension ``along``, and its neighbours are neighbours in what is read. Short
-    tiles are dealt out along the rows too."""
+    """The register layout of a tile to be transposed: every thread has one row of the result, along
+    dimension ``along``, and neighbouring threads read neighbouring elements. Short tiles are divided
+    along the rows too."""
     rows, length = lanes[1 - along].extent, lanes[along].extent
     threads, groups = min(rows, 32), min(warps, max(1, rows // 32))
     own = max(1, length * threads * groups // (32 * warps))
@@ -71,7 +71,7 @@ def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
 
 
 def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
-    """The lines that reserve all of them, and set the barriers up."""
+    """The lines that allocate rings and barriers and initialise the barriers."""
     copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
     boxed = {x.piece.buffer: box_name(x.tensor.name) for x in copies}
     for what in shared:
@@ -99,7 +99,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
 
 
 def _transposed(what: Buffer, box: str) -> Iterator[str]:
-    """A ring that no box lands in: it lies as the matrix unit likes it."""
+    """A ring that no box is copied into: its layout is the matrix unit's."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
     yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
            f"{shared_layout(what)})")
@@ -113,8 +113,8 @@ def shared_layout(what: Buffer) -> str:
 
 
 def _pile(what: Buffer, box: str) -> Iterator[str]:
-    """Boxes side by side are one wide operand: 64 columns of all rows, then the next 64; below one
-    another they are a tall one."""
+    """Boxes as one operand: side by side (64 columns of all rows, then the next 64), or below one
+    another."""
     down, across = (what.members, 1) if what.below else (1, what.members)
     rows, columns = prod(what.extents[:-1]) * down, what.extents[-1] * across
     yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "

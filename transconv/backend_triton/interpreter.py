@@ -15,29 +15,29 @@ import numpy as np
 from transconv import knobs
 from transconv.backend_triton.early import INSTRUCTIONS
 from transconv.errors import Unsupported
-from transconv.ir import bf16, convert
+from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @lru_cache(maxsize=1)
-def mend_interpreter() -> None:
-    """Let a condition without lanes join a mask, f32 be rounded to bf16, and kernels wait for one another,
-    once per process.
+def prepare_interpreter() -> None:
+    """Patch Triton's interpreter, once per process: scalar conditions in masks, rounding to bf16 and 8-bit
+    floats, the waits of ``early.py``.
 
-    The interpreter labels the result of a comparison with the type of what was compared, and
-    spreads a scalar over lanes as what its label says: ``mask & (0 <= i)`` becomes 32-bit integers.
-    Triton 3.6 takes them for a mask, 3.9 refuses them ("mask has unsupported dtype").
+    The interpreter gives the result of a comparison the type of its operands, and broadcasts a scalar
+    as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
+    refuses them ("mask has unsupported dtype").
 
-    It cuts the digits off that bf16 has no place for, where chips round to the nearest.
+    It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest.
 
-    It has no meaning for the instructions of ``early.py``. Kernels run one after another here: to wait
-    for those before is to do nothing.
+    It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing.
     """
     from triton.language import bfloat16, float32, int1
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
+    cast_any = InterpreterBuilder.create_fp_to_fp
 
     def create_splat(self: Any, shape: Any, value: Any) -> Any:
         if value.data.dtype == bool and value.dtype != int1:
@@ -49,8 +49,18 @@ def mend_interpreter() -> None:
             return TensorHandle(nearest_bf16(given.data), to.scalar)
         return cast(self, given, to)
 
+    def create_fp_to_fp(self: Any, given: Any, to: Any, rounding_mode: Any) -> Any:
+        if short := SHORT.get(str(to.scalar)):
+            floats = given if given.dtype.scalar == float32 else cast_any(self, given, float32, None)
+            return TensorHandle(nearest_8_bits(floats.data, short), to.scalar)
+        if short := SHORT.get(str(given.dtype.scalar)):
+            floats = TensorHandle(values_of_8_bits(given.data, short), float32)
+            return floats if to.scalar == float32 else self.cast_impl(floats, to)
+        return cast_any(self, given, to, rounding_mode)
+
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
-    if knobs.interpret():  # else the compiler is what reads the next kernel
+    InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
+    if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
 
@@ -61,10 +71,30 @@ def nearest_bf16(x: Array) -> Array:
     return np.where(np.isnan(x), 0x7FC0, bits).astype(np.uint16)
 
 
+# Triton's names in types, and the rows of them.
+SHORT = {"fp8e4nv": f8e4m3, "fp8e5": f8e5m2}
+
+
+def nearest_8_bits(x: Array, dtype: DType) -> Array:
+    """The bits of f32 numbers as 8-bit floats, ties to even, in the range of finite ones."""
+    import torch
+
+    near = torch.from_numpy(np.ascontiguousarray(convert(x, dtype)))
+    return near.to(getattr(torch, dtype.torch)).view(torch.uint8).numpy()
+
+
+def values_of_8_bits(bits: Array, dtype: DType) -> Array:
+    """The 8-bit floats of these bits as f32 numbers."""
+    import torch
+
+    held = torch.from_numpy(np.ascontiguousarray(bits).view(np.uint8))
+    return held.view(getattr(torch, dtype.torch)).float().numpy()
+
+
 @contextmanager
 def explained() -> Iterator[None]:
-    """Triton up to 3.6 makes a number of an array with one element where a loop's bound is not a constant,
-    which NumPy refuses since 2.4: what fails then is Unsupported("numpy:new"), with what to install."""
+    """Triton up to 3.6 converts a one-element array to a number where a loop's bound is not a constant.
+    NumPy 2.4 refuses that: the failure becomes Unsupported("numpy:new"), with what to install."""
     try:
         yield
     except Exception as error:

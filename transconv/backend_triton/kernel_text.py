@@ -11,19 +11,19 @@ from transconv.ir import For, Kernel, Roles, find, walk
 
 
 def is_explicit(kernel: Kernel) -> bool:
-    """Whether a kernel says itself what happens in shared memory."""
+    """Whether a kernel states its own use of shared memory."""
     return bool(find(kernel, Roles))
 
 
 def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with a JIT function named like the kernel; ``early``: see early.py."""
     spell = emit_gluon.emit if is_explicit(kernel) else emit_tl.emit
-    about = tuple(" ".join(line.splitlines()) for line in (*header, *told(kernel.notes)))  # comments
+    about = tuple(" ".join(line.splitlines()) for line in (*header, *merged(kernel.notes)))  # comments
     return spell(distinct(kernel), about, first_lines(kernel) if early else ())
 
 
-def told(notes: tuple[str, ...]) -> list[str]:
-    """Notes that differ in their numbers alone, as those about columns that are written out, are one."""
+def merged(notes: tuple[str, ...]) -> list[str]:
+    """The notes, with those that differ in their numbers alone merged into one (unrolled columns)."""
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)

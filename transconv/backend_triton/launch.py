@@ -16,22 +16,22 @@ from typing import Any
 from transconv.backend_triton import compiled
 from transconv.backend_triton.descriptors import describe, describe_explicit, encode
 from transconv.backend_triton.flaws import refuse
-from transconv.backend_triton.interpreter import explained, mend_interpreter
+from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
 
 Boxed = tuple[Tensor, tuple[int, ...]]
 Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
 DIRECT = "3.6."  # the release of Triton whose launch function is called without its wrapper
-# Triton's interpreter keeps the place in the grid and the patched language for the whole process: kernels
+# Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
 INTERPRETER = threading.Lock()
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 
 
 class Launcher:
-    """Runs one kernel. ``boxes`` says which arguments are passed as descriptors of boxes, ``types`` what
-    torch calls the elements of each; under ``key`` it is noted that the kernel was compiled."""
+    """Runs one kernel. ``boxes`` says which arguments are descriptors of boxes, ``types`` torch's element
+    type of each; ``key`` is the kernel's name in the record of compiled kernels."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
                  boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
@@ -42,7 +42,7 @@ class Launcher:
         self.describe = describe_explicit if explicit else describe
         self.explicit, self.early = explicit, early
         self.types, self.key = types, key
-        self.unspecialised: tuple[str, ...] = ()  # arguments, none of whose values has a kernel of its own
+        self.unspecialised: tuple[str, ...] = ()  # arguments on whose values Triton does not specialise
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], Start] = {}
         self.lock = threading.Lock()
@@ -73,13 +73,13 @@ class Launcher:
 
     def _interpret(self, tensors: list[Any]) -> None:
         with INTERPRETER:
-            mend_interpreter()
+            prepare_interpreter()
             with explained():
                 self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
-        """The kernel that Triton makes for such tensors, or has made before. Raises Miscompiled for what
-        is known to be compiled wrongly."""
+        """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
+        for a known miscompile."""
         function, args = self._function(), self._arguments(tensors)
         if not aligned:
             import triton
@@ -93,28 +93,28 @@ class Launcher:
         return kernel
 
     def warm(self, tensors: list[Any]) -> None:
-        """Compile into Triton's cache what a launch with such tensors will look for; those of torch's
-        ``meta`` device look like tensors at multiples of 16 bytes."""
+        """Compile into Triton's cache the kernel for a launch with such tensors; those of torch's ``meta``
+        device count as aligned to 16 bytes."""
         if self.grid:
             args = self._arguments(tensors)
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
     def compile(self, aligned: bool) -> None:
-        """Compile into Triton's cache, and note it. Needs no GPU where Triton was told of one. Raises
-        Miscompiled, and what Triton raises."""
+        """Compile into Triton's cache, and record it. Needs no GPU after ``compiled.pretend``. Raises
+        Miscompiled, and Triton's errors."""
         if self.grid:
             torch = _torch()
             made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
             self._compiled(made, aligned)
 
     def is_ready(self, aligned: bool) -> bool:
-        """Whether a launch with tensors so aligned compiles nothing: the kernel runs in this process
-        already, or lies in Triton's cache."""
+        """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or
+        is in Triton's cache."""
         return (not self.grid or any(a is aligned for _, a in self.kept)
                 or compiled.is_there(self.key, aligned))
 
     def is_loaded(self, device: int, aligned: bool) -> bool:
-        """Whether the kernel runs on a device already, for tensors so aligned."""
+        """Whether the kernel is loaded on a device, for aligned tensors or for others."""
         return not self.grid or (device, aligned) in self.kept
 
     def _function(self) -> Any:
@@ -123,73 +123,50 @@ class Launcher:
                 self.jit = load(self.source, self.function, self.path)
         return self.jit
 
-    def _arguments(self, tensors: list[Any]) -> list[Any]:
+    def _arguments(self, tensors: list[Any]) -> Sequence[Any]:
         """Tensors, or descriptors of boxes in their place."""
-        if not self.boxes:
-            return tensors
-        return [t if b is None else self.describe(t, *b)
-                for t, b in zip(tensors, self.boxes, strict=True)]
+        return arguments(tensors, self.boxes, self.describe)
 
     def _options(self) -> dict[str, Any]:
-        """What Triton is told beside the arguments: with other words it is another kernel."""
-        # Fused multiply-adds are asked for: newer releases of Triton have another default.
+        """Triton's compile options; other options give another compiled kernel."""
+        # Fused multiply-adds are set explicitly: the default differs between Triton's releases.
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         return options | {"launch_pdl": True} if self.early else options
 
     def _starter(self, kernel: Any) -> Start:
-        """How to start a compiled kernel with the least work per call."""
-        entry = _entry(kernel, bool(self.boxes))
+        """The function that starts a compiled kernel with the least work per call."""
+        found = entry(kernel, bool(self.boxes))
         grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
         run, describe, early = kernel.run, self.describe, self.early
 
         def through_triton(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-            args = tensors if not boxes else [t if b is None else describe(t, *b)
-                                              for t, b in zip(tensors, boxes, strict=True)]
-            # Newer releases of Triton unload a kernel's code when its object goes: ours stays here.
+            args = arguments(tensors, boxes, describe)
+            # Newer releases of Triton unload a kernel with its last reference, so it is kept here.
             run(grid, 1, 1, stream, kernel.function, packed, None, None, None, *args)
 
-        if entry is None:
+        if found is None:
             return through_triton
-        raw, meta = entry
+        raw, meta = found
         if not boxes:
             return Direct(raw, grid, function, packed, early)
-        maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
-        calls: dict[tuple[int, ...], list[Any]] = {}
+        encoder = Encoder(boxes, meta, describe)
+        known = encoder.calls.get
 
         def encoded(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-            args = calls.get(pointers)
+            args = known(pointers)
             if args is None:
-                args = encode_all(pointers, tensors)
+                args = encoder(pointers, tensors)
             raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
                 *args)
-
-        def encode_all(at: tuple[int, ...], tensors: Sequence[Any]) -> list[Any]:
-            args: list[Any] = []
-            place = 0
-            for pointer, tensor, box, known in zip(at, tensors, boxes, maps, strict=True):
-                if box is None:
-                    args.append(pointer)
-                    continue
-                found = known.get(pointer)
-                if found is None:
-                    if len(known) >= MAPS_KEPT:
-                        known.clear()
-                    found = known[pointer] = encode(describe(tensor, *box), meta[place], box[0])
-                place += 1
-                args += found
-            if len(calls) >= MAPS_KEPT:
-                calls.clear()
-            calls[at] = args
-            return args
         return encoded
 
     def starter(self, device: int, aligned: bool,
                 order: tuple[int, ...]) -> Callable[..., None] | None:
-        """A function of tensors that starts the kernel with nothing left to decide; ``order`` says
-        which of them are the kernel's arguments.
+        """A function of tensors that starts the kernel without further checks; ``order``: the indices
+        of the kernel's arguments among them.
 
-        None before the first launch on the device with tensors so ``aligned``. The caller sees to it
-        that the device is the current one.
+        None before the first launch on the device for this ``aligned``. The caller makes the device
+        the current one.
         """
         start = self.kept.get((device, aligned))
         if start is None:
@@ -206,6 +183,47 @@ class Launcher:
         return run
 
 
+def arguments(tensors: Sequence[Any], boxes: tuple[Boxed | None, ...],
+              describe: Callable[..., Any]) -> Sequence[Any]:
+    """Tensors, or descriptors of boxes in their place."""
+    if not boxes:
+        return tensors
+    return [t if b is None else describe(t, *b) for t, b in zip(tensors, boxes, strict=True)]
+
+
+class Encoder:
+    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``meta``: the
+    compiled kernel's record of each descriptor."""
+
+    def __init__(self, boxes: tuple[Boxed | None, ...], meta: Any, describe: Callable[..., Any]) -> None:
+        self.boxes, self.meta, self.describe = boxes, meta, describe
+        self.maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
+        self.calls: dict[tuple[int, ...], list[Any]] = {}
+
+    def __call__(self, at: tuple[int, ...], tensors: Sequence[Any]) -> list[Any]:
+        """The arguments for tensors at these addresses."""
+        args = self.calls.get(at)
+        if args is not None:
+            return args
+        args = []
+        place = 0
+        for pointer, tensor, box, known in zip(at, tensors, self.boxes, self.maps, strict=True):
+            if box is None:
+                args.append(pointer)
+                continue
+            found = known.get(pointer)
+            if found is None:
+                if len(known) >= MAPS_KEPT:
+                    known.clear()
+                found = known[pointer] = encode(self.describe(tensor, *box), self.meta[place], box[0])
+            place += 1
+            args += found
+        if len(self.calls) >= MAPS_KEPT:
+            self.calls.clear()
+        self.calls[at] = args
+        return args
+
+
 class Direct:
     """Starts a kernel whose arguments are addresses alone."""
 
@@ -220,7 +238,7 @@ class Direct:
 
     def bound(self, order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None]:
-        """The same for those of the given tensors that ``order`` names, in half the time."""
+        """The same for the tensors at the indices ``order``, in half the time."""
         kernel = self.grid, self.function, self.packed, self.early
         return written_out(self.raw, kernel, order, (), device, stream)
 
@@ -229,7 +247,7 @@ def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], or
                 numbers: tuple[int, ...], device: int,
                 stream: Callable[[int], Any]) -> Callable[..., None]:
     """A function of tensors that starts a kernel (its grid, function, metadata, whether it begins early)
-    with the addresses of those that ``order`` names, and with numbers: each argument is written out."""
+    with the addresses of those at the indices ``order``, and numbers: each argument is written out."""
     made: Callable[..., None] = _spelled(order, len(numbers))(raw, *kernel, device, stream, *numbers)
     return made
 
@@ -243,14 +261,13 @@ def _spelled(order: tuple[int, ...], count: int) -> Any:
                 f"None{addresses}{numbers})")
 
 
-def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
-    """The launch function that Triton's own Python wraps, and what the descriptors of boxes are
-    encoded with.
+def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
+    """The launch function that Triton's own Python wraps, and the metadata for encoding descriptors.
 
     Encoding a descriptor takes as long as a launch, and depends only on the address; Triton does it
-    at every launch. None where this version of Triton keeps them elsewhere, or the kernel needs
-    scratch memory: then its own entry is used. The function is C code that trusts its arguments,
-    and these differ from release to release (3.9 has others), so only a known one is called.
+    at every launch. None for another version of Triton, or for a kernel that needs scratch memory:
+    then Triton's own launch is used. The function is C code that does not check its arguments, which
+    differ between releases (3.9 has others), so only that of a known release is called.
     """
     try:
         import triton
@@ -269,12 +286,6 @@ def _entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
     return raw, meta
-
-
-def launch_function(kernel: Any) -> Any:
-    """The launch function of a kernel without boxes that may be called directly; None for others."""
-    entry = _entry(kernel, False)
-    return None if entry is None else entry[0]
 
 
 @lru_cache(maxsize=1)

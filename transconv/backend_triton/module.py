@@ -23,7 +23,7 @@ def load(source: str, function: str, path: Path | None = None) -> Any:
 
 
 def write(source: str, name: str) -> Path | None:
-    """Leave a readable copy of a kernel in the cache; None when it could not be left there."""
+    """Write a readable copy of a kernel to the cache; None when that failed."""
     folder = keep.folder()
     if folder is None:
         return None

@@ -2,9 +2,9 @@
 No GPU is needed.
 
 Compilers run in child processes (see child.py, offline_child.py), because bad IR can abort the process
-and failures print whole modules. When a child dies or hangs, the job it was at has failed and a new
-child goes on with the next. Another Triton than the installed one does the work when its folder is
-given (``pip install --target FOLDER triton==...``).
+and failures print whole modules. When a child dies or hangs, its job has failed and a new child
+continues with the next. Another Triton than the installed one is used when its folder is given
+(``pip install --target FOLDER triton==...``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Job:
     """One kernel for one chip. ``params``: each argument's element type in call order, and the
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
     Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
-    ``code``: the machine code too, and what a launch of it has to know."""
+    ``code``: return the machine code too, and the metadata for its launch."""
 
     source: str
     function: str
@@ -46,15 +46,15 @@ class Job:
     keep: tuple[str, ...] = ()
     explicit: bool = False
     code: bool = False
-    sizes: int = 0  # arguments behind the tensors, of 32 bits
+    sizes: int = 0  # 32-bit arguments after the tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a compiled kernel takes. ``registers`` per thread (AMD: vector and accumulation
-    registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: how
-    often each telling instruction occurs; ``serialised``: the matrix unit waits after each. ``code``:
-    the machine code (cubin, hsaco), and ``launch`` what Triton says of it, where it was asked for."""
+    """What a compiled kernel uses. ``registers`` per thread (AMD: vector and accumulation
+    registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: counts of
+    the instructions of interest; ``serialised``: the matrix unit waits after each. Where ``Job.code`` is
+    set: ``code``, the machine code (cubin, hsaco), and ``launch``, Triton's metadata for its launch."""
 
     function: str
     target: str
@@ -65,7 +65,7 @@ class Resources:
     serialised: bool
     warnings: tuple[str, ...]
     seconds: float
-    flaw: str = ""  # what is known to be wrong with the machine code
+    flaw: str = ""  # a known miscompile in the machine code
     texts: dict[str, str] = field(default_factory=dict)
     code: bytes = field(default=b"", repr=False)
     launch: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CompileFailure:
-    """Why there is no code: one sentence, and what the compilers printed."""
+    """Why a compile failed: one sentence, and the compilers' output."""
 
     function: str
     target: str
@@ -93,7 +93,7 @@ class CompileFailure:
 
 
 Answer = Resources | CompileFailure
-"""What compiling a job gives."""
+"""The result of a job."""
 
 
 def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int = 1,
@@ -102,8 +102,8 @@ def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int 
     """Compile every job; answers in the order of the jobs.
 
     ``timeout_s`` is the limit for one, ``workers`` the number of child processes, ``triton`` a
-    folder with another Triton than the installed one; ``done`` hears of every answer as it comes,
-    one at a time.
+    folder with another Triton than the installed one; ``done`` is called with each answer, one at a
+    time.
     """
     answers: list[Answer | None] = [_refused(job) for job in jobs]
     idle: SimpleQueue[Child] = SimpleQueue()
@@ -148,7 +148,7 @@ def _refused(job: Job) -> CompileFailure | None:
 
 
 def _child(triton: Path | None) -> Child:
-    """A compiling process with a cache of its own, and the Triton of a folder."""
+    """A compiling process with its own cache, and the Triton of a folder."""
     path = () if triton is None else (str(triton.absolute()),)
     return Child("transconv.backend_triton.offline_child", {
         "TRITON_CACHE_DIR": "{folder}/cache", "TRITON_ALWAYS_COMPILE": "1", "TMPDIR": "{folder}",
@@ -156,7 +156,7 @@ def _child(triton: Path | None) -> Child:
 
 
 def _encoded(job: Job) -> dict[str, Any]:
-    """What a child is told: of element types the compiler's words, for it knows no rows from outside."""
+    """A job as JSON. Element types are Triton's names: the child has no types that users add."""
     types = [(DTYPES[name], box) for name, box in job.params]
     return asdict(job) | {"params": [(t.signature, t.triton, box) for t, box in types]}
 

@@ -17,7 +17,7 @@ from transconv.backend_triton.module import load
 
 
 def main() -> None:
-    """Answer jobs until nobody asks."""
+    """Answer jobs until standard input ends."""
     serve(_compile)
 
 
@@ -26,7 +26,7 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     from triton.compiler import compile as triton_compile
 
     source = _source(job)
-    # Said and not left to Triton, whose newer releases have another default.
+    # Set explicitly: the default differs between Triton's releases.
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": True}
     target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
     started = time.perf_counter()
@@ -43,26 +43,26 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
             **(_code(kernel) if job["code"] else {})}
 
 
-# What Triton says of a kernel that its launch depends on.
+# The metadata of a compiled kernel that its launch needs.
 LAUNCH = ("num_warps", "num_ctas", "shared", "global_scratch_size", "profile_scratch_size",
           "launch_cooperative_grid", "tensordesc_meta", "name")
 
 
 def _code(kernel: Any) -> dict[str, Any]:
-    """The machine code, and what whoever launches it has to know."""
+    """The machine code, and the metadata for its launch."""
     code = next(kernel.asm[kind] for kind in ("cubin", "hsaco") if kind in kernel.asm)
     return {"code": base64.b64encode(code).decode(),
             "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH}}
 
 
 def _source(job: dict[str, Any]) -> Any:
-    """What Triton compiles: the kernel with the types of its arguments and what is known of them."""
+    """The input of Triton's compiler: the kernel, its argument types, and their known divisors."""
     function = load(job["source"], job["function"])
     types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
              for word, element, box in job["params"]]
-    types += ["i32"] * job.get("sizes", 0)  # those that are arguments
+    types += ["i32"] * job.get("sizes", 0)  # sizes that are arguments
     signature = dict(zip(function.arg_names, types, strict=True))
-    # A pointer from torch's allocator is a multiple of 16 bytes; without knowing, no load is wide.
+    # A pointer from torch's allocator is a multiple of 16 bytes; without that fact no load is wide.
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
     if job["explicit"]:
         from triton.experimental.gluon._runtime import GluonASTSource
@@ -74,8 +74,8 @@ def _source(job: dict[str, Any]) -> Any:
 
 
 def _descriptor(word: str, element: str, box: Sequence[int], explicit: bool) -> str:
-    """The type of a box's descriptor, whose elements signatures and the language call ``word`` and
-    ``element``; an explicit kernel's says how it lies in shared memory."""
+    """The type of a box's descriptor. ``word`` and ``element``: the element type's names in signatures and
+    in the language. An explicit kernel's type includes the layout in shared memory."""
     if not explicit:
         return f"tensordesc<{word}{list(box)}>"
     from triton.experimental.gluon import language as gl

@@ -9,15 +9,15 @@ from transconv.ir import BoxLoad, BoxStore, Fetch, Kernel, Send, Tensor, find
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``box``: the extents of the boxes that the tensor is moved in; None where it is given by its
-    address."""
+    """``box``: the extents of a box where the tensor is passed as a descriptor; None where it is passed as
+    an address."""
 
     tensor: Tensor
     box: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
-        """What the text calls it."""
+        """Its name in the text."""
         return self.tensor.name if self.box is None else box_name(self.tensor.name)
 
     def __str__(self) -> str:
@@ -33,5 +33,5 @@ def parameters(kernel: Kernel) -> tuple[Parameter, ...]:
 
 
 def box_name(name: str) -> str:
-    """What a text calls the descriptor of the tensor of this name."""
+    """The name in the text of a tensor's descriptor."""
     return f"{name}_box"

@@ -1,6 +1,6 @@
 """What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
 
-Read from the machine code alone, so no GPU is asked. The words are opcodes that say which units a
+Read from the machine code alone, without a GPU. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
 registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit. A word
 ending in ``.128`` counts those that move 16 bytes per lane.
@@ -25,22 +25,22 @@ AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_swmmac", "v_dot", "buffer_load",
              "scratch_load", "scratch_store")
 AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 
-# What ptxas says when it cannot let matrix instructions overlap.
+# ptxas's warning when matrix instructions cannot overlap.
 SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
 
 
 def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
-    """Registers, stack and words from the cubin; ``log`` is what ptxas printed."""
+    """Registers, stack and words from the cubin; ``log`` is ptxas's output."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        told = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
-                              capture_output=True, text=True, check=False)
-    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout + told.stderr))
+        usage_text = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+                                    capture_output=True, text=True, check=False)
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage_text.stdout + usage_text.stderr))
     if "REG" not in usage:
-        raise RuntimeError(f"cuobjdump printed no registers: {told.stderr.strip()[-200:]}")
+        raise RuntimeError(f"cuobjdump printed no registers: {usage_text.stderr.strip()[-200:]}")
     found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
                        kernel.asm["sass"], re.MULTILINE)
     opcodes = Counter(name for name, _ in found)

@@ -1,8 +1,8 @@
 """Stage 11b for kernels whose sizes are arguments. In: tensors and sizes. Out: the kernel runs.
 
 One compiled kernel serves all sizes: they are passed in 32 bits, and Triton specialises on none of them.
-The number of programs is computed from them. A call of sizes that come back starts the kernel with both
-at hand (``starter_at``).
+The number of programs is computed from them, and so are the descriptors of boxes, which are kept by sizes
+and addresses. ``starter_at`` returns a function that starts the kernel for given sizes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.backend_triton.interpreter import explained, mend_interpreter
-from transconv.backend_triton.launch import INTERPRETER, Launcher, launch_function, written_out
+from transconv.backend_triton.interpreter import explained, prepare_interpreter
+from transconv.backend_triton.launch import (
+    INTERPRETER,
+    Boxed,
+    Encoder,
+    Launcher,
+    arguments,
+    entry,
+    written_out,
+)
 from transconv.backend_triton.launch import _torch as torch_module
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, Values, as_expr, values_of, walk
 from transconv.simplify import facts_of, range_of
@@ -26,46 +34,64 @@ def programs(kernel: Kernel) -> Expr:
     return as_expr(1)
 
 
-def _countable(programs: Expr, sizes: Sizes) -> Sizes:
-    """The requirements, and that there are no more programs than a launch may have."""
-    most = range_of(programs, facts_of(sizes)).hi
-    if most is not None and most <= LARGEST_SIZE:
-        return sizes
-    return replace(sizes, where=(*sizes.where, programs <= LARGEST_SIZE))
+FARTHEST = 2**40 - 1  # bytes: the largest stride of a descriptor
+SIZES_KEPT = 64  # sizes for which a kernel keeps descriptors
+
+
+def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) -> Sizes:
+    """The requirements of a launch: not more programs than a grid may have, and no stride of a box longer
+    than a descriptor allows."""
+    most = [(programs, LARGEST_SIZE), *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes
+                                        if b is not None and b[0].extents)]
+    facts = facts_of(sizes)
+    more = []
+    for value, limit in most:
+        known = range_of(value, facts).hi
+        if known is None or known > limit:
+            more.append(value <= limit)
+    return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
 class SizedLauncher(Launcher):
-    """Runs one kernel for any sizes that it takes (``requires``). ``compiled`` counts what Triton was
-    asked to compile: at most two kernels a device, for tensors that are aligned and for others."""
+    """Runs one kernel for any sizes that it takes (``requires``). ``compiled`` counts
+    Triton's compiles: at most two kernels a device, for tensors that are aligned and for others."""
 
     def __init__(self, source: str, function: str, path: Any, programs: Expr, sizes: Sizes, warps: int,
-                 stages: int, early: bool, types: tuple[str, ...] = (), key: str = "") -> None:
-        super().__init__(source, function, path, 1, warps, stages, early=early, types=types, key=key)
+                 stages: int, early: bool, types: tuple[str, ...] = (), key: str = "",
+                 boxes: tuple[Boxed | None, ...] = ()) -> None:
+        super().__init__(source, function, path, 1, warps, stages, boxes, early=early, types=types,
+                         key=key)
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
-        self.requires = _countable(programs, sizes)
+        self.requires = _countable(programs, sizes, self.boxes)
         self.count = values_of((programs,), sizes.names)
         self.compiled = 0
         self.starts: dict[tuple[int, bool], _Start] = {}
 
     def start(self, tensors: list[Any], values: Values) -> None:
-        """Launch for sizes that meet the kernel's requirements, which the caller has seen to."""
+        """Launch for sizes that meet the kernel's requirements; the caller has checked that."""
         sizes = tuple([values[n] for n in self.sizes.names])
         (grid,), device = self.count(*sizes), tensors[0].device
         if device.type == "cpu":
             with INTERPRETER:
-                mend_interpreter()
+                prepare_interpreter()
                 with explained():
-                    self._function()[(grid,)](*tensors, *sizes, **self._options())
+                    given = arguments(tensors, self.boxes_at(sizes), self.describe)
+                    self._function()[(grid,)](*given, *sizes, **self._options())
             return
         torch = torch_module()
         aligned = not any(t.data_ptr() & 15 for t in tensors)
         with torch.cuda.device(device.index):
             made = self.starts.get((device.index, aligned))
             if made is None:
-                made = _Start(self._compiled(tensors, aligned), self.early)
+                made = _Start(self, self._compiled(tensors, aligned))
                 self.starts[device.index, aligned] = made
                 self.compiled += 1
             made(grid, sizes, tensors, torch._C._cuda_getCurrentRawStream(device.index))
+
+    def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
+        """Which arguments are descriptors, each with its tensor of these sizes."""
+        values = dict(zip(self.sizes.names, sizes, strict=True))
+        return tuple(b and (b[0].at(values), b[1]) for b in self.boxes)
 
     def starter_at(self, device: int, aligned: bool, order: tuple[int, ...],
                    values: Values) -> Callable[..., None] | None:
@@ -86,32 +112,50 @@ class SizedLauncher(Launcher):
         """As Launcher's."""
         return (device, aligned) in self.starts
 
-    def _arguments(self, tensors: list[Any]) -> list[Any]:
-        """Tensors, and the examples of sizes: what is compiled depends on none of them."""
-        return [*tensors, *self.sizes.like.values()]
+    def _arguments(self, tensors: list[Any]) -> Sequence[Any]:
+        """Tensors or descriptors, and example sizes: the compiled kernel depends on none of these."""
+        return [*arguments(tensors, self.boxes, self.describe), *self.sizes.like.values()]
 
 
 class _Start:
-    """Starts a compiled kernel that takes addresses and sizes."""
+    """Starts a compiled kernel that takes addresses or descriptors, and sizes."""
 
-    def __init__(self, kernel: Any, early: bool) -> None:
-        self.kernel, self.early, self.raw = kernel, early, launch_function(kernel)
+    def __init__(self, launcher: SizedLauncher, kernel: Any) -> None:
+        self.launcher, self.kernel, self.early = launcher, kernel, launcher.early
+        self.boxed = bool(launcher.boxes)
+        direct = entry(kernel, self.boxed)
+        self.raw: Any = direct and direct[0]
+        self.meta: Any = direct and direct[1]
+        self.known: dict[tuple[int, ...], Encoder] = {}
 
     def __call__(self, grid: int, sizes: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
         kernel = self.kernel
         if self.raw is None:
+            given = arguments(tensors, self.launcher.boxes_at(sizes), self.launcher.describe)
             kernel.run(grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-                       *tensors, *sizes)
+                       *given, *sizes)
             return
+        addresses = tuple([t.data_ptr() for t in tensors])
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
-                 kernel.packed_metadata, None, None, None, *[t.data_ptr() for t in tensors], *sizes)
+                 kernel.packed_metadata, None, None, None,
+                 *(self.encoder(sizes)(addresses, tensors) if self.boxed else addresses), *sizes)
+
+    def encoder(self, sizes: tuple[int, ...]) -> Encoder:
+        """The encoder of the boxes' descriptors for these sizes."""
+        found = self.known.get(sizes)
+        if found is None:
+            if len(self.known) >= SIZES_KEPT:
+                self.known.clear()
+            found = self.known[sizes] = Encoder(self.launcher.boxes_at(sizes), self.meta,
+                                                self.launcher.describe)
+        return found
 
     def bound(self, grid: int, sizes: tuple[int, ...], order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None]:
-        """A function of tensors that starts the kernel for these sizes, with nothing left to decide;
-        ``order`` says which of them are its arguments."""
+        """A function of tensors that starts the kernel for these sizes without further checks;
+        ``order``: the indices of its arguments among them."""
         kernel = self.kernel
-        if self.raw is not None:
+        if self.raw is not None and not self.boxed:
             packed = kernel.function, kernel.packed_metadata, self.early
             return written_out(self.raw, (grid, *packed), order, sizes, device, stream)
         return lambda *given: self(grid, sizes, [given[at] for at in order], stream(device))

@@ -55,24 +55,24 @@ def run(words: argparse.Namespace) -> int:
         raise ValueError(f"--parts {words.parts}: unknown {', '.join(unknown)}; "
                          f"expected some of {', '.join(PARTS)}")
     target, schedule = options.chip(words.target), options.schedule(words)
-    asked: Iterator[Blame]
+    blames: Iterator[Blame]
     if made := computations.given(words.problem, props=()):
-        asked = (blame_compute(compute, target, schedule, seed=words.seed, limit=words.limit, parts=parts,
-                               sizes=_sizes(compute, words.sizes), isolated=not words.here)
+        blames = (blame_compute(compute, target, schedule, seed=words.seed, limit=words.limit, parts=parts,
+                                sizes=_sizes(compute, words.sizes), isolated=not words.here)
                  for compute in made)
     else:
         problem = options.problem(words)
-        asked = (blame(problem, prop, target, schedule, options.epilogue(words), seed=words.seed,
-                       limit=words.limit, parts=parts, isolated=not words.here)
+        blames = (blame(problem, prop, target, schedule, options.epilogue(words), seed=words.seed,
+                        limit=words.limit, parts=parts, isolated=not words.here)
                  for prop in options.props(words))
     bad = 0
-    for found in asked:
+    for found in blames:
         bad += bool(found)
         if words.json:
             print(json.dumps(asdict(found)))
         else:
             print(found.text)
-            print(f"  {'WRONG in stage ' + found.stage if found else 'all that was asked is right'}"
+            print(f"  {'WRONG in stage ' + found.stage if found else 'every stage is right'}"
                   "\n")
     return 1 if bad else 0
 

@@ -1,4 +1,4 @@
-"""``cache``: what is kept of plans and kernels, as one file for other machines."""
+"""``cache``: the cached plans and kernels, packed into one file for other machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_to(verbs: object) -> None:
     made.add_argument("what", choices=("info", "pack", "unpack"))
     made.add_argument("file", nargs="?", type=ranges.output, metavar="FILE")
     made.add_argument("--target", default="", metavar="T",
-                      help="unpack: only what is for this chip (default: the GPU at hand, or all)")
+                      help="unpack: only the files for this chip (default: the GPU at hand, or all)")
 
 
 def run(words: argparse.Namespace) -> int:

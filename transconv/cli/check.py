@@ -48,7 +48,7 @@ options of problems that benchdnn does not have:
 
 
 def add_to(verbs: Any) -> None:
-    # All words come through as they are: the order of benchdnn's options matters.
+    # All words are passed on unchanged: the order of benchdnn's options matters.
     made = verbs.add_parser("check", help="run problems in benchdnn's syntax and check the results",
                             add_help=False, prefix_chars="\0")
     made.add_argument("words", nargs="*")
@@ -56,7 +56,7 @@ def add_to(verbs: Any) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the whole run; other words are the driver's."""
+    """The options of the whole run; other words are passed to the driver."""
     made = options.Parser(
         prog="python -m transconv check", description=ABOUT, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -144,7 +144,7 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
 
 def _carry_out(requests: Sequence[Request], own: argparse.Namespace,
                ended: Callable[[Result], None]) -> None:
-    """What means nothing here first, then the others, as they end."""
+    """Requests that do not apply here first, then the others as they end."""
     from transconv.verify.driver_attr import Refused
     from transconv.verify.driver_job import job_of
     from transconv.verify.report import Result
@@ -196,7 +196,7 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
 
 
 def answer(row: dict[str, Any]) -> dict[str, Any]:
-    """A worker's row with a status, whatever happened to the worker."""
+    """A worker's row with a status, also where the worker crashed or hung."""
     error = row.get("error")
     if error is None:
         return row
@@ -219,13 +219,13 @@ def _here(todo: Sequence[tuple[int, Request, Job]],
             continue
         try:
             row = work(**asdict(job))
-        except Exception as error:  # one problem must not hide the others
+        except Exception as error:  # report it and continue with the other problems
             row = {"error": f"{type(error).__name__}: {error}"}
         yield place, request, answer(row)
 
 
 def _where(engines: set[str]) -> str:
-    """``cuda`` or ``cpu``. Raises ValueError for an engine that is not there."""
+    """``cuda`` or ``cpu``. Raises ValueError for an engine that this machine lacks."""
     from transconv import knobs
     from transconv.verify.case import device
 

@@ -1,4 +1,4 @@
-"""``compile``: a problem's kernels as machine code for any chip, and what they take of it."""
+"""``compile``: a problem's kernels as machine code for any chip, and the resources that they use."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
 from transconv.target import Target, detect
 
-BEGINS = re.compile(r"(?m)^(?=compute\s)")  # a computation, where lines of the one before end
+BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
 
 
 def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Compute]:
-    """The computations that words of a command line name: files that begin with ``compute``, which may
+    """The computations named by words of a command line: files that begin with ``compute``, which may
     hold several, or such texts themselves; none if the words are something else. Raises ComputeError.
 
-    ``props``: of a verb that takes sizes as arguments, the directions of a convolution that has some."""
+    ``props``: for a verb that takes sizes as arguments, directions of a convolution with such sizes."""
     whole = " ".join(texts)
     if props is not None and "?" in whole and not any(isfile(t) for t in texts) and "compute" not in whole:
         text, names = marked(whole)
@@ -45,8 +45,8 @@ def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Com
 
 
 def of_kernels(compute: Compute, target: Target) -> list[Compute]:
-    """The computations of the kernels that it takes on a target: what schedules are chosen for, without
-    those that add parts of sums. Raises ScheduleError where no kernel computes it."""
+    """The computations of its kernels on a target that schedules are chosen for: without those that add
+    parts of sums. Raises ScheduleError where no kernel computes it."""
     steps = plan_steps(Alone(compute), target)
     return list(dict.fromkeys(c for c, _ in steps if c.does == "compute"))
 
@@ -84,7 +84,7 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
 
 
 def _print_diffs(made: Plan, math: str, target: Target, wanted: str | None) -> None:
-    """What each pass changed in the text of the one before it, of every kernel."""
+    """The changes of each pass in the text of every kernel."""
     for step in made.steps:
         before: list[str] = []
         for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, math):
@@ -98,7 +98,7 @@ def _print_diffs(made: Plan, math: str, target: Target, wanted: str | None) -> N
 
 
 def changed(before: Sequence[str], after: Sequence[str]) -> str:
-    """What differs between the lines of two texts, with two lines around; empty where nothing does."""
+    """The lines that differ between two texts, with two lines around; empty where none do."""
     return "\n".join(list(difflib.unified_diff(before, after, lineterm="", n=2))[2:])
 
 
@@ -142,8 +142,8 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
 
 
 def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Sequence[str]) -> int:
-    """The same for sizes that are arguments: those of ``--sizes``, or the examples and the edges of what
-    is required; one kernel for all."""
+    """The same where sizes are arguments, with one kernel: at ``--sizes``, or at the examples and the
+    limits of the requirements."""
     from transconv.cli.execute import device, executable
     from transconv.verify import any_size, computation
 
@@ -165,7 +165,7 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
 
 
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
-    """Machine code for chips, and what it takes."""
+    """Machine code for chips, and the resources that it uses."""
     from transconv.backend_triton import CompileFailure
     from transconv.backend_triton import compile_offline as compiled
     from transconv.cli.compile import table

@@ -60,7 +60,7 @@ def one_image(p: ConvProblem) -> ConvProblem:
 
 
 def excerpt() -> None:
-    """One problem as computation, a few stages, and source."""
+    """Print one problem as computation, a few stages, and source."""
     problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
     print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
     words = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")

@@ -33,7 +33,7 @@ def doctor(words: argparse.Namespace) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the library would warn of has a line here."""
+    """Suppress the library's warnings: ``doctor`` has a line for each."""
     log = logging.getLogger("transconv")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -44,7 +44,7 @@ def _quiet() -> Iterator[None]:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything, in the order in which one thing needs another."""
+    """All findings, each after those that it depends on."""
     given = knobs.given("TRANSCONV_", "TRITON_")  # before the interpreter is switched on
     where = _device()
     yield from guarded("software", installation.software)
@@ -60,7 +60,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _device() -> str:
-    """Where kernels run; empty where that cannot be found out, which other lines explain."""
+    """Where kernels run; empty where that is unknown, for reasons that other lines give."""
     try:
         return execute.device()
     except Exception:  # torch is missing or broken in one of many ways, or no record fits the chip

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
-    GPU; ``problem``: what went wrong, empty if nothing did."""
+    """The result of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
+    GPU; ``problem``: the failure, empty if there was none."""
 
     compiled: Compiled
     max_error: float
@@ -48,11 +48,11 @@ def executable(target: Target, where: str) -> Target:
 
 
 def execute(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
-            time: bool = True) -> Outcome:
-    """Generate, execute, compare. Raises what the compiler raises (ScheduleError, Unsupported)."""
+            time: bool = True, epilogue: str = "") -> Outcome:
+    """Generate, execute, compare. Raises the compiler's errors (ScheduleError, Unsupported)."""
     from transconv.verify.case import Case
 
-    case = Case(problem, prop, target=target)
+    case = Case(problem, prop, epilogue, target=target)
     compiled = case.plan(schedule or "")
     found = case.judge(compiled, "exact")
     spent = None

@@ -14,8 +14,8 @@ OK, NOTE, BAD = "ok", "note", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``check``: what was looked at. ``state``: ok, note (it works, but differs from what most users
-    want) or bad. ``found``: what is there, and why that is not good. ``todo``: what to do about it."""
+    """``check``: the subject. ``state``: ok, note (it works, but most users need another setting) or bad.
+    ``found``: the state in words, and why it is not good. ``todo``: what to do about it."""
 
     check: str
     state: str

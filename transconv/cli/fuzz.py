@@ -78,7 +78,7 @@ def run(words: argparse.Namespace) -> int:
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a GPU, asked in a child: this process must not touch it before it forks."""
+    """Whether torch finds a GPU, tested in a child: this process forks later and must not start CUDA."""
     import multiprocessing
 
     child = multiprocessing.get_context("fork").Process(target=_ask)

@@ -22,8 +22,8 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 14)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A dependency: the oldest version that works, the newest that the tests run with, and what is
-    known of later ones."""
+    """A dependency: the oldest version that works, the newest that the tests run with, and a remark on
+    later ones."""
 
     name: str
     oldest: str
@@ -31,7 +31,7 @@ class Package:
     later: str = ""
 
 
-# The oldest are those of pyproject.toml; a test compares them.
+# The oldest versions equal those of pyproject.toml; a test compares them.
 PACKAGES = (
     Package("torch", "2.11", "2.13"), Package("triton", "3.6", "3.9"),
     Package("numpy", "1.26", "2.3", "Triton 3.6's interpreter fails with numpy 2.4 where a loop "
@@ -39,7 +39,7 @@ PACKAGES = (
     Package("sympy", "1.12", "1.14"), Package("jinja2", "3.1", "3.1"), Package("tqdm", "4.60", "4.70"),
 )
 
-# Variables whose legal values change what is computed or how fast, and what to know about that.
+# Variables that change results or speed also at legal values, and how.
 UNUSUAL = {
     knobs.schedule.name: "every kernel is made with this schedule, or refused",
     knobs.passes.name: "passes are switched",
@@ -58,7 +58,7 @@ def software() -> Iterator[Finding]:
 
 
 def incomplete(error: ImportError) -> Iterator[Finding]:
-    """What is said where a dependency that every verb needs cannot be imported."""
+    """The finding where a dependency of every verb cannot be imported."""
     yield from software()
     yield Finding("self-test", BAD, f"not tried: {error}", "see the lines above")
 
@@ -83,7 +83,7 @@ def installed(package: Package) -> Finding:
         return Finding(name, BAD, "not installed", install)
     try:
         importlib.import_module(name)
-    except Exception as error:  # a library that it loads may be missing or be another's
+    except Exception as error:  # a shared library that it loads may be missing or incompatible
         return Finding(name, BAD, f"{found} cannot be imported: {type(error).__name__}: {error}",
                        install)
     if numbers(found) < numbers(package.oldest):

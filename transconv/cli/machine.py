@@ -1,4 +1,4 @@
-"""``doctor``: which chip there is, what limits it, and which of its features kernels use."""
+"""``doctor``: the chip, its clock and power limits, and the features that kernels use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transconv.cli.finding import BAD, NOTE, OK, Finding, size
 from transconv.errors import Unsupported
 from transconv.target import TARGETS, Target, detect, why_no_switches
 
-# Files that a driver makes, and whose it is.
+# Device files, and the vendor of the driver that makes each.
 DRIVERS = (("/dev/nvidia0", "NVIDIA"), ("/dev/kfd", "AMD"))
 QUERY = "clocks.sm,clocks.max.sm,power.limit,power.default_limit"
 INTERPRETED = "runs kernels for tests, and torch computes calls"
@@ -47,7 +47,7 @@ def chip() -> Iterator[Finding]:
 
 
 def _without(torch: Any) -> Finding:
-    """What to say where torch sees no GPU."""
+    """The finding where torch sees no GPU."""
     for path, maker in DRIVERS:
         if Path(path).exists():
             build = torch.version.cuda or torch.version.hip or "CPUs alone"
@@ -60,7 +60,7 @@ def _without(torch: Any) -> Finding:
 
 
 def features(target: Target) -> Iterator[Finding]:
-    """What kernels may use of a chip, and what TRANSCONV_FEATURES takes away."""
+    """The chip's features for kernels, and those that TRANSCONV_FEATURES switches off."""
     if reason := why_no_switches():
         yield Finding("features", BAD, reason, f"unset {knobs.features.name}")
         return

@@ -105,7 +105,7 @@ def run(words: argparse.Namespace) -> int:
 
 
 def _write_pages(path: Path, recorded: dict[record.Key, record.Row]) -> None:
-    """The page of resources, and beside it that of kernels."""
+    """The page of resources and the page of kernels."""
     if not recorded:
         raise FileNotFoundError("the record has no rows to write pages of; --update makes them")
     beside = page.beside(path)
@@ -140,7 +140,7 @@ def _compiled(kernels: Sequence[Planned], version: str, folder: Path | None,
 
 def _failures(version: str, kernels: Sequence[Planned], answers: Sequence[Answer],
               rows: Sequence[record.Row], recorded: dict[record.Key, record.Row] | None) -> list[str]:
-    """A sentence for everything that is wrong, with how to repeat it."""
+    """A sentence for each failure, with the command that repeats it."""
     found = [(p.target, p.case, text) for p, a in zip(kernels, answers, strict=True)
              for text in record.flaws(p, a)]
     if recorded is not None and not any(k[0] == version for k in recorded):

@@ -12,7 +12,7 @@ from transconv.target import Target
 from transconv.tuning.table import Row, header, number, read
 
 NEEDED = ("problem", "prop", "ours_us")
-# What else was timed, by its column.
+# Other implementations that were timed, by column.
 NEIGHBOURS = {"cudnn_cl_us": "cuDNN, channels last", "cudnn_nchw_us": "cuDNN, channels first",
               "cudnn_fused_us": "cuDNN, fused", "inductor_us": "torch.compile",
               "gemm_us": "matrix product of the same size", "onednn_cl_us": "oneDNN, channels last",
@@ -68,8 +68,8 @@ def _asked(row: Row, where: str) -> Asked:
 
 
 def times_of(asked: Asked, target: Target) -> tuple[tuple[Timed, ...], tuple[str, ...]]:
-    """The measured times of a row, ours first, and what is to be known about them; none where another
-    chip was measured."""
+    """The measured times of a row, ours first, and remarks on them; none where another chip was
+    measured."""
     row = asked.row
     if not row:
         return (), ()

@@ -19,20 +19,20 @@ PROPS = [p.value for p in Prop]
 
 
 class Parser(argparse.ArgumentParser):
-    """Whose refusals are one line."""
+    """A parser with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {one_line(message)} (--help says what is expected)\n")
 
 
 def refusal(error: BaseException) -> str:
-    """What is wrong with a command, in one line."""
+    """The error of a command, in one line."""
     return one_line(f"{type(error).__name__}: {error}")
 
 
 def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
              action: Any) -> argparse.ArgumentParser:
-    """A verb whose ``--help`` says what it is for and ends with examples that can be pasted."""
+    """A verb. Its ``--help`` states the purpose and ends with examples to paste."""
     made: argparse.ArgumentParser = verbs.add_parser(
         name, help=help, description=about, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples))
@@ -80,38 +80,38 @@ def problem(words: argparse.Namespace) -> ConvProblem:
 
 
 def described(words: Sequence[str]) -> ConvProblem:
-    """The problem of some words. Raises ProblemError; FileNotFoundError if they rather are a path."""
+    """The problem of some words. Raises ProblemError; FileNotFoundError if they look like a path."""
     text = " ".join(words)
     try:
         return ConvProblem.parse(text)
     except ProblemError:
-        if '"' not in text and any(c in text for c in "./"):  # no descriptor has them
+        if '"' not in text and any(c in text for c in "./"):  # not in any descriptor
             raise FileNotFoundError(f"no such file: {text}") from None
         raise
 
 
 def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
-    """Every problem of the command line or of the file it names, with every asked direction. Raises
-    ProblemError where nothing is asked for."""
+    """Every problem of the command line or of the file it names, with every requested direction. Raises
+    ProblemError where there is none."""
     path = Path(words.problem[0])
     if len(words.problem) == 1 and exists(path):
         listed = list(iter_problems(path))
     else:
         listed = [(described(words.problem), None)]
-    asked = props(words)
-    found = [(dressed(p, words), prop) for p, way in listed for prop in asked
+    directions = props(words)
+    found = [(dressed(p, words), prop) for p, way in listed for prop in directions
              if way is None or way is prop]
     if not found:
         raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
     return found
 
 
-def some_computable(found: Sequence[ConvProblem]) -> None:
-    """Raises Unsupported where no kernel computes with the types of any of these problems."""
+def some_computable(found: Sequence[tuple[ConvProblem, Prop]]) -> None:
+    """Raises Unsupported where no kernel computes with the types of any of these directions."""
     refused = []
-    for p in found:
+    for p, prop in found:
         try:
-            return computable(p)
+            return computable(p, prop)
         except Unsupported as error:
             refused.append(error)
     if refused:

@@ -1,4 +1,4 @@
-"""``prepare``: the kernels of problems compiled into the caches, before a program asks for them."""
+"""``prepare``: compiles the kernels of problems into the caches, before a program needs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_to(verbs: object) -> None:
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
     made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
-    made.add_argument("--epilogue", default="", metavar="E", help="behind convolutions: bias+relu, ...")
+    made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
     made.add_argument("--workers", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
                       help="processes (default: one per core)")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
@@ -45,9 +45,9 @@ def run(words: argparse.Namespace) -> int:
     if target.backend == "interpreter" and not knobs.interpret():
         raise Unsupported("target:none", "there is no GPU to compile for; expected --target with a chip, "
                           "such as sm_90")
-    asked = questions(words, target)
-    with tqdm(total=len(asked), unit="problem", disable=not sys.stderr.isatty()) as bar:
-        report = prepare(asked, words.workers, bar.update)
+    found = questions(words, target)
+    with tqdm(total=len(found), unit="problem", disable=not sys.stderr.isatty()) as bar:
+        report = prepare(found, words.workers, bar.update)
     print(report)
     if words.json:
         replace_named(words.json, json.dumps(report.mapping(), indent=1) + "\n")
@@ -55,7 +55,7 @@ def run(words: argparse.Namespace) -> int:
 
 
 def questions(words: argparse.Namespace, target: Target) -> list[Question]:
-    """What the words ask for. Raises as the texts are read; ProblemError where they ask for nothing."""
+    """The requested kernels. Raises the errors of the texts; ProblemError where there are none."""
     if found := computations.given(words.problem):
         return [Question(Alone(c), target) for c in found]
     epilogue = Epilogue.parse(words.epilogue)
@@ -68,7 +68,8 @@ def questions(words: argparse.Namespace, target: Target) -> list[Question]:
     if not asked:
         raise ProblemError(f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected "
                            "at least one")
-    options.some_computable([q.workload.problem for q in asked])  # type: ignore[attr-defined]
+    options.some_computable([(q.workload.problem, q.workload.prop)  # type: ignore[attr-defined]
+                             for q in asked])
     return list(dict.fromkeys(asked))
 
 

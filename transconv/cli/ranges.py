@@ -85,7 +85,7 @@ def some_of(*legal: str) -> Callable[[str], str]:
 
 
 def output(text: str) -> Path:
-    """A file to write, which is known to be possible before the work begins."""
+    """A file to write; whether it can be written is checked before the work begins."""
     path = Path(text)
     if not text or (reason := why_unwritable(path)):
         raise ArgumentTypeError(f"'{text}' cannot be written: {reason if text else 'it has no name'}")
@@ -93,7 +93,7 @@ def output(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """A folder to write files in, made when there is something to write."""
+    """A folder to write files in, made at the first file."""
     path = Path(text)
     reason = "it is a file" if path.exists() and not path.is_dir() else why_unwritable(path / "x")
     if reason:

@@ -92,10 +92,10 @@ def report(words: argparse.Namespace) -> int:
     return 0
 
 
-# -- what is asked ------------------------------------------------------------------------------------
+# -- the request --------------------------------------------------------------------------------------
 
 class _Question:
-    """A workload, its heading, and the times of it, where there is a row."""
+    """A workload, its heading, and its measured times."""
 
     def __init__(self, workload: Workload, title: str, row: Asked | None) -> None:
         self.workload, self.title, self.row = workload, title, row
@@ -145,7 +145,7 @@ def _grouped(asked: Sequence[Asked], epilogue: Epilogue) -> dict[str, list[_Ques
     return groups
 
 
-# -- what is told -------------------------------------------------------------------------------------
+# -- the sections -------------------------------------------------------------------------------------
 
 def _section(questions: Sequence[_Question], target: Target, given: Schedule | None,
              words: argparse.Namespace) -> Section:

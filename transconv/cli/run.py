@@ -14,7 +14,7 @@ from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.target import Target
 
-LONG = 4  # rows from which a progress bar is worth its line
+LONG = 4  # least number of rows for a progress bar
 
 
 def add_to(verbs: object) -> None:
@@ -24,12 +24,16 @@ def add_to(verbs: object) -> None:
         "GPU, or without one Triton's interpreter. The exit code is 1 if a result is wrong.",
         ("run mb2ic8ih14oc16oh14kh3ph1",
          "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
-         "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90"), run)
+         "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90",
+         "run mb1ic8ih7oc8oh7kh3ph1 --prop fwd --epilogue bias+sum:0.5+relu:0.1+add:u8:per_oc"), run)
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
     made.add_argument("--target", default="auto",
                       help="generate kernels for this chip; default: the one here")
     options.add_schedule(made)
+    made.add_argument("--epilogue", default="", metavar="E",
+                      help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
+                           "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)")
     made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
 
 
@@ -37,18 +41,19 @@ def run(words: argparse.Namespace) -> int:
     if found := computations.given(words.problem, options.props(words)):
         return max(computations.run(c, words) for c in found)
     work = options.problems(words)
-    options.some_computable([problem for problem, _ in work])
+    options.some_computable(work)
     for problem, prop in work:
         writable(problem, prop)
     where = device()
     target = executable(options.target(words.target), where)
-    rows = table(work, target, options.schedule(words), f"on {_machine(where)}")
+    rows = table(work, target, options.schedule(words), f"on {_machine(where)}",
+                 str(options.epilogue(words)))
     return report(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: what was asked and what came of it."""
+    """A line of the table: a request and its result."""
 
     problem: ConvProblem
     prop: Prop
@@ -65,7 +70,7 @@ class Row:
 
 
 def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Schedule | None = None,
-          remark: str = "") -> list[Row]:
+          remark: str = "", epilogue: str = "") -> list[Row]:
     """Run everything, printing a row as soon as it is known. An error is a row too."""
     from tqdm import tqdm
 
@@ -77,7 +82,7 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Sc
     with tqdm(total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False,
               file=sys.stderr) as bar:
         for problem, prop in work:
-            row = _row(problem, prop, target, schedule)
+            row = _row(problem, prop, target, schedule, epilogue if prop is not Prop.BWD_W else "")
             rows.append(row)
             with bar.external_write_mode():
                 print(_line(row, width), flush=True)
@@ -85,12 +90,13 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Sc
     return rows
 
 
-def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None) -> Row:
+def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
+         epilogue: str) -> Row:
     try:
-        return Row(problem, prop, execute(problem, prop, target, schedule))
+        return Row(problem, prop, execute(problem, prop, target, schedule, epilogue=epilogue))
     except TransconvError as error:
         return Row(problem, prop, None, str(error))
-    except Exception as error:  # one bad kernel must not hide the others
+    except Exception as error:  # report it and continue with the other kernels
         told = str(error).partition("\n")[0]
         return Row(problem, prop, None, f"{type(error).__name__}: {told}")
 

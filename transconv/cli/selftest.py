@@ -34,7 +34,7 @@ def selftest(where: str) -> Iterator[Finding]:
 
 
 def _tried(name: str, where: str, run: Callable[[str], tuple[Any, Any]]) -> Finding | None:
-    """What is wrong with a test, or None."""
+    """The failure of a test, or None."""
     import torch
 
     try:
@@ -79,7 +79,7 @@ def mapped(where: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _all_ours() -> Iterator[None]:
-    """Nothing is left to torch, and CPU tensors are computed by the interpreter."""
+    """Switch off the fallback to torch, and compute CPU tensors in the interpreter."""
     from transconv.torch_ops.settings import settings
 
     before = settings.fallback, settings.cpu

@@ -74,7 +74,7 @@ def _print_registry(text: str, prop: Prop, target: Target) -> None:
 
 def pages(problem: ConvProblem, prop: Prop, target: Target,
           words: argparse.Namespace) -> Iterator[str]:
-    """What is asked for, piece by piece."""
+    """The requested pieces of output, one after another."""
     workload = ConvWorkload(problem, prop, options.epilogue(words))
     steps = plan_steps(workload, target, options.schedule(words))
     shown = words.stage
@@ -165,7 +165,7 @@ class Work:
         return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.compute.name} "
 
     def form(self, form: Form) -> str:
-        """The computation in a later form, where that is another than the one before."""
+        """The computation in a later form, where that differs from the one before."""
         whole = Scheduled(self.compute, self.schedule, self.target)
         made, before = form.of(whole), forms()[forms().index(form) - 1].of(whole)
         return f"{self.title(form.name):-<101}\n{'(unchanged)' if made == before else describe(made)}"
@@ -179,7 +179,7 @@ class Work:
             yield f"{self.title(EMIT.name):-<101}\n{self.source}"
 
     def diffs(self, wanted: str | None) -> Iterator[str]:
-        """What each stage changed in the text of the one before it."""
+        """The changes of each stage in the text."""
         before: list[str] = []
         for name, kernel in self.lowered():
             after = readable(kernel).splitlines()
@@ -193,7 +193,7 @@ class Work:
 
 
 def why(work: Work) -> list[str]:
-    """What spoke for the schedule, what its time is made of, and what was refused."""
+    """Why the schedule was chosen, the parts of its estimate, and the refused schedules."""
     compute, target = work.compute, work.target
     choices = choice.ranked(compute, target, work.workload)
     if work.schedule != choices[0].schedule:

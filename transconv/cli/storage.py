@@ -34,8 +34,8 @@ def caches() -> Iterator[Finding]:
 
 
 def folder(check: str, at: Path, otherwise: str, todo: str, strict: bool) -> Finding:
-    """One folder: what is in it, whether it can be written to and be trusted. ``otherwise``: what it
-    means if not; ``strict``: nothing is read from an untrusted one, so that it is of no use."""
+    """One folder: its content, whether it is writable and trusted. ``otherwise``: the consequence if it is
+    not; ``strict``: nothing is read from an untrusted folder."""
     try:
         if not at.exists():
             if reason := why_unwritable(at / "x"):
@@ -78,7 +78,7 @@ def _of_triton() -> Path | None:
         from triton import knobs as table
 
         return Path(table.cache.dir)
-    except Exception:  # an older Triton, or none: software() says so
+    except Exception:  # an older Triton, or none: software() reports it
         return None
 
 
@@ -86,7 +86,7 @@ def _of_triton() -> Path | None:
 
 
 def tuned(target: Target) -> Iterator[Finding]:
-    """Which rows of tuned schedules have a say on this chip."""
+    """The rows of tuned schedules that are used on this chip."""
     switch, machine = knobs.tuned(), rows.machine(target)
     if switch == "0":
         yield Finding("tuned", NOTE, "switched off (TRANSCONV_TUNED=0): the estimate alone chooses",

@@ -86,7 +86,8 @@ def tune(words: argparse.Namespace) -> int:
     named = {source: computations.given([source]) for source in words.problem}
     words.problem = [source for source, found in named.items() if not found]
     jobs = jobs_of(words) if words.problem else []
-    options.some_computable([j.workload.problem for j in jobs if isinstance(j.workload, ConvWorkload)])
+    options.some_computable([(j.workload.problem, j.workload.prop) for j in jobs
+                             if isinstance(j.workload, ConvWorkload)])
     on_cpu = detect().backend == "interpreter"
     if on_cpu:
         knobs.use_interpreter()
@@ -120,8 +121,8 @@ def tune(words: argparse.Namespace) -> int:
 
 
 def jobs_of(words: argparse.Namespace) -> list[Job]:
-    """What to tune, each direction of each problem once. Raises ProblemError, ScheduleError, and
-    FileNotFoundError for a file that is not there."""
+    """The jobs, each direction of each problem once. Raises ProblemError, ScheduleError, and
+    FileNotFoundError for a missing file."""
     found: list[tuple[Layer, ConvProblem]] = []
     files = [s for s in words.problem if exists(s)]
     if files:
@@ -156,7 +157,7 @@ def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Nam
 
 
 def _jobs_of_kernels(compute: Compute, target: Target) -> list[Job]:
-    """Each kernel of a computation is tuned by itself: a schedule names its axes."""
+    """A job for each kernel of a computation, because a schedule names the kernel's axes."""
     return [Job(Alone(kernel), {"layer": kernel.name, "kind": "compute",
                                 "dtype": kernel.tensors[0].dtype.name})
             for kernel in computations.of_kernels(compute, target)]

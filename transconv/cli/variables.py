@@ -11,9 +11,9 @@ from transconv.target import why_no_switches
 
 def check() -> None:
     """Raises ValueError for a variable with an invalid value (knobs.py), ScheduleError
-    for words that no chip and no schedule has."""
+    for unknown features and schedule words."""
     for knob in knobs.KNOBS:
-        with suppress(OSError, RuntimeError):  # a cache that cannot be reached; disk_cache says so
+        with suppress(OSError, RuntimeError):  # an unreachable cache, which disk_cache reports
             knob.checked()
     if reason := why_no_switches():
         raise ValueError(reason)

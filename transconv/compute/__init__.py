@@ -4,6 +4,9 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 """
 
 from transconv.compute import library as library
+from transconv.compute.applied import IDENTITY, Pointwise, Ref
+from transconv.compute.applied_text import Recorder, number, pointwise, written
+from transconv.compute.applied_values import in_torch, with_error
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
@@ -12,7 +15,7 @@ from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.named_sizes import of_sizes, sizes_of
-from transconv.compute.ops import ACTIVATIONS, OPS, Op, is_exact, named, register, table, unregister
+from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
 from transconv.compute.sampled import Found, examine
@@ -22,16 +25,18 @@ from transconv.compute.strides import axis_steps, axis_strides, places, touched
 from transconv.compute.sweeps import Sweep, Sweeps
 from transconv.compute.text import END, one_line, parse
 from transconv.compute.transposed import transposed
-from transconv.compute.workload import COMPUTE, Alone, Workload
+from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 
 Algorithm = Compute  # deprecated alias
 
 __all__ = [
-    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Alone", "Algorithm", "Answer", "Axis", "BINARY_ROWS",
-    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "OPS", "Op",
-    "Read", "Reduction", "Step", "Sweep", "Sweeps", "Value", "Workload", "Write", "allowed",
-    "at_sizes", "axis_facts", "axis_steps", "axis_strides", "describe", "examine", "execute", "is_exact",
-    "is_tf32", "kernels", "library", "moved", "named", "of_sizes", "one_line", "outside", "parse",
-    "parted", "places", "product", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
-    "touched", "transposed", "unregister", "why_not_any_size", "why_not_lowered", "with_examples",
+    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
+    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
+    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "Step", "Sweep", "Sweeps",
+    "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",
+    "axis_strides", "describe", "examine", "execute", "in_torch", "is_tf32", "kernels", "library",
+    "moved", "named", "number", "of_sizes", "one_line", "outside", "parse", "parted", "places",
+    "pointwise", "product", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
+    "touched", "transposed", "unregister", "why_not_any_size", "why_not_lowered", "with_error",
+    "with_examples", "written",
 ]

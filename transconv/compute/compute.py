@@ -132,7 +132,7 @@ class Compute:
         a ``where`` chooses from reads, or computed values (a prologue). Otherwise None."""
         if self.sum is None or self.sum.op != "sum" or self.again:
             return None
-        if (named := factors_of(self.sum.value)) is None:
+        if (named := self.sum.factors) is None:
             return None
         a, b = named
         moved = all(v in self.names.chosen for v in named) and isinstance(self.sum.value, Mul) and all(
@@ -266,6 +266,10 @@ class Compute:
         """The size of an axis. KeyError for one that it does not have."""
         return self.sizes[axis]
 
+    def axis(self, name: str) -> Axis:
+        """The axis of a name that it has."""
+        return next(x for x in self.axes if x.name == name)
+
     def axes_of(self, kind: str) -> tuple[Axis, ...]:
         """The axes of one kind, in their order."""
         return self._by_kind.get(kind, ())
@@ -369,14 +373,6 @@ class Compute:
         from transconv.compute.text import write
 
         return write(self)
-
-
-def factors_of(value: Expr) -> tuple[Var, Var] | None:
-    """The two variables of a product ``a*b``, with or without casts; None for other values."""
-    match value:
-        case Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b))) if a is not b:
-            return a, b
-    return None
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ of a maximum.
 
 from __future__ import annotations
 
-from math import log, pi
+from math import inf, log, pi
 
 from transconv.compute.ops import Op, register
 from transconv.ir import Call, Const, Expr, eq, maximum, minimum, ne, select
@@ -75,7 +75,23 @@ def _tanh(x: Expr) -> Expr:
     return _sigmoid(x * _const(2.0, x)) * _const(2.0, x) - _const(1.0, x)
 
 
-def _softplus(x: Expr) -> Expr:
+def _number(value: float | Expr, like: Expr) -> Expr:
+    """A number of a row, which may be a constant of an expression already."""
+    return value if isinstance(value, Expr) else _const(float(value), like)
+
+
+def _is(value: float | Expr, number: float) -> bool:
+    return value == number if not isinstance(value, Const) else value.value == number
+
+
+def _softplus(x: Expr, beta: float | Expr = 1.0) -> Expr:
+    """log(1 + exp(beta x)) / beta."""
+    if _is(beta, 1.0):
+        return _softplus_1(x)
+    return _softplus_1(x * _number(beta, x)) / _number(beta, x)
+
+
+def _softplus_1(x: Expr) -> Expr:
     """max(x, 0) + log(1 + t) with t = exp(-|x|), which never overflows. 1 + t loses the digits of a small
     t; log(u) t / (u - 1) with u = 1 + t does not (Goldberg 1991, theorem 4)."""
     t = _call("exp", -_call("abs", x))
@@ -84,14 +100,62 @@ def _softplus(x: Expr) -> Expr:
     return maximum(x, _const(0.0, x)) + near
 
 
-def _elu(x: Expr) -> Expr:
-    return select(x > _const(0.0, x), x, _call("exp", x) - _const(1.0, x))
+def _elu(x: Expr, alpha: float | Expr = 1.0) -> Expr:
+    below = _call("exp", x) - _const(1.0, x)
+    return select(x > _const(0.0, x), x, below if _is(alpha, 1.0) else _number(alpha, x) * below)
+
+
+def _elu_slope(x: Expr, alpha: float | Expr = 1.0) -> Expr:
+    below = _call("exp", x)
+    return select(x > _const(0.0, x), _const(1.0, x),
+                  below if _is(alpha, 1.0) else _number(alpha, x) * below)
+
+
+def _clamp(x: Expr, low: float | Expr = -inf, high: float | Expr = inf) -> Expr:
+    above = x if _is(low, -inf) else maximum(x, _number(low, x))
+    return above if _is(high, inf) else minimum(above, _number(high, x))
+
+
+def _clamp_slope(x: Expr, low: float | Expr = -inf, high: float | Expr = inf) -> Expr:
+    return _where((x >= _number(low, x)) & (x <= _number(high, x)), x)
+
+
+def _leaky(x: Expr, slope: float | Expr = 0.01) -> Expr:
+    return select(x > _const(0.0, x), x, x * _number(slope, x))
+
+
+def _mish_slope(x: Expr) -> Expr:
+    t = _tanh(_softplus(x))
+    return t + x * (_const(1.0, x) - t * t) * _sigmoid(x)
+
+
+MOST_MULTIPLIED = 8  # the largest power that is computed by multiplications
+
+
+def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
+    """x**exponent: multiplications for small whole exponents and halves, else by a logarithm."""
+    e = float(exponent.value) if isinstance(exponent, Const) else float(exponent)  # type: ignore[arg-type]
+    if e < 0:
+        return _const(1.0, x) / _power(x, -e)
+    whole, rest = int(e), e - int(e)
+    if rest not in (0.0, 0.5) or whole > MOST_MULTIPLIED:
+        return _call("exp2", _call("log2", x) * _const(e, x))
+    made = [x] * whole + [_call("sqrt", x)] * (rest == 0.5)
+    product = made[0] if made else _const(1.0, x)
+    for factor in made[1:]:
+        product = product * factor
+    return product
+
+
+def _power_slope(x: Expr, exponent: float | Expr = 2.0) -> Expr:
+    e = float(exponent.value) if isinstance(exponent, Const) else float(exponent)  # type: ignore[arg-type]
+    return _const(e, x) * _power(x, e - 1) if e else _const(0.0, x)
 
 
 ACTIVATION_ROWS = (
     Op("relu", 1, lambda x: maximum(x, _const(0.0, x)), "torch.relu", exact=True, activation=True,
        derivative=lambda x: (_where(x > _const(0.0, x), x),),
-       gradient=f"{ATEN}.threshold_backward.default", gradient_with=(0,), onednn=(("relu", 0, 0),),
+       gradient=f"{ATEN}.threshold_backward.default", gradient_with=(0,), onednn=(("relu", 0, None),),
        spelled=("torch.nn.ReLU", "torch.relu_", f"{FUNCTIONAL}.relu", ".relu", ".relu_")),
     Op("relu6", 1, lambda x: minimum(maximum(x, _const(0.0, x)), _const(6.0, x)), f"{FUNCTIONAL}.relu6",
        exact=True, activation=True,
@@ -99,27 +163,40 @@ ACTIVATION_ROWS = (
        gradient=f"{ATEN}.hardtanh_backward.default", gradient_with=(0, 6),
        onednn=(("clip", 0, 6), ("clip_v2", 0, 6)), spelled=("torch.nn.ReLU6",)),
     Op("sigmoid", 1, _sigmoid, "torch.sigmoid", activation=True, derivative=lambda x: (_slope(x),),
-       gradient=f"{ATEN}.sigmoid_backward.default", onednn=(("logistic", 0, 0),),
+       gradient=f"{ATEN}.sigmoid_backward.default", onednn=(("logistic", None, None),),
        spelled=("torch.nn.Sigmoid", f"{FUNCTIONAL}.sigmoid", ".sigmoid")),
     Op("silu", 1, lambda x: x * _sigmoid(x), f"{FUNCTIONAL}.silu", activation=True,
-       derivative=lambda x: (_sigmoid(x) + x * _slope(x),), onednn=(("swish", 1, 0),),
+       derivative=lambda x: (_sigmoid(x) + x * _slope(x),), onednn=(("swish", 1, None),),
        spelled=("torch.nn.SiLU",)),
     Op("tanh", 1, _tanh, "torch.tanh", activation=True,
        derivative=lambda x: (_const(1.0, x) - _tanh(x) * _tanh(x),),
-       gradient=f"{ATEN}.tanh_backward.default", onednn=(("tanh", 0, 0),),
+       gradient=f"{ATEN}.tanh_backward.default", onednn=(("tanh", None, None),),
        spelled=("torch.nn.Tanh", f"{FUNCTIONAL}.tanh", ".tanh")),
     Op("gelu", 1, _gelu, f"{FUNCTIONAL}.gelu", options=(("approximate", "none"),), activation=True,
-       derivative=lambda x: (_gelu_slope(x),), onednn=(("gelu_erf", 0, 0),), spelled=("torch.nn.GELU",)),
+       derivative=lambda x: (_gelu_slope(x),), onednn=(("gelu_erf", None, None),),
+       spelled=("torch.nn.GELU",)),
     Op("gelu_tanh", 1, lambda x: x * _sigmoid(_gelu_inner(x)), f"{FUNCTIONAL}.gelu",
        options=(("approximate", "tanh"),), activation=True,
-       derivative=lambda x: (_gelu_tanh_slope(x),), onednn=(("gelu_tanh", 0, 0),),
+       derivative=lambda x: (_gelu_tanh_slope(x),), onednn=(("gelu_tanh", None, None),),
        spelled=("torch.nn.GELU",)),
     Op("hardswish", 1, _hardswish, f"{FUNCTIONAL}.hardswish", activation=True,
        derivative=lambda x: (_hardswish_slope(x),), onednn=(("hardswish", 1 / 6, 0.5),),
        spelled=("torch.nn.Hardswish",)),
-    Op("softplus", 1, _softplus, f"{FUNCTIONAL}.softplus", derivative=lambda x: (_sigmoid(x),)),
-    Op("elu", 1, _elu, f"{FUNCTIONAL}.elu",
-       derivative=lambda x: (select(x > _const(0.0, x), _const(1.0, x), _call("exp", x)),)),
+    Op("softplus", 1, _softplus, f"{FUNCTIONAL}.softplus", numbers=(("beta", 1.0),),
+       derivative=lambda x, beta=1.0: (
+           _sigmoid(x if _is(beta, 1.0) else x * _number(beta, x)),)),
+    Op("elu", 1, _elu, f"{FUNCTIONAL}.elu", numbers=(("alpha", 1.0),),
+       derivative=lambda x, alpha=1.0: (_elu_slope(x, alpha),)),
+    Op("leaky_relu", 1, _leaky, f"{FUNCTIONAL}.leaky_relu", numbers=(("negative_slope", 0.01),),
+       exact=True,
+       derivative=lambda x, slope=0.01: (
+           select(x > _const(0.0, x), _const(1.0, x), _number(slope, x)),)),
+    Op("clamp", 1, _clamp, "torch.clamp", numbers=(("min", -inf), ("max", inf)), exact=True,
+       derivative=lambda x, low=-inf, high=inf: (_clamp_slope(x, low, high),)),
+    Op("mish", 1, lambda x: x * _tanh(_softplus(x)), f"{FUNCTIONAL}.mish",
+       derivative=lambda x: (_mish_slope(x),)),
+    Op("pow", 1, _power, "torch.pow", numbers=(("exponent", 2.0),),
+       derivative=lambda x, exponent=2.0: (_power_slope(x, exponent),)),
 )
 """The rows of activations; epilogues may use those with ``activation``."""
 

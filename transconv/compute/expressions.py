@@ -170,7 +170,8 @@ def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
     if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
             a.dtype.is_integer for a in args):
         return COORDINATES[name](*args)
-    if name in OPS and len(args) == OPS[name].arity:
+    if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(
+            isinstance(n, Const) for n in args[OPS[name].arity:]):
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
                        f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}")

@@ -7,9 +7,9 @@
 One kernel reduces over one set of axes. Reductions that a later kernel needs are stored in a tensor
 between them; reads and values are evaluated again. A kernel takes as many reductions and stores as it can:
 those over the same rows whose inputs are known. A value computed from several reductions is stored in
-their place, and so is one computed from a reduction and an element of its row: reading that element again
-would cost as much as its whole cache line. Additions to a 16-bit tensor are made in f32, and a last kernel
-rounds them.
+their place, and so is one computed from a reduction and an element of its row, unless that is a product:
+reading that element again would cost as much as its whole cache line. Additions to a 16-bit tensor are
+made in f32, and a last kernel rounds them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Cut:
         if not isinstance(step, Value) or not needs or any(self.axes[r] != self.axes[step] for r in needs):
             return False
         read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
-        return len(needs) > 1 or bool(read & summed)
+        return len(needs) > 1 or bool(read & summed) and self.compute.factors is None
 
     def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
         """The tensors that some names depend on, not counting those behind kept steps."""

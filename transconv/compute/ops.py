@@ -29,15 +29,16 @@ class Op:
     """An operation of ``arity`` values: ``expression`` builds the IR of the result from that of the
     operands, of any types; ``torch`` names the function of tensors that computes the same.
 
-    ``options``: keyword arguments of torch's function. ``derivative``: the partial derivatives as
-    expressions of the operands, None for an operand without one (a condition). ``gradient``: torch's
-    function (g, y, *gradient_with) of the result's gradient and the result, if these suffice; torch
-    differentiates other operations from their operands. ``exact``: integer operands give integers, without
-    rounding on any chip. ``activation``: allowed in epilogues; ``drawn``: the fuzzer may choose it there.
-    ``steepest``: a bound of the absolute derivative, by which checks scale errors. ``spelled``: other
-    spellings: dotted names of torch's modules and functions, and methods such as ``.relu_``; a module
-    matches the row whose ``options`` are its attributes. ``onednn``: oneDNN's names, each with alpha and
-    beta.
+    ``numbers``: names and defaults of the numbers that follow the operands, such as the slope of a leaky
+    ReLU; they are constants of the expression. ``options``: keyword arguments of torch's function.
+    ``derivative``: the partial derivatives as expressions of the operands, None for an operand without one
+    (a condition). ``gradient``: torch's function (g, y, *gradient_with) of the result's gradient and the
+    result, if these suffice; torch differentiates other operations from their operands. ``exact``: integer
+    operands give integers, without rounding on any chip. ``activation``: allowed in epilogues; ``drawn``:
+    the fuzzer may choose it there. ``steepest``: a bound of the absolute derivative, by which checks scale
+    errors. ``spelled``: other spellings: dotted names of torch's modules and functions, and methods such
+    as ``.relu_``; a module matches the row whose ``options`` are its attributes. ``onednn``: oneDNN's
+    names, each with alpha and beta, None where oneDNN's function ignores the number.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Op:
     expression: Expression
     torch: TorchFunction
     _: KW_ONLY
+    numbers: tuple[tuple[str, float], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     derivative: Partials | None = None
     gradient: TorchFunction | None = None
@@ -54,20 +56,30 @@ class Op:
     drawn: bool = True
     steepest: float = 1.5
     spelled: tuple[str, ...] = ()
-    onednn: tuple[tuple[str, float, float], ...] = ()
+    onednn: tuple[tuple[str, float | None, float | None], ...] = ()
 
     def __str__(self) -> str:
         return self.name
 
     def __call__(self, *values: Expr) -> Expr:
-        """The IR's expression of these operands. TypeError unless there are ``arity`` of them."""
-        if len(values) != self.arity:
-            raise TypeError(f"{self.name} takes {self.arity} values, not {len(values)}")
+        """The IR's expression of these operands, and of numbers where they differ from the row's.
+        TypeError unless there are ``arity`` operands, and at most as many numbers as the row has."""
+        if not self.arity <= len(values) <= self.arity + len(self.numbers):
+            numbers = f" and up to {len(self.numbers)} numbers" if self.numbers else ""
+            raise TypeError(f"{self.name} takes {self.arity} values{numbers}, not {len(values)}")
         return self.expression(*values)
 
-    def function(self) -> Callable[..., Any]:
-        """The function of torch tensors. Imports torch."""
+    @property
+    def defaults(self) -> tuple[float, ...]:
+        """The row's numbers."""
+        return tuple(value for _, value in self.numbers)
+
+    def function(self, *numbers: float) -> Callable[..., Any]:
+        """The function of torch tensors, with these numbers or the row's. Imports torch."""
         found = named(self.torch)
+        if self.numbers:
+            given = (*numbers, *self.defaults[len(numbers):])
+            return lambda *tensors: found(*tensors, *given)
         return functools.partial(found, **dict(self.options)) if self.options else found
 
     def from_result(self) -> Callable[..., Any] | None:
@@ -120,8 +132,3 @@ def named(function: TorchFunction) -> Callable[..., Any]:
 # The expression of each activation.
 ACTIVATIONS: dict[str, Expression] = table(lambda op: op if op.activation else None)
 """The operations that are allowed in epilogues, by name."""
-
-
-def is_exact(words: tuple[str, ...]) -> bool:
-    """Whether an epilogue of these words gives integers for integers; adding a tensor does."""
-    return all(w in RESERVED or w in OPS and OPS[w].exact for w in words)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transconv.compute.coordinates import as_written
+from transconv.compute.shapes import facts_of_axes
 from transconv.ir import Cast, Const, Expr, Mod, Var, View, conjuncts, find, readable, substitute
 from transconv.simplify import Facts, prove, reason, simplify
 
@@ -27,11 +28,9 @@ WIDTH = 30  # characters of a condition, so that reasons are aligned
 
 
 def axis_facts(compute: Compute) -> Facts:
-    """The ranges of the axes: 0 to size - 1."""
-    facts = Facts()
-    for x in compute.axes:
-        facts = facts.with_range(x.var, 0, max(0, x.size - 1))
-    return facts
+    """The ranges of the axes: 0 to size - 1, for all values of sizes that are arguments."""
+    extents = {x.name: x.extent for x in compute.axes if x.extent is not None}
+    return facts_of_axes({x.name: x.size for x in compute.axes}, extents, compute.named)
 
 
 def describe(compute: Compute) -> str:

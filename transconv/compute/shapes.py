@@ -41,7 +41,7 @@ def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
     if found is None:
         raise ComputeError(f"'{text.strip()}'; expected tensor[coordinates]")
     whole = replace(scope, whole=index)
-    coords = [expression(part, whole) for part in _parts(found[2])]
+    coords = [expression(part, whole) for part in _parts(found[2]) if found[2].strip()]
     for coord in coords:
         _checked(coord)
     return found[1], coords, expression(found[3], whole) if found[3] else TRUE

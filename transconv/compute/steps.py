@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transconv.ir import Expr, Var, View
+from transconv.ir import Cast, Expr, Mul, Var, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,14 @@ class Reduction:
     def var(self) -> Var:
         """The result as a variable of the value's type."""
         return Var(self.name, self.value.dtype)
+
+    @property
+    def factors(self) -> tuple[Var, Var] | None:
+        """The two variables of a product ``a*b``, with or without casts; None for other values."""
+        match self.value:
+            case Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b))) if a is not b:
+                return a, b
+        return None
 
 
 @dataclass(frozen=True, slots=True)

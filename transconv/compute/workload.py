@@ -19,10 +19,25 @@ from transconv.compute.kernels import kernels
 from transconv.compute.sampled import Found, examine
 from transconv.compute.sized import why_not_any_size
 from transconv.errors import ScheduleError
-from transconv.ir import Tensor
+from transconv.ir import Tensor, sizes_told
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TorchText:
+    """What torch computes in a workload's place, as lines of Python for files that check themselves.
+
+    ``program`` defines ``product(a, b)``: the sums of products in f64, of tensors named ``factors``, each
+    of at most ``terms`` products. ``behind`` continues ``want``, the sums, and ``bound``, what rounding
+    explains of their errors, with what follows on them; ``eps`` is the spacing of the sums' type."""
+
+    factors: tuple[str, str]
+    terms: int
+    eps: float
+    program: tuple[str, ...]
+    behind: tuple[str, ...] = ()
 
 
 COMPUTE = "compute_"
@@ -39,6 +54,11 @@ class Workload(ABC):
     def direction(self) -> str:
         """One word that distinguishes the workloads of one text, such as a direction; may be empty."""
         return ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The words of a command line that name the workload, beside its text."""
+        return ()
 
     @property
     def behind(self) -> str:
@@ -86,6 +106,11 @@ class Workload(ABC):
         """The computation of this name, or None."""
         return next((a for a in self.computations if a.name == name), None)
 
+    def prepares(self, compute: Compute) -> bool:
+        """Whether a computation stores what a later one reads, instead of a part of the result. Schedules
+        that callers give are not for it."""
+        return False
+
     # -- names -----------------------------------------------------------------------------------
 
     @property
@@ -97,6 +122,11 @@ class Workload(ABC):
     @abstractmethod
     def title(self) -> str:
         """A name for messages about tensors."""
+
+    @property
+    def meaning(self) -> str:
+        """What it computes, as a sentence; empty if its computation's text says it."""
+        return ""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -129,6 +159,12 @@ class Workload(ABC):
         """The distance of two workloads; 0: the same text, None: they cannot be compared."""
         return None
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The axes of one position that schedules of its rows may name, and its computation does not
+        have."""
+        return frozenset()
+
     def innermost(self) -> Workload | None:
         """The workload with features innermost in all tensors, as in copies; None if they already are."""
         return None
@@ -138,6 +174,11 @@ class Workload(ABC):
     @abstractmethod
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
         """Compare elements of a result with their f64 values."""
+
+    @property
+    def torch_text(self) -> TorchText | None:
+        """What torch computes in its place; None if only the text of a computation says what it means."""
+        return None
 
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
         """The part of the result to which an element belongs (see ``Compute.part``)."""
@@ -217,4 +258,5 @@ class Alone(Workload):
         return " ".join(" ".join(str(self.compute).split()).split())
 
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
-        return examine(self.compute, tensors)
+        told = sizes_told((t, tensors[t.name].shape) for t in self.compute.tensors)
+        return examine(self.compute.at(**told), tensors)

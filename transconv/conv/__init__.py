@@ -5,9 +5,10 @@ and what is below it.
 """
 
 from transconv.conv.any_size import any_size, marked
+from transconv.conv.around import Surrounded, surrounded
 from transconv.conv.compiler import build, plan_steps
 from transconv.conv.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
-from transconv.conv.epilogue import Epilogue
+from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue
 from transconv.conv.layers import (
     DIRECTIONS,
     KINDS,
@@ -19,6 +20,7 @@ from transconv.conv.layers import (
     select,
 )
 from transconv.conv.plans import Compiled
+from transconv.conv.post_ops import known, post_op, split
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem_lists import iter_problems, read_problems, take
 from transconv.conv.registry import Chosen, Registry
@@ -26,13 +28,16 @@ from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
+from transconv.conv.zero_points import without_zeros
 
 algorithms = computes  # deprecated alias
 
 __all__ = [
-    "Chosen", "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue", "KEYS",
-    "KINDS", "Layer", "Prop", "Registry", "SCHEMA", "TensorSpec", "algorithms", "any_size", "build",
-    "computable", "computes", "examine", "for_weights", "from_json", "from_problems", "iter_problems",
-    "marked", "parse_descriptor", "plan_steps", "print_descriptor", "read", "read_problems", "sampled",
-    "select", "spot_check", "take", "writable", "write_tags",
+    "Chosen", "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
+    "KEYS", "KINDS", "Layer", "MOST_OPERATIONS", "Prop", "Registry", "SCHEMA", "Surrounded",
+    "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
+    "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
+    "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
+    "sampled", "select", "split", "spot_check", "surrounded", "take", "without_zeros",
+    "writable", "write_tags",
 ]

@@ -44,11 +44,15 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
 def question(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue | str = "", *,
              aligned: bool = True, deterministic: bool = False) -> Question:
     """The arguments of ``plan`` as the key of its cache."""
-    if not aligned:
-        target = replace(target, features=target.features - {"box"})
     if isinstance(epilogue, str):
         epilogue = Epilogue.parse(epilogue)
-    return Question(ConvWorkload(problem, prop, epilogue), target, deterministic, aligned)
+    return Question(ConvWorkload(problem, prop, epilogue), suited(target, aligned), deterministic, aligned)
+
+
+def suited(target: Target, aligned: bool) -> Target:
+    """The target as it can be used for tensors that are ``aligned``: boxes begin at multiples of 16
+    bytes."""
+    return target if aligned else replace(target, features=target.features - {"box"})
 
 
 def plan_steps(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,

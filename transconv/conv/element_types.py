@@ -18,9 +18,14 @@ def results() -> tuple[DType, ...]:
     return (*multiplied(), *(t for t in DTYPES.values() if t.result and not t.operand))
 
 
-def computed() -> tuple[DType, ...]:
-    """The types that kernels compute with; problems with others can be described, not run."""
-    return multiplied("float")
+def why_not_multiplied(a: DType, b: DType) -> str | None:
+    """None if kernels multiply elements of these types, else the reason."""
+    for t in (a, b):
+        if not t.operand:
+            return f"{t} is the type of results; operands are {' '.join(x.name for x in multiplied())}"
+    if a.kind != b.kind:
+        return f"{a} is multiplied by {b}; expected two types of floats or two of integers"
+    return None
 
 
 def _read(word: str | DType) -> DType | None:
@@ -39,7 +44,7 @@ def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
     types = [t for t in found if t is not None and t.result]
     if len(found) not in (1, 3) or len(types) != len(found):
         raise ProblemError(f"dt={':'.join(map(str, given))} is unknown; expected one of "
-                           f"{' '.join(map(str, computed()))}, or three of them as src:wei:dst")
+                           f"{' '.join(map(str, results()))}, or three of them as src:wei:dst")
     return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])
 
 

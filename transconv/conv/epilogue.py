@@ -1,73 +1,184 @@
-"""Epilogues: operations on the accumulated sum before it is stored, as one expression over ``acc``.
+"""Epilogues: operations on the accumulated sum before it is stored, as one function of ``acc``.
 
-The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``. ``bias``
-adds one value per feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape (a
-residual); the others are functions of one value. Everything is computed in the accumulator's type.
+The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``,
+``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. The words are those of post_ops.py. ``bias`` adds one value per
+feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape: a residual, or the old
+result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from transconv.compute import ACTIVATIONS, Read, Step, Write
-from transconv.errors import ScheduleError
-from transconv.ir import Cast, DType, Expr, Layout, Tensor, Var, View, ViewDim
+from transconv.compute import IDENTITY, Pointwise, Read, Step, Write
+from transconv.conv.post_ops import ALL, Operand, known, post_op, split
+from transconv.conv.zero_points import ZeroPoints
+from transconv.errors import LayoutError, ScheduleError
+from transconv.ir import (
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Layout,
+    Tensor,
+    View,
+    ViewDim,
+    f32,
+    f64,
+    saturated,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_OPERATIONS = 32
+"""The most operations of an epilogue, as in oneDNN, beside a bias and scales."""
+RANK = "abcdefgh"  # the letters of dimensions in tags
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The operations, in order. An empty epilogue stores the sum itself."""
+    """The operations, in order. An empty epilogue stores the sum itself. ``bia``: the bias type, if it is
+    not that of the result; ``zeros``: the zero points of the operands, before all operations."""
 
     ops: tuple[str, ...] = ()
     bia: DType | None = None
+    zeros: ZeroPoints = ZeroPoints()
 
     @staticmethod
     def parse(text: str, bia: DType | None = None) -> Epilogue:
         """Read ``bias+relu``; ``bia`` is the bias type (default: the type of the result). Raises
-        ScheduleError for an unknown operation, or a second bias or res."""
-        ops = tuple(w for w in text.replace(" ", "").split("+") if w)
-        for op in ops:
-            if op not in ACTIVATIONS and op not in ("bias", "res"):
-                known = ", ".join(["bias", "res", *ACTIVATIONS])
-                raise ScheduleError(f"epilogue '{text}' has '{op}', expected one of: {known}")
-        for op in ("bias", "res"):
-            if ops.count(op) > 1:
-                raise ScheduleError(f"epilogue '{text}' uses '{op}' twice; it can be used once")
-        return Epilogue(ops, bia)
+        ScheduleError for an unknown operation, wrong arguments, a second bias, or sums that read the old
+        result as two types."""
+        words: list[str] = []
+        zeros, given = ZeroPoints.read(split(text.replace(" ", "")))
+        for word in given:
+            found = post_op(word)
+            if found is None:
+                raise ScheduleError(f"epilogue '{text}' has '{word.partition(':')[0]}', expected one of: "
+                                    f"{', '.join(known())}")
+            words += split(found.text)
+        if len(words) > MOST_OPERATIONS + 4:
+            raise ScheduleError(f"epilogue '{text}' has {len(words)} operations; expected at most "
+                                f"{MOST_OPERATIONS}")
+        if sum(w.partition(":")[0] == "bias" for w in words) > 1:
+            raise ScheduleError(f"epilogue '{text}' uses 'bias' twice; it can be used once")
+        for i, word in enumerate(words):
+            if word.startswith("bias:"):
+                bia, words[i] = _meaning((word,)).operands[0].dtype, "bias"
+        made = Epilogue(tuple(words), bia if "bias" in words else None, zeros)
+        if len({o.dtype for o in made.operands if o.name == "res"}) > 1:
+            raise ScheduleError(f"epilogue '{text}' reads the old result as two types; expected one")
+        return made
 
     def __str__(self) -> str:
-        return "+".join(self.ops)
+        said = f"bias:{self.bia}" if self.bia else "bias"
+        said_zeros = [str(self.zeros)] if self.zeros else []
+        return "+".join([*said_zeros, *(said if op == "bias" else op for op in self.ops)])
 
     def __bool__(self) -> bool:
-        return bool(self.ops)
+        return bool(self.ops) or bool(self.zeros)
+
+    @property
+    def function(self) -> Pointwise:
+        """What is stored, of ``acc`` and the tensors that are read."""
+        return _meaning(self.ops).function
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What is read, in the order of the operations; the bias in its type."""
+        return tuple(replace(o, dtype=self.bia) if o.name == "bia" else o
+                     for o in _meaning(self.ops).operands)
 
     @property
     def kind(self) -> str:
         """The class of epilogues for tuned rows: empty, ``res`` (reads a tensor of the result's shape), or
         ``point`` (all others)."""
-        return "res" if "res" in self.ops else "point" if self.ops else ""
+        return "res" if any(o.mask == ALL for o in self.operands) else "point" if self else ""
 
     def tensors(self, result: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that the epilogue reads."""
-        channels = result.shape[1:2]
-        bias = Layout.dense(self.bia or result.dtype, channels)
-        known = {"bias": Tensor("bia", result.dims[1:2], channels, bias),
-                 "res": Tensor("res", result.dims, result.shape, result.layout, extents=result.extents)}
-        return tuple(known[op] for op in self.ops if op in known)
+        """The tensors that the epilogue reads, each once. Raises ScheduleError for a mask or a tag of
+        another rank than the result's."""
+        return tuple({o.name: _tensor(o, result) for o in self.operands}.values())
 
     def views(self, c: View) -> tuple[View, ...]:
         """Views of ``tensors`` at the point of C that ``c`` describes."""
-        return tuple(View(t, (ViewDim(c.dims[1].coord),) if t.name == "bia" else c.dims)
-                     for t in self.tensors(c.tensor))
+        masks = {o.name: o.mask for o in self.operands}
+        return tuple(_view(t, masks[t.name], c) for t in self.tensors(c.tensor))
 
-    def steps(self, acc: Var, c: View) -> tuple[Step, ...]:
+    def steps(self, acc: Expr, c: View) -> tuple[Step, ...]:
         """The steps from the sum ``acc`` to the store at the point that ``c`` describes."""
-        reads = {v.tensor.name: Read(f"{v.tensor.name}_value", v) for v in self.views(c)}
-        result: Expr = acc
-        for op in self.ops:
-            if op in ACTIVATIONS:
-                result = ACTIVATIONS[op](result)
-            else:
-                read = reads["bia" if op == "bias" else "res"]
-                result = result + Cast(read.var, acc.dtype)
-        return (*reads.values(), Write(c, Cast(result, c.tensor.dtype)))
+        if not self.ops:
+            return (Write(c, saturated(acc, c.tensor.dtype)),)
+        computed = f64 if acc.dtype is f64 else f32
+        reads = [Read(f"{v.tensor.name}_value", v) for v in self.views(c)]
+        given: dict[str, Expr] = {r.view.tensor.name: Cast(r.var, computed) for r in reads}
+        given["acc"] = acc if acc.dtype is computed else Cast(acc, computed)
+        lets, value = self.function.lets(given, computed)
+        return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype)))
+
+    def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """``acc`` and the tensors that are read, as f64 tensors that broadcast to the result."""
+        wide = {o.name: extra[o.name].double() for o in self.operands}
+        if "bia" in wide:
+            wide["bia"] = wide["bia"].view(-1, *[1] * (acc.ndim - 2))
+        return {"acc": acc, **wide}
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    function: Pointwise
+    operands: tuple[Operand, ...]
+
+
+@lru_cache(maxsize=4096)
+def _meaning(ops: tuple[str, ...]) -> _Meaning:
+    function, operands = IDENTITY, list[Operand]()
+    for word in ops:
+        found = post_op(word, sum(o.name.startswith("arg") for o in operands))
+        if found is None:
+            raise ScheduleError(f"'{word}' is no operation of epilogues any more")
+        function = found.function.of("acc", function)
+        operands += found.operands
+    return _Meaning(function, tuple(operands))
+
+
+def _tensor(operand: Operand, result: Tensor) -> Tensor:
+    dtype, rank = operand.dtype or result.dtype, len(result.shape)
+    if operand.name == "bia":
+        channels = result.shape[1:2]
+        return Tensor("bia", result.dims[1:2], channels, Layout.dense(dtype, channels))
+    if operand.mask >= 1 << rank:
+        raise ScheduleError(f"post-op tensor {operand.name} has the mask {operand.mask}; expected less "
+                            f"than {1 << rank}, for a result of {rank} dimensions")
+    along = [operand.mask < 0 or bool(operand.mask >> d & 1) for d in range(rank)]
+    shape = tuple(n if on else 1 for n, on in zip(result.shape, along, strict=True))
+    extents = result.extents and tuple(e if on else Const(1) for e, on in
+                                       zip(result.extents, along, strict=True))
+    return Tensor(operand.name, result.dims, shape, _layout(operand, dtype, shape, result),
+                  extents=extents if shape != (1,) * rank else ())
+
+
+def _layout(operand: Operand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:
+    """The layout of the tag; without one the result's, or for another shape its order of dimensions."""
+    if operand.tag:
+        try:
+            return Layout.parse(operand.tag, dtype, shape, RANK[:len(shape)])
+        except LayoutError as error:
+            raise ScheduleError(f"post-op tensor {operand.name}: {error}") from error
+    if shape == result.shape:
+        return replace(result.layout, dtype=dtype)
+    blocks = result.layout.blocks
+    if len(blocks) != len(shape):
+        return Layout.dense(dtype, shape)
+    return Layout.dense(dtype, shape, [b.dim for b in blocks])
+
+
+def _view(tensor: Tensor, mask: int, c: View) -> View:
+    if tensor.name == "bia":
+        return View(tensor, (ViewDim(c.dims[1].coord),))
+    return View(tensor, tuple(dim if mask < 0 or mask >> d & 1 else ViewDim(Const(0))
+                              for d, dim in enumerate(c.dims)))

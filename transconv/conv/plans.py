@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transconv.conv.epilogue import Epilogue
@@ -21,7 +21,6 @@ class Compiled(Plan):
 
     workload: ConvWorkload
     order: tuple[int, ...] = ()  # of src, wei, dst as arguments, if the plan is one kernel of these alone
-    padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)  # of the result
 
     def __post_init__(self) -> None:
         Plan.__post_init__(self)

@@ -122,9 +122,10 @@ class ConvProblem:
                                    f"groups; expected a multiple of g")
 
     def _check_tensors(self) -> None:
+        alone = sum(not t.operand for t in self.dtypes) > 1  # a direction has one result
         for what, shape in self.shapes.items():
             spec: TensorSpec = getattr(self, what)
-            legal = results() if what == "dst" else multiplied()
+            legal = multiplied() if alone and not spec.dtype.operand else results()
             if spec.dtype not in legal:
                 raise ProblemError(f"{what} of dtype {spec.dtype}; "
                                    f"expected one of {' '.join(map(str, legal))}")
@@ -140,9 +141,6 @@ class ConvProblem:
             if spec.layout.extents != spec.layout.padded(shape):
                 raise ProblemError(f"the layout of {what} covers {spec.layout.extents}; "
                                    f"expected {spec.layout.padded(shape)}, for shape {shape}")
-        if self.src.dtype.kind != self.wei.dtype.kind:
-            raise ProblemError(f"src is {self.src.dtype} and wei is {self.wei.dtype}; "
-                               "expected both floats or both integers")
 
     # -- construction ----------------------------------------------------------------------------
 
@@ -293,10 +291,11 @@ class ConvProblem:
 
     @property
     def acc(self) -> DType:
-        """The accumulator's type: f64 if a tensor is f64, i32 for integers, else f32."""
+        """The accumulator's type: f64 if a tensor is f64, i32 for products of integers, else f32. (Both
+        operands of a direction are integers, or neither is.)"""
         if f64 in self.dtypes:
             return f64
-        return i32 if self.src.dtype.kind == "int" else f32
+        return i32 if sum(t.kind == "int" for t in self.dtypes) > 1 else f32
 
     @property
     def macs(self) -> int:

@@ -26,6 +26,7 @@ DIRECTIONS: dict[str, Prop | None] = {
     "BWD_W": Prop.BWD_W, "BWD_WB": Prop.BWD_W,
 }
 MAX_NESTING = 16
+OPEN = (",", "+", ":", "=")  # what no token ends with
 
 
 def _direction(word: str) -> Prop | None:
@@ -131,17 +132,22 @@ def _open(source: str | Path) -> tuple[Path, list[str]]:
 
 
 def _tokens(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Tokens with their line numbers, without comments; tokens that end in a backslash are joined."""
+    """Tokens with their line numbers, without comments; tokens that end in a backslash are joined with the
+    next, and so are those before one that are not at their end."""
     glued = ""
+    last: list[tuple[int, str]] = []
     number = 0
     for number, line in enumerate(lines, start=1):
         for word in line.split():
             if word.startswith("#"):
                 break
-            if word.endswith("\\"):
+            if word == "\\" and last and last[0][1].endswith(OPEN):
+                glued = last.pop()[1]
+            elif word.endswith("\\"):
                 glued += word[:-1]
             else:
-                yield number, glued + word
-                glued = ""
+                yield from last
+                last, glued = [(number, glued + word)], ""
+    yield from last
     if glued:
         yield number, glued

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from transconv.backend_triton import SizedLauncher
 from transconv.conv.any_size import every, phases
+from transconv.conv.compiler import suited
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
 from transconv.conv.problem import ConvProblem, Prop
@@ -77,6 +78,7 @@ class Registry:
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         room = max(1, MOST_KERNELS // len(phases(problem, prop)))
         examples = dict.fromkeys(_like(problem, *e) for e in EXAMPLES[problem.ndims][:room])
+        target = suited(target, aligned)
         self.questions = [Question(ConvWorkload(p, prop, epilogue, every(p)), target, deterministic,
                                    aligned) for p in examples]
         self.there: dict[Question, _Kernels] = {}

@@ -27,6 +27,7 @@ from math import gcd, prod
 from transconv.compute import ACC, Axis, Compute, product
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.zero_points import ZeroPoints, ahead, subtracted
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
 
@@ -141,12 +142,13 @@ def solved(p: ConvProblem, prop: Prop, x: int, phase: int) -> _Spatial:
 
 def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
     """The computations whose results together are the direction's result: one, or one per stride phase of
-    BWD_D, without phases that have no position."""
+    BWD_D, without phases that have no position; before them those of zero points."""
     if prop is Prop.BWD_W and _shifts_dst(p):
         spatial = [_solve_o(p, x, 0) for x in range(p.ndims)]
         return (_assemble(p, prop, spatial, epilogue, "_over_src"),)
     if prop is not Prop.BWD_D:
-        return (_assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, ""),)
+        made_of = _assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, "")
+        return (*ahead(p, epilogue.zeros if epilogue else ZeroPoints(), made_of), made_of)
     one = [x for x in range(p.ndims) if _meets_one(p, x)]
     strided = [x for x in range(p.ndims) if p.stride[x] > 1 and x not in one]
     if not strided or _fold_phases(p, strided):
@@ -185,7 +187,8 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
     a, b, c = (views[name] for name in prop.roles)
     used = tuple(x for x in order if x is not g or p.g > 1)
     epilogue = epilogue or Epilogue()
-    behind = epilogue.steps(Var(ACC, p.acc), c), str(epilogue)
+    reads, acc = subtracted(p, epilogue.zeros, Var(ACC, p.acc), c)
+    behind = (*reads, *epilogue.steps(acc, c)), str(epilogue)
     return product(f"{prop.value}{label}", used, a, b, c, p.acc, behind, p.math)
 
 

@@ -18,11 +18,12 @@ from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import OPS, Found
+from transconv.compute import Found, with_error
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.sampling import Axes, Points, choose
-from transconv.ir import f32, multiplied_as, tf32
+from transconv.conv.zero_points import without_zeros
+from transconv.ir import DType, f32, multiplied_as, tf32
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +136,8 @@ def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) ->
     import torch
 
     n = max(1, terms)
+    if p.acc.kind == "int":
+        return torch.zeros_like(y)
     eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
     walk = min(1.0, 16 * n**-0.5)
     allowed = eps * torch.minimum((n + 4) * size, 16 * n**0.5 * size + n / 8 * y.abs())
@@ -149,17 +152,32 @@ def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
            allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its allowed error after the epilogue in f64, including the error of its
     arithmetic."""
+    if not epilogue:
+        return y, allowed
     eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
-    for op in epilogue.ops:
-        if op in ("bias", "res"):
-            added = (_gather(tensors["bia"], where[1:2]) if op == "bias"
-                     else _gather(tensors["res"], where)).double()
-            allowed = allowed + 2 * eps * (y.abs() + added.abs())
-            y = y + added
-        else:
-            allowed = OPS[op].steepest * allowed + 32 * eps * (1 + y.abs())
-            y = OPS[op].function()(y)
-    return y, allowed
+    given = {"acc": y}
+    for operand in epilogue.operands:
+        t = tensors[operand.name]
+        places = where[1:2] if operand.name == "bia" else [
+            w if n > 1 else w * 0 for w, n in zip(where, t.shape, strict=True)]
+        given[operand.name] = _gather(t, places).double()
+    return with_error(epilogue.function, given, {"acc": allowed}, eps)
+
+
+def _stored(result: DType, want: torch.Tensor, allowed: torch.Tensor,
+            acc: DType) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """What a type makes of expected values and their errors, and the largest value that is compared:
+    beyond the largest float infinity may be correct, also because a sum in f32 can overflow on the way."""
+    import torch
+
+    if result.kind == "int":
+        return want.clamp(*result.range), allowed + 0.5 + 2.0**-22 * want.abs(), float("inf")
+    kind = torch.finfo(getattr(torch, result.torch))
+    want = want.clamp(*result.range)
+    allowed = allowed + 2 * kind.eps * want.abs() + kind.tiny * kind.eps
+    if result.largest < float("inf"):
+        return want, allowed, float("inf")
+    return want, allowed, min(kind.max, 1e38 if acc.bits == 32 else kind.max)
 
 
 def _coordinates(p: ConvProblem, prop: Prop, at: Points) -> list[torch.Tensor]:
@@ -189,6 +207,7 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
     their logical shapes, with any strides; works on their device and waits for it once."""
     import torch
 
+    tensors = without_zeros(tensors, epilogue.zeros)
     axes = Axes.of(p, prop)
     if not prod((axes.groups, axes.columns, *axes.rows)) or prod(axes.summed) > LONGEST:
         return Found(0, 0, True, (), "")
@@ -201,13 +220,9 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
         got = _gather(result, where).double()
         want, allowed = _after(p, epilogue, tensors, where, total,
                                _allowed(p, prod(axes.summed), total, size))
-        kind = torch.finfo(result.dtype)
-        allowed = allowed + 2 * kind.eps * want.abs() + kind.tiny * kind.eps
-        # Values beyond the type's largest number are not compared: infinity may be correct, also because a
-        # sum in f32 can overflow on the way.
-        most = min(kind.max, 1e38 if p.acc.bits == 32 else kind.max)
-        sure = (want.abs() + allowed < most) & (size < most)
-        bad = sure & ~((got - want).abs() <= allowed)
+        want, allowed, most = _stored(getattr(p, prop.result).dtype, want, allowed, p.acc)
+        sure = (want.isnan() | (want.abs() + allowed < most)) & (size < most)
+        bad = sure & ~((got - want).abs() <= allowed) & ~(got.isnan() & want.isnan())
         seen, telling, wrong, several = torch.stack(
             [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]).tolist()
         if not wrong:

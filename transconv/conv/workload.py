@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, Found, Workload, why_not_any_size
+from transconv.compute import Compute, Found, TorchText, Workload, why_not_any_size
 from transconv.conv.any_size import any_size, any_tensors, marked, spelled
-from transconv.conv.element_types import computed
+from transconv.conv.element_types import why_not_multiplied
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.conv.tags import write_tags
+from transconv.conv.torch_text import continued, program
+from transconv.conv.zero_points import SRC_SUMS, WEI_SUMS, why_not_zeros
 from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
@@ -55,6 +57,10 @@ class ConvWorkload(Workload):
         return self.prop.value
 
     @property
+    def options(self) -> tuple[str, ...]:
+        return "--prop", self.direction
+
+    @property
     def behind(self) -> str:
         return str(self.epilogue)
 
@@ -70,7 +76,6 @@ class ConvWorkload(Workload):
 
     @property
     def meaning(self) -> str:
-        """What a kernel computes, as a sentence."""
         behind = f", then {self.epilogue}" if self.epilogue else ""
         return f"{self.result} is {MEANS[self.prop]}{behind}."
 
@@ -95,15 +100,19 @@ class ConvWorkload(Workload):
         made = {n: Tensor(n, dims[n], p.shapes[n], spec.layout) for n, spec in p.specs.items()}
         if self.open:
             made = any_tensors(p, self.open)
-        return (*made.values(), *self.epilogue.tensors(made[self.result]))
+        zeros = self.epilogue.zeros.tensors(self.problem)
+        return (*made.values(), *self.epilogue.tensors(made[self.result]), *zeros)
 
     @property
     def result(self) -> str:
         return self.prop.result
 
     def refuse(self) -> None:
-        """Raise Unsupported for integer tensors, ProblemError for a result whose elements overlap."""
-        computable(self.problem)
+        """Raise Unsupported for operands of types that are not multiplied by one another, ProblemError for
+        a result whose elements overlap."""
+        computable(self.problem, self.prop)
+        if reason := why_not_zeros(self.epilogue.zeros, self.problem, self.prop, bool(self.open)):
+            raise Unsupported("zero_points", reason)
         writable(self.problem, self.prop)
         for compute in self.computations if self.open else ():
             if reason := why_not_any_size(compute):
@@ -127,9 +136,7 @@ class ConvWorkload(Workload):
         return str(replace(self, problem=replace(self.problem, name="")) if self.problem.name else self)
 
     def group(self, machine: str) -> str:
-        """None of its own where sizes are arguments: rows are about given sizes."""
-        if self.open:
-            return ""
+        """Rows are about given sizes, also where sizes are arguments."""
         return _group(self.problem, self.direction, machine)
 
     def like(self, text: str) -> ConvWorkload | None:
@@ -143,7 +150,7 @@ class ConvWorkload(Workload):
         if not isinstance(other, ConvWorkload) or _bridged(other.problem) != _bridged(self.problem):
             return None
         one, two = self.problem, other.problem
-        return 0.0 if one == two else max(_distance(one, two), LEAST)
+        return 0.0 if one == two and self.open == other.open else max(_distance(one, two), LEAST)
 
     def innermost(self) -> ConvWorkload | None:
         if self.open:
@@ -157,22 +164,30 @@ class ConvWorkload(Workload):
         problem = self.of_call(tensors) if self.open else self.problem
         return examine(problem, self.prop, self.epilogue, tensors, result)
 
+    def prepares(self, compute: Compute) -> bool:
+        return compute.c.tensor.name in (SRC_SUMS, WEI_SUMS)
+
     def of_call(self, tensors: dict[str, torch.Tensor]) -> ConvProblem:
         """The problem of a call, where sizes are arguments."""
         shapes = {n: tuple(tensors[n].shape) for n in self.problem.specs}
         return self.problem.at(shapes["src"][0], shapes["src"][2:], shapes["dst"][2:])
+
+    @property
+    def torch_text(self) -> TorchText:
+        p = self.problem
+        return TorchText(self.prop.operands, self.terms, 2.0 ** -(23 if p.acc.bits == 32 else 52),
+                         tuple(program(p, self.prop)), tuple(continued(self.epilogue, p.ndims)))
 
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
         """The stride phase of an element of src."""
         return tuple(x % s for x, s in zip(at[2:], self.problem.stride, strict=True))
 
 
-def computable(problem: ConvProblem) -> None:
-    """Raise Unsupported for a tensor of an element type that no kernel computes with."""
-    for name, spec in problem.specs.items():
-        if spec.dtype not in computed():
-            raise Unsupported(f"dtype:{spec.dtype}", f"{name} is {spec.dtype}; kernels compute with "
-                              f"{' '.join(t.name for t in computed())}")
+def computable(problem: ConvProblem, prop: Prop) -> None:
+    """Raise Unsupported for operands of types that no kernel multiplies."""
+    a, b = (problem.specs[name].dtype for name in prop.operands)
+    if reason := why_not_multiplied(a, b):
+        raise Unsupported(f"dtype:{a}:{b}", f"{' and '.join(prop.operands)}: {reason}")
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:

@@ -59,7 +59,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: in
               + sum(3 * x.positions * x.loads for x in found))
     clocks = max(issued / chip.schedulers, sum(x.positions * x.loads * x.lines for x in found))
     sums = prod(b.extent for b in schedule.blocks
-                if schedule.in_registers(b) and compute.kind(b.axes[0]) != "K") * held * words
+                if schedule.in_registers(b) and compute.kind(b.first) != "K") * held * words
     short = [x.all * v.tensor.dtype.bytes / 4 for x, v in zip(found, views, strict=True)]
     registers = REGISTERS + sums + min(sum(short), IN_FLIGHT)
     resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
@@ -82,16 +82,16 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
     inner = _innermost(schedule, compute)
     widest = min(ACCESS // size, held, inner.extent if inner else 1)
     vector = 1
-    if inner and strides[inner.axes[-1]] == 1:
+    if inner and strides[inner.last] == 1:
         outer = [s for a, s in strides.items() if a not in inner.axes and (not a or compute.size(a) > 1)]
         while vector * 2 <= widest and all(s % (vector * 2) == 0 for s in outer):
             vector *= 2
-    has = [b for b in schedule.blocks if strides[b.axes[-1]] and not schedule.in_registers(b)]
+    has = [b for b in schedule.blocks if strides[b.last] and not schedule.in_registers(b)]
     elements = held if has and all(b in has for b in schedule.blocks if not schedule.in_registers(b)) or (
         vector > 1) else min(held, widest)
     across = max(1.0, min(target.warp_size, inner.extent / widest)) if inner else 1.0
     down = target.warp_size / across if any(b is not inner for b in has) else 1.0
-    step = abs(strides[inner.axes[-1]]) if inner else 0
+    step = abs(strides[inner.last]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
     return _Operand(places(view, compute, schedule.written), elements, elements / vector, max(1.0, lines))
 
@@ -101,7 +101,7 @@ def _scattered(schedule: Schedule, compute: Compute) -> float:
     element moves a sector."""
     inner = _innermost(schedule, compute)
     if schedule.split_k > 1 or inner is None or inner.extent == 1 or (
-            axis_strides(compute.c, compute)[inner.axes[-1]] in (0, 1)):
+            axis_strides(compute.c, compute)[inner.last] in (0, 1)):
         return 0.0  # partial sums are contiguous along the lanes
     stored = prod(lanes(schedule, compute, kind) for kind in "BMN")
     stored *= prod(n for a, n in schedule.written if compute.kind(a) != "K")
@@ -113,7 +113,7 @@ def _innermost(schedule: Schedule, compute: Compute) -> Block | None:
     views = [v for v in (compute.a, compute.b) if v is not None]
 
     def gap(b: Block) -> int:
-        return min(abs(axis_strides(v, compute)[b.axes[-1]]) or 1 << 40 for v in views)
+        return min(abs(axis_strides(v, compute)[b.last]) or 1 << 40 for v in views)
 
     return min((b for b in schedule.blocks if not schedule.in_registers(b)), key=gap, default=None)
 

@@ -54,4 +54,4 @@ def _uneven(schedule: Schedule, compute: Compute, steps: int) -> bool:
     """Whether some step reaches beyond the end of the sum, or of a program's part of it."""
     return bool(steps % schedule.split_k) or any(
         prod(compute.size(a) for a in b.axes) % b.extent for b in schedule.blocks
-        if compute.kind(b.axes[0]) == "K")
+        if compute.kind(b.first) == "K")

@@ -86,13 +86,13 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         kept = fetched[at].bytes * k_steps(schedule, compute)
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
     results = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
-    blocks = [b for b in schedule.blocks if compute.kind(b.axes[0]) == "K"]
+    blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     return Work(
         tiles=programs(schedule, compute), steps=-(-k_steps(schedule, compute) // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m, right=m if schedule.swap else n,
         boxed="box" in (schedule.a, schedule.b),
-        positions_summed=any(_role(b, compute) == "position" for b in blocks),
+        positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
         resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
         traffic=sum(touched(v, compute) for v in (*views, compute.c)),
@@ -122,10 +122,6 @@ def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int
     if schedule.reduce == "stream":  # a program begins and ends within tiles
         return tile_of_c * min(2 * schedule.programs, programs(schedule, compute) + schedule.programs)
     return results * schedule.split_k if schedule.split_k > 1 else 0
-
-
-def _role(block: Block, compute: Compute) -> str:
-    return next(x.role for x in compute.axes if x.name == block.axes[0])
 
 
 def _resident(schedule: Schedule, compute: Compute, target: Target, results: int) -> int:

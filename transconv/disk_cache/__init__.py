@@ -1,6 +1,6 @@
 """The disk: text and records in the user's cache folder, and files that a person names.
 
-In: keys and JSON. Out: what another process kept, if the folder can be trusted. Knows: the knobs.
+In: keys and JSON. Out: the records of other processes, if the folder can be trusted. Knows: the knobs.
 """
 
 from transconv.disk_cache.files import leave_text, replace_data, why_untrusted

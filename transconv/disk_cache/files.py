@@ -1,8 +1,8 @@
 """The cache folder, and how text files are kept in it safely.
 
 Files are replaced whole, and are read only from a folder that the user owns and no other user can write
-to. Where the disk refuses, work goes on without it: but for ``replace_text`` nothing here raises
-OSError, and one message of the logger ``transconv.cache`` says so. Records are in ``records.py``.
+to. When the disk fails, work continues without it: only ``replace_text`` and ``replace_data`` raise
+OSError; elsewhere the logger ``transconv.cache`` reports it once. Records are in ``records.py``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ log = logging.getLogger("transconv.cache")
 PARTIAL = ".transconv-part-"  # begins the names of files that are being written
 STALE = 3600.0  # seconds after which such a file belongs to a process that died
 
-_told: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 _swept: set[Path] = set()
 
 
 def tell(place: Path | str, reason: str) -> None:
-    """Say once per process what is wrong with a place in the cache."""
-    if (str(place), reason) not in _told:
-        _told.add((str(place), reason))
+    """Log once per process what is wrong with a place in the cache."""
+    if (str(place), reason) not in _logged:
+        _logged.add((str(place), reason))
         log.warning("cache %s: %s", place, reason)
 
 
 def forget() -> None:
-    """Tell everything again, and look for left-over files again."""
-    _told.clear()
+    """Log every message again, and look for left-over files again."""
+    _logged.clear()
     _swept.clear()
 
 
@@ -85,7 +85,7 @@ def why_untrusted(at: Path) -> str:
 
 
 def _links(at: Path) -> Iterator[Path]:
-    """The links on the way to a folder, those that links lead through too. Raises OSError."""
+    """The links in the path of a folder, those in the paths of links included. Raises OSError."""
     done, todo = Path("/"), list(reversed(at.absolute().parts[1:]))
     for _ in range(1000):  # at.stat() has refused links in a circle
         if not todo:
@@ -101,7 +101,7 @@ def _links(at: Path) -> Iterator[Path]:
 
 
 def words(error: OSError) -> str:
-    """Why the system refused."""
+    """The system's reason."""
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -131,7 +131,7 @@ def replace_data(path: Path, data: bytes) -> None:
 
 
 def keep_text(path: Path, text: str) -> bool:
-    """``replace_text``, and a message where the disk refuses."""
+    """``replace_text``; a failure of the disk is logged. Whether it succeeded."""
     try:
         replace_text(path, text)
     except OSError as error:
@@ -142,8 +142,8 @@ def keep_text(path: Path, text: str) -> bool:
 
 
 def leave_text(folder: Path, name: str, text: str) -> None:
-    """Write a file that people read into a folder that they named, and a message where the disk
-    refuses. A link of that name is replaced, not followed."""
+    """Write a file for people into a folder that they named; a failure of the disk is logged. A link of
+    that name is replaced, not followed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / name, text)
@@ -152,7 +152,7 @@ def leave_text(folder: Path, name: str, text: str) -> None:
 
 
 def read_text(path: Path, longest: int) -> str | None:
-    """The text of a plain file; None where there is none that we could have written."""
+    """The text of a regular file; None where there is none that this module could have written."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, flags)
@@ -178,7 +178,7 @@ def read_text(path: Path, longest: int) -> str | None:
 
 
 def _sweep(at: Path) -> None:
-    """Remove what processes that died while writing left in a folder; once per process."""
+    """Remove the partial files of processes that died while writing; once per process."""
     if at in _swept:
         return
     _swept.add(at)

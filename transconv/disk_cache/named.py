@@ -1,6 +1,6 @@
 """Files that a user names: read up to a size limit, written whole.
 
-Unlike the cache, these may lie anywhere and belong to anyone; what stands in the way is raised.
+Unlike the cache, these may be anywhere and belong to any user; errors are raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def replace_named(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    path = path.resolve()  # a link stays, what it leads to is replaced
+    path = path.resolve()  # a link stays, its target is replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:

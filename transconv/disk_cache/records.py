@@ -1,8 +1,8 @@
 """Records in the cache folder, such as verdicts and tuning results, each with a checksum.
 
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
-file is written and read). Files carry a checksum. What is kept here is never executed, and whoever
-reads it checks that it makes sense.
+file is written and read). Files carry a checksum. Records are never executed; their readers
+check the content.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Drawer:
         return content
 
     def put(self, key: str, content: Content) -> bool:
-        """Keep a record in the place of what was there. Whether the disk has it now; one that is
-        longer than what is read is not kept."""
+        """Write or replace a record. Whether the disk has it now; one longer than ``longest`` is not
+        written."""
         path = self.path(key)
         if path is None:
             return False
@@ -71,8 +71,8 @@ class Drawer:
         return keep_text(path, text)
 
     def update(self, key: str, change: Callable[[Content | None], Content]) -> Content:
-        """Replace a record by what ``change`` makes of it (None: there is none), while no other
-        thread or process does. Returns the new record, also where the disk refuses it."""
+        """Replace a record by the result of ``change`` (given None: there is none) under a lock against
+        other threads and processes. Returns the new record, also where writing it fails."""
         with self._alone():
             old = self.get(key)
             new = change(None if old is None else dict(old))
@@ -89,7 +89,7 @@ class Drawer:
             tell(at or self.name, f"cannot be listed ({words(error)})")
             return
         for key in names:
-            with suppress(ValueError):  # a name that is not ours
+            with suppress(ValueError):  # not the name of a record
                 content = self.get(key)
                 if content is not None:
                     yield key, content
@@ -123,7 +123,7 @@ class Drawer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait for other writers; but not for ever, and not where files cannot be locked."""
+        """Wait for other writers, at most ``PATIENCE``, and not where files cannot be locked."""
         root = folder()
         if root is None or fcntl is None:
             yield
@@ -131,7 +131,7 @@ class Drawer:
         try:
             handle = os.open(root / f".{self.name}.lock",
                              os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # then the record cannot be written either, and that is told
+        except OSError:  # then writing the record fails too, which is logged
             yield
             return
         try:

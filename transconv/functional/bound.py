@@ -1,8 +1,8 @@
 """One kind of call: a function of the library bound to shapes, strides, types and numbers.
 
-torch's own function, called on tensors without values, says what the results look like and whether the
-call is right; the library says which texts compute them. What a text needs and stores are tensors by name
-(``X``, ``Y``, ``dX``: see library.Formula); here they get the shapes that torch's callers see.
+torch's own function, called on tensors without values, gives the results' shapes and types and raises
+the errors of wrong calls; the library gives the texts that compute them. A text reads and stores tensors
+by name (``X``, ``Y``, ``dX``: see library.Formula); here they get the shapes of torch's signature.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Made = Sequence[library.Strided]
 class Function:
     """A public function. ``torch``: torch's, of tensors (None for one that is missing) and then numbers,
     without side effects, to a tensor or several; ``formula``: the library's, of the tensors' and results'
-    library.Strided, the numbers, and whether gradients will be asked for; ValueError or Unsupported where
-    it has none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where
+    library.Strided, the numbers, and whether gradients are needed; ValueError or Unsupported where there
+    is none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where
     torch casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their
     texts do not read; ``again``: gradients in torch's operations, of values by name, numbers and the
     result's gradient, for a function that does not keep its operands. Else they are kept, but for those of
@@ -47,8 +47,8 @@ class Function:
     linear: bool = False
     again: Callable[[Values, Numbers, Tensor], tuple[Tensor, ...]] | None = None
     passing: tuple[str, ...] = ()
-    handed: Callable[..., Any] | None = None  # torch's with its side effects, if it has any
-    finish: Callable[..., Any] | None = None  # of tensors, numbers and results: what the caller gets
+    handed: Callable[..., Any] | None = None  # torch's function with its side effects, if any
+    finish: Callable[..., Any] | None = None  # from tensors, numbers and results to the caller's result
 
     def by_torch(self, tensors: Sequence[Tensor | None], numbers: Numbers, **named: Any) -> Any:
         """torch's result; its errors name the operands. ``named``: ``out``, where torch knows it."""
@@ -59,7 +59,7 @@ class Function:
 
 
 def tell(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
-    """Raise an error of torch with the operands before its sentence; the same class."""
+    """Raise an error of torch's class and sentence, preceded by the operands."""
     known = str(error).startswith(name) and not str(error).startswith(f"{name}()")
     if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or known:
         raise error
@@ -75,7 +75,7 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A text with the names of what it reads and what it stores; ``of``: which stores are whose
+    """A text with the names of the tensors that it reads and stores; ``of``: the operand of each stored
     gradient. The text is one line: compilers write an operator's arguments into comments."""
 
     text: str
@@ -86,8 +86,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """``operands``: the names of the tensors that are there; ``saved``: what gradients need; ``wanted``:
-    of the operands, which get gradients."""
+    """``operands``: the names of the tensors that are not None; ``saved``: those that gradients need;
+    ``wanted``: which operands get gradients."""
 
     function: Function
     numbers: Numbers
@@ -104,11 +104,11 @@ class Bound:
 
     @property
     def adds(self) -> bool:
-        """Whether a gradient adds in place, in no order."""
+        """Whether a gradient is summed in place, in no fixed order."""
         return any(program(s.text).compute.added for s in self.backward)
 
     def spread(self, given: Iterable[Tensor | None]) -> list[Tensor | None]:
-        """The function's tensors, None where there is none, of the operands."""
+        """The function's tensors from the operands, None where one is missing."""
         found: list[Tensor | None] = [None] * self.arity
         for place, t in zip(self.places, given, strict=True):
             found[place] = t
@@ -117,8 +117,8 @@ class Bound:
 
 def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
          wanted: tuple[bool, ...]) -> Bound:
-    """``wanted``: of the tensors that are there, which need gradients; empty: none. Raises what torch
-    raises for a wrong call, Unsupported where the library has no text."""
+    """``wanted``: which of the given tensors need gradients; empty: none. Raises torch's error for a wrong
+    call, Unsupported where the library has no text."""
     places = tuple(i for i, t in enumerate(tensors) if t is not None)
     metas = _results(f, tensors, numbers)
     if any(m.numel() == 0 for m in metas):
@@ -143,7 +143,7 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
         raise Unsupported(f"gradient:{f.name}", f"{f.name} has no gradient of {' '.join(sorted(chosen))}")
     made = {name for s in backward for name in s.stored}
     read = {name for s in backward for name in s.given}
-    between = read - made - {*formula.given, "G"}  # what the forward text has stored
+    between = read - made - {*formula.given, "G"}  # stored by the forward text
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
@@ -166,7 +166,7 @@ def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) ->
 
 
 def ints(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """Sizes as numbers: symbolic ones become what they are in this call."""
+    """Sizes as numbers: symbolic ones get their value in this call."""
     return tuple(int(n) for n in sizes)
 
 

@@ -26,7 +26,7 @@ from transconv.torch_ops.route import ALIGNMENT
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
 
-# Asked at every call; each is a plain function.
+# Called at every call; each is a plain function.
 _compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch._C._is_any_autocast_enabled
 _transforms = torch._C._are_functorch_transforms_active
@@ -37,8 +37,7 @@ _deterministic = torch._C._get_deterministic_algorithms
 
 
 def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
-    """A public function's result; torch's where it shall be written to ``out``. Raises what torch raises
-    for a wrong call."""
+    """A public function's result; torch's with ``out``. Raises torch's error for a wrong call."""
     if out is not None:
         return _written(f, tensors, numbers, out)
     if _compiling():
@@ -51,7 +50,7 @@ def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> An
 
 
 def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
-    """A call of a kind that did not come back yet."""
+    """A call without an entry in the fast path."""
     casts = _autocast()
     if casts:
         tensors = _cast(f, tensors)
@@ -79,9 +78,9 @@ def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
         return call(f, tensors, tuple(tuple(n) if isinstance(n, list) else n for n in numbers))
     if route is None:
         if tensors[0] is None or not all(map(_is_number, numbers)):
-            return _handed(f, tensors, numbers, "form:numbers")  # torch's error, or what it makes of them
+            return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
         route = _made(f, tensors, numbers, wanted)
-        if route.reason in PASSING:  # later there may be a kernel
+        if route.reason in PASSING:  # a kernel may be ready later
             stats.add(False, route.reason, 1)
         else:
             route = routes.keep(key, route, [])
@@ -92,7 +91,7 @@ def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
         return f.by_torch(tensors, numbers)
     try:
         results = apply(route, *given) if True in wanted else route.results(given)
-    except IndexError:  # of an index that leaves its tensor: each function of torch has its own words
+    except IndexError:  # of an index out of range: each function of torch has its own message
         if given[0].device.type == "cpu":
             return f.by_torch(tensors, numbers)
         raise
@@ -109,7 +108,7 @@ def _is_number(n: Any) -> bool:
 
 
 def _has_text(n: Any) -> bool:
-    """Whether the operator can be told of a number; what has another form is torch's to judge."""
+    """Whether the operator's text can hold a number; torch decides about other forms."""
     if isinstance(n, (tuple, list)):
         return all(map(_has_text, n))
     return n is None or isinstance(n, (int, float, str, torch.dtype, torch.SymInt, torch.SymFloat))
@@ -139,7 +138,7 @@ def _written(f: Function, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
 
 
 def _unusual(t: Any) -> str:
-    """Why no kernel takes what is no plain tensor, or means more than its memory."""
+    """Why no kernel takes a tensor: it is not plain, or its memory differs from its values."""
     if not isinstance(t, Tensor):
         return f"form:{type(t).__name__}"
     if type(t) not in (Tensor, torch.nn.Parameter):
@@ -193,15 +192,24 @@ def _refused(f: Function, tensors: Tensors) -> str:
 
 
 def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
-    """Inside compilers, tracers and modes: the operator, whatever comes of it."""
+    """Inside compilers, tracers and modes: always the operator."""
     for t in tensors:
         if t is not None and not isinstance(t, Tensor):
             return f.by_torch(tensors, numbers)
-    if tensors[0] is None or not all(map(_has_text, numbers)):
+    if tensors[0] is None or not all(map(_has_text, numbers)) or _transformed():
         return f.by_torch(tensors, numbers)
     given = [t for t in tensors if t is not None]
     results = operators.function(operators.spelled(f, tensors, numbers), given)
     return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
+
+
+def _transformed() -> bool:
+    """Whether functorch's transforms are active, which get torch's functions in compiled code too: the
+    operator has no rules for them, and cannot move running statistics below them."""
+    return bool(_transforms())
+
+
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while a compiler traces
 
 
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:

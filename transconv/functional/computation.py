@@ -24,13 +24,13 @@ class Computation:
 
     @property
     def compute(self) -> Compute:
-        """What the text says."""
+        """The parsed text."""
         return self.program.compute
 
     def __call__(self, *given: Tensor, **named: Any) -> Any:
         """``device``: where the result of a text that reads no tensor shall be, such as ``"cuda"``. Raises
         TensorError, one line, for a tensor that is missing or unlike the text's; TypeError for one that
-        the text does not read. Strides that are others than the text's are copied."""
+        the text does not read. A tensor with other strides than the text's is copied."""
         known = self.program.given
         if not known:
             return _one_or_all(self._of_nothing(given, **named))

@@ -51,7 +51,7 @@ apply_in_graph: Any = Apply.apply
 
 
 def function_of(route: Route) -> Callable[..., Any]:
-    """The differentiable call of one route, whose forward call has nothing left to look up."""
+    """The differentiable call of one route, without look-ups in its forward call."""
     saving = route.bound_saving()
     if saving is None:
         return partial(apply, route)
@@ -102,7 +102,7 @@ def _watched(grad: Tensor) -> bool:
 
 def _again(bound: Bound, values: Values, grad: Tensor,
            differentiable: bool = True) -> tuple[Tensor | None, ...]:
-    """Gradients in torch's operations, which can be differentiated themselves where asked for."""
+    """Gradients in torch's operations, which themselves can be differentiated if ``differentiable``."""
     f = bound.function
     if f.again is not None:
         return f.again(values, bound.numbers, grad)

@@ -42,8 +42,8 @@ MIN = declare(Function("min", torch.min, _formula("argmin", True),
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
            out: Tensor | None = None) -> Tensor:
-    """torch.argmax: where the greatest element of ``dim`` is, or of all: of equal ones the first, and NaN
-    is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
+    """torch.argmax: the index of the greatest element along ``dim``, or of all; the first of equal ones.
+    NaN is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
     return call(ARGMAX, (_detached(input),), (dim, keepdim), out)  # type: ignore[no-any-return]
 
 

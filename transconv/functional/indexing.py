@@ -1,8 +1,8 @@
 """index_select, gather and embedding, with the signatures of torch: reads at indices from a tensor.
 
-An index that leaves its tensor is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else 0 is
-read there, and nothing of other memory. Gradients add in place, in no order: where the same bits are asked
-for (torch.use_deterministic_algorithms) they are computed by torch's functions, which sort the indices.
+An index out of range is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else it reads 0 and
+no other memory. Gradients are summed in place, in no fixed order: under
+torch.use_deterministic_algorithms torch's functions compute them, which sort the indices.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None =
 
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
            out: Tensor | None = None) -> Tensor:
-    """torch.gather: of every place of ``index`` the element that it tells along ``dim``. As index_select;
-    sparse gradients are torch's."""
+    """torch.gather: for every element of ``index`` the element of input at that position of ``dim``. As
+    index_select; sparse gradients are torch's."""
     if sparse_grad:
         _handed("form:sparse", "gather")
         return torch.gather(input, dim, index, sparse_grad=True, out=out)

@@ -1,21 +1,22 @@
 """A computation compiled once for a device, and launched on torch tensors.
 
-``launch`` finds it by the text; ``Launch.start`` takes tensors of any shape whose memory is what the text
-says, in the order of its reads and then of its stores.
+``launch`` finds it by the text, or by the workload that several texts are; ``Launch.start`` takes tensors
+of any shape whose memory is what the text says, in the order of its reads and then of its stores.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from transconv import knobs
-from transconv.compute import Alone, Compute, parse
+from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, i8, i32, i64
 from transconv.ir import Tensor as Declared
@@ -32,6 +33,7 @@ TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
 TORCH = {ours: theirs for theirs, ours in TYPES.items()}
 LIMIT = 4096  # launches kept
+SIZES = 256  # sizes of one launch kept
 
 
 class Memory(NamedTuple):
@@ -71,18 +73,39 @@ def _memory(tensor: Declared) -> Memory:
 
 
 class Launch:
-    """A plan of a text on one kind of device, and what starts it without asking once it has run there."""
+    """A plan of a workload on one kind of device, and what starts it without asking once it has run
+    there. ``computes``: what it computes, as texts say it."""
 
-    __slots__ = ("aligned", "begin", "compute", "device", "indexed", "memory", "names", "plan")
+    __slots__ = ("aligned", "begin", "computes", "device", "indexed", "memory", "names", "of", "plan",
+                 "sized", "sizes")
 
-    def __init__(self, found: Program, device: torch.device, aligned: bool, mode: str) -> None:
-        self.memory = [*found.given.values(), *found.stored.values()]
-        self.names = (*found.given, *found.stored)
+    def __init__(self, workload: Workload, computes: Sequence[Compute], device: torch.device,
+                 aligned: bool, mode: str) -> None:
+        tensors = sorted(workload.tensors, key=lambda t: t.name in workload.results)
+        self.memory = [_memory(t) for t in tensors]
+        self.names = tuple(t.name for t in tensors)
+        self.of = self  # whose plan it is
+        self.sizes: Mapping[str, int] | None = None
+        self.sized: dict[tuple[int, ...], Launch] = {}
         self.aligned = aligned
-        self.compute, self.indexed = found.compute, bool(found.compute.names.indices)
+        self.computes, self.indexed = computes, any(c.names.indices for c in computes)
         self.begin: Callable[..., None] | None = None
         self.device = -1
-        self.plan = _planned(found.compute, device, aligned, mode)
+        self.plan = _planned(workload, device, aligned, mode)
+
+    def at(self, sizes: Mapping[str, int]) -> Launch:
+        """The same plan for given sizes, where they are arguments of its kernels. Raises TensorError for
+        sizes that do not meet the requirements."""
+        key = tuple(sizes.values())
+        if (found := self.sized.get(key)) is None:
+            if len(self.sized) >= SIZES:
+                self.sized.clear()
+            found = self.sized[key] = copy(self)
+            found.computes = tuple(c.at(**sizes) for c in self.computes)
+            tensors = {t.name: _memory(t) for c in found.computes for t in c.tensors}
+            found.memory = [tensors[n] for n in self.names]
+            found.plan, found.sizes, found.begin = self.plan.at(sizes), sizes, None
+        return found
 
     def start(self, tensors: Sequence[Tensor]) -> None:
         """Launch on the current stream of the tensors' device. The first result of kernels that are new
@@ -99,22 +122,30 @@ class Launch:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             if self.indexed and (device.type == "cpu" or knobs.verify()):
                 try:
-                    check_indices((self.compute,), views)
+                    check_indices(self.computes, views)
                 except TensorError as error:
                     raise IndexError(str(error)) from None
-            self.plan = trust.run(self.plan, views)
+            self.run(views)
             if device.type == "cuda" and not (self.indexed and knobs.verify()):
                 self.begin = self.plan.starter(device.index, self.aligned, self.names)
                 self.device = device.index
+
+    def run(self, views: dict[str, Tensor]) -> None:
+        """Launch the plan, and keep the one that made the result."""
+        found = trust.run(self.plan, views)
+        if found is not self.plan and self.sizes is not None:  # made anew, for all sizes
+            self.of.plan, found = found, found.at(self.sizes)
+            self.of.sized = {key: at for key, at in self.of.sized.items() if at is self}
+        self.plan = found
 
 
 _launches: dict[Hashable, Launch] = {}
 
 
-def launch(text: str, device: torch.device, aligned: bool, mode: str) -> Launch:
-    """The launch of a text, made when it is first asked for. Raises ComputeError, and Unsupported where no
-    kernel can be made, or is there as the mode has it, with the reason."""
-    key = (text, device.type, device.index, aligned, deterministic())
+def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
+    """The launch of a text or workload, made when it is first asked for. Raises ComputeError, and
+    Unsupported where no kernel can be made, or is there as the mode has it, with the reason."""
+    key = (asked, device.type, device.index, aligned, deterministic())
     found = _launches.get(key)
     if found is None:
         if capturing(device):
@@ -122,7 +153,12 @@ def launch(text: str, device: torch.device, aligned: bool, mode: str) -> Launch:
                               "call once before capturing")
         if len(_launches) >= LIMIT:
             _launches.clear()
-        found = _launches.setdefault(key, Launch(program(text), device, aligned, mode))
+        if isinstance(asked, str):
+            compute = program(asked).compute
+            made = Launch(Alone(compute), (compute,), device, aligned, mode)
+        else:
+            made = Launch(asked, asked.computations, device, aligned, mode)
+        found = _launches.setdefault(key, made)
     return found
 
 
@@ -131,16 +167,16 @@ def deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms())
 
 
-def _planned(compute: Compute, device: torch.device, aligned: bool, mode: str) -> Plan:
-    if deterministic() and compute.added:
-        raise Unsupported("deterministic:add", f"{compute.name} adds in place, in no order, and the "
+def _planned(workload: Workload, device: torch.device, aligned: bool, mode: str) -> Plan:
+    if deterministic() and any(c.added for c in workload.computations):
+        raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
                           "same bits were asked for")
     try:
-        return ready(Alone(compute), target_of(device), None, deterministic(), Plan, aligned, mode)
+        return ready(workload, target_of(device), None, deterministic(), Plan, aligned, mode)
     except (ScheduleError, ProblemError) as error:
         raise Unsupported("schedule:refused", str(error)) from error
     except StageError as error:  # a program in training must not stop for a bug of ours
-        log.warning("no kernel for %s: %s", compute.name, error, exc_info=True)
+        log.warning("no kernel for %s: %s", workload.title, error, exc_info=True)
         raise Unsupported("error:StageError", str(error)) from error
 
 

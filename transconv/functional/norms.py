@@ -65,10 +65,13 @@ def _by_batch(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor
     return F.batch_norm(x, mean, variance, w, b, training, momentum, eps), mean, variance
 
 
-def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, *rest: Any) -> Tensor:
-    """torch's instance_norm without its side effects."""
-    mean, variance = (t if t is None else t.detach().clone() for t in (mean, variance))
-    return F.instance_norm(x, mean, variance, *rest)
+def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor | None,
+                 b: Tensor | None, own: bool, momentum: float, eps: float) -> Any:
+    """torch's instance_norm without its side effects: the new running statistics are results."""
+    if not own or mean is None or variance is None:
+        return F.instance_norm(x, mean, variance, w, b, own, momentum, eps)
+    mean, variance = mean.detach().clone(), variance.detach().clone()
+    return F.instance_norm(x, mean, variance, w, b, own, momentum, eps), mean, variance
 
 
 def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
@@ -89,14 +92,14 @@ RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape,
 GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
                          _group, autocast="f32"))
 INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q"),
-                            handed=F.instance_norm))
+                            handed=F.instance_norm, finish=_keep_statistics))
 BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q"), handed=F.batch_norm,
                          finish=_keep_statistics))
 
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
                bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.layer_norm: over the last dims, whose sizes ``normalized_shape`` says, as do
+    """torch.nn.functional.layer_norm: over the last dims, of the sizes ``normalized_shape``, also those of
     weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
     and f64 have kernels. Raises what torch raises, with the operands named."""
     return call(LAYER, (input, weight, bias), (normalized_shape, eps))  # type: ignore[no-any-return]
@@ -117,8 +120,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
 def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
                   weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
                   momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.instance_norm of input (n, c, ...); running statistics that would move are
-    torch's. As layer_norm."""
+    """torch.nn.functional.instance_norm of input (n, c, ...); torch computes where running statistics are
+    updated. As layer_norm."""
     return call(INSTANCE, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
                 (use_input_stats, momentum, eps))
 
@@ -126,7 +129,7 @@ def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
                weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
                momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
-    """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, towards
-    which the running ones move in place; else by the running ones. As layer_norm."""
+    """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, which
+    update the running ones in place; else by the running ones. As layer_norm."""
     return call(BATCH, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
                 (training, momentum, eps))

@@ -67,7 +67,7 @@ def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tens
 
 
 def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
-    """What a text means, computed in f64: slow, and anywhere. ``device``: of the results; default: that of
+    """A text computed in f64 by NumPy: slow, on any device. ``device``: of the results; default: that of
     the first tensor that is read."""
     device = given[0].device if device is None else device
     found = program(text)
@@ -83,7 +83,7 @@ def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = N
 
 
 def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
-    """The tensor, copied if its strides are others. Raises TensorError for another type or shape."""
+    """The tensor, copied if its strides differ. Raises TensorError for another type or shape."""
     if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
         raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
                           f"got {t.dtype} of shape {tuple(t.shape)}")
@@ -113,7 +113,7 @@ register_fake("transconv::compute", _fake_compute, lib=library)
 
 
 class _NoDerivative(torch.autograd.Function):
-    """A text by itself has no gradient: asking for one says so."""
+    """A text by itself has no gradient: computing one raises an error."""
 
     @staticmethod
     def forward(ctx: Any, text: str, *given: Tensor) -> tuple[Tensor, ...]:
@@ -141,7 +141,7 @@ library.impl("compute", _with_refusal, "Autograd")
 
 
 def run(bound: Bound, step: Step, values: Values) -> None:
-    """Add what a step stores to the values, by the operator, so that a graph can hold it."""
+    """Add a step's stores to the values, by the operator, so that a graph can hold it."""
     seen = bound.seen
     views = [(values[name], seen[name]) for name in step.given]
     given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
@@ -159,13 +159,13 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def declare(f: Function) -> Function:
-    """Let graphs name a function."""
+    """Register a function under its name for graphs."""
     return FUNCTIONS.setdefault(f.name, f)
 
 
 def spelled(f: Function, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
     """A call without its tensors, as ``read`` has it: ``layer_norm 101 ((6,), 1e-05,)``. The digits say
-    which tensors are there: torch's tracer takes no list with None."""
+    which tensors are given: torch's tracer takes no list with None."""
     there = "".join(str(int(t is not None)) for t in tensors)
     return f"{f.name} {there} ({''.join(f'{_spelled(n)}, ' for n in numbers)})"
 
@@ -181,12 +181,12 @@ def _spelled(n: Any) -> str:
         return str(n)
     if isinstance(n, float) and n != n:
         return "'nan'"
-    # Symbolic numbers become what they are in this call; of floats only their halves do.
+    # Symbolic numbers get their value in this call; of floats only their halves do.
     return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
 
 
 def read(call: str, given: Sequence[Tensor]) -> tuple[Function, list[Tensor | None], tuple[Any, ...]]:
-    """What ``spelled`` wrote: the function, its tensors and numbers. RuntimeError for any other text."""
+    """Parse a text of ``spelled``: the function, its tensors and numbers. RuntimeError for other texts."""
     try:
         name, there, numbers = call.split(" ", 2)
         left = iter(given)

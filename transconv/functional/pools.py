@@ -20,19 +20,19 @@ Formulas = Callable[[int], Callable[[Specs, Made, Numbers, bool], library.Formul
 
 
 def _each(sizes: Any, n: int) -> Any:
-    """One number for each of the dims; another form is for torch to judge."""
+    """One number for each of the dims; torch decides about other forms."""
     if isinstance(sizes, (list, tuple)):
         return tuple(sizes) * n if len(sizes) == 1 else tuple(sizes)
     return (sizes,) * n
 
 
 def _sizes(sizes: Any) -> Any:
-    """What torch judges, with a hash."""
+    """The sizes in a hashable form; torch checks them."""
     return tuple(sizes) if isinstance(sizes, list) else sizes
 
 
 def _step(stride: Any, kernel_size: Any, n: int) -> Any:
-    """The window where there is no stride."""
+    """The stride; by default the window's size."""
     none = stride is None or isinstance(stride, (list, tuple)) and not stride
     return _each(kernel_size if none else stride, n)
 
@@ -73,7 +73,7 @@ def _adaptive_max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Form
 
 
 def _with_indices(name: str, n: int) -> Callable[..., Any]:
-    """torch's function with indices asked for or not, last among the numbers."""
+    """torch's function; the last number says whether indices are returned."""
     theirs: Callable[..., Any] = getattr(F, f"{name}{n}d")
     return lambda x, *numbers: theirs(x, *numbers[:-1], return_indices=numbers[-1])
 
@@ -113,7 +113,7 @@ def max_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, pad
 def max_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
     """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w), with indices from the same kernel
-    where they are asked for; the first of equal elements gets the gradient. f16, bf16, f32 and f64 have
+    on request; the first of equal elements gets the gradient. f16, bf16, f32 and f64 have
     kernels. Raises what torch raises, with the operands named."""
     return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def _of_one_type(given: Specs) -> None:
-    """What torch's kernels ask for, and its tensors without values do not look at."""
+    """Unsupported for operands of different types: torch's error then, which meta tensors do not raise."""
     if len(found := {str(t.dtype) for t in given if t is not None}) > 1:
         raise Unsupported("dtype:mixed", f"operands are {' and '.join(sorted(found))}")
 
@@ -40,7 +40,7 @@ def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
 
 
 def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch's product with the activation behind it; ``math`` is for kernels."""
+    """torch's product and then the activation; ``math`` is for kernels."""
     def whole(*given: Any, **out: Any) -> Tensor:
         *tensors, activation, _ = given
         made = ACTIVATIONS[activation](product(*tensors, **out))
@@ -62,7 +62,7 @@ def _numbers(input: Tensor, activation: str | None) -> tuple[str, str]:
 
 
 def _math(word: str) -> str:
-    """How f32 is multiplied: torch's switch at this moment for ``now``, which is what graphs say."""
+    """How f32 is multiplied: ``now``, as graphs have it, stands for torch's current switch."""
     if word != "now":
         return word
     return "tf32" if read_precision("cuda", "matmul") == "tf32" else "ieee"
@@ -70,8 +70,8 @@ def _math(word: str) -> str:
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
            activation: str | None = None, *, out: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), and an activation behind
-    it, by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
+    """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), then an activation,
+    by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
     where torch's precision of products says so; with ``out`` torch computes. Raises what torch raises,
     with the operands named; RuntimeError for an activation that is unknown."""
     return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)  # type: ignore[no-any-return]

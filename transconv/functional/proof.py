@@ -1,10 +1,9 @@
 """Compares the first result of each kind of call with torch's.
 
-Compilers below us translate a few kernels wrongly, the same way every time. Each launch of a kernel
-that is new to a machine is held against the meaning of its text at samples (``Launch.start``). Where
-tensors are small, a route's result and its gradients are held against those of torch's own function as
-well, once in a process; of large ones that would take as much memory as the program has left. Triton's
-interpreter is not checked, unless TRANSCONV_TRUST=always.
+Triton and ptxas miscompile a few kernels, the same way every time. The first launch of a kernel on a
+machine is compared with its text, computed at samples (``Launch.start``). Where tensors are small, a
+route's result and its gradients are also compared with torch's own function, once in a process; for large
+ones the memory may not suffice. Triton's interpreter is not checked, unless TRANSCONV_TRUST=always.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Tensor = torch.Tensor
 log = logging.getLogger("transconv.functional")
 
 SEED = 0x7AB5
-LARGE = 1 << 24  # elements of operands, beyond which samples have to do
+LARGE = 1 << 24  # elements of operands; above it only samples are compared
 # Of the largest element beside it: two roundings of a type, and of sums of many terms.
 ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
            torch.float64: 2.0**-30}
@@ -65,8 +64,8 @@ def _hold(route: Route, given: Sequence[Tensor]) -> None:
         if not large:
             _compare(route, results, want)
         if grads and not route.hands_gradients:
-            # The program's random numbers stay as they are, and none of its tensors is this one: where a
-            # gradient is what was normalized, what is left of it is rounding alone.
+            # A generator of its own leaves the program's random state alone. The gradient is drawn
+            # because that of a norm is rounding alone where it equals the normalized tensor.
             own = torch.Generator(device).manual_seed(SEED)
             g = torch.randn(results[0].shape, generator=own, dtype=results[0].dtype, device=device)
             with torch.no_grad():
@@ -78,7 +77,7 @@ def _hold(route: Route, given: Sequence[Tensor]) -> None:
 
 
 def _wide(t: Tensor) -> Tensor:
-    """In f32 what has 16 bits: torch rounds on the way."""
+    """16-bit tensors as f32, because torch rounds intermediate values."""
     return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
 
 

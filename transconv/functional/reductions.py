@@ -21,8 +21,8 @@ Dtype = torch.dtype | None
 
 def dims(dim: Any, rank: int) -> tuple[int, ...]:
     """The dims that an argument of torch names, from 0: all for None and for none; of a tensor without
-    dims its one element. IndexError for one that is out of range: torch does not look at every one of
-    tensors without values."""
+    dims its one element. IndexError for one that is out of range: torch does not check all of them for
+    meta tensors."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(rank))
     for d in named:
         if not -rank <= d < rank:
@@ -84,8 +84,8 @@ ALL = _declared("all", _asking(torch.all), whole=(True,))
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
         out: Tensor | None = None) -> Tensor:
     """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
-    Summed in f32, f64 in f64; whole numbers are torch's, as is what is empty, or written to ``out``.
-    Raises what torch raises: IndexError for a dim out of range, with the operands named."""
+    Summed in f32, f64 in f64; torch computes whole numbers, empty tensors, and calls with ``out``.
+    Raises torch's errors: IndexError for a dim out of range, with the operands named."""
     return call(SUM, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
 
 

@@ -33,7 +33,7 @@ class Started:
         self.of = step.of
 
     def run(self, values: Values) -> None:
-        """Add what is stored to the values."""
+        """Launch, and add the stores to the values."""
         found = self.launch
         given = [values[name] for name in self.given]
         if found.begin is not None and current_device() == found.device:
@@ -56,19 +56,19 @@ class Route:
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
         self.step: Started | None = None
-        self.order: list[int] = []  # of the operands, as the launch takes them
-        self.kept: list[int] = []  # of what is stored: the results
-        self.saved: list[int] = []  # of the operands and what is stored: what gradients need
+        self.order: list[int] = []  # the operands' indices, in the launch's order
+        self.kept: list[int] = []  # indices of the results among the stores
+        self.saved: list[int] = []  # indices of the gradients' inputs among operands and stores
         self.gradients: list[Started] = []
         self.calls = self.calls_back = 0
         self.adds = bound is not None and bound.adds
-        # Of one launch for all gradients: its operands among what was saved and the result's gradient, and
-        # its stores by operand.
+        # For one launch of all gradients: indices of its operands among the saved tensors and the
+        # result's gradient, and of its stores by operand.
         self.back: tuple[list[int], list[int | None]] | None = None
 
     @property
     def hands_gradients(self) -> bool:
-        """Whether gradients are torch's: they add in no order, and the same bits are asked for."""
+        """Whether torch computes gradients: deterministic ones are required, and ours are not."""
         return self.adds and (deterministic() or not self.gradients)
 
     def routes(self) -> list[Route]:
@@ -85,7 +85,7 @@ class Route:
             stats.add(True, f"{self.name}_gradient", back)
 
     def results(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results of the operands, where no gradient will be asked for."""
+        """The results of the operands, where no gradient is needed."""
         step = self.step
         assert step is not None
         found = step.launch
@@ -96,8 +96,8 @@ class Route:
         return [made[i] for i in self.kept]
 
     def bound_run(self) -> Callable[..., object] | None:
-        """``results`` of operands one by one, or the only one, with nothing left to decide; None before
-        the first launch. Counts."""
+        """``results`` as a function of single operands, without further checks; a single result comes
+        alone. None before the first launch. Counts."""
         step = self.step
         begin = None if step is None else step.launch.begin
         if step is None or begin is None:
@@ -121,7 +121,7 @@ class Route:
         return run
 
     def bound_saving(self) -> Callable[..., tuple[Any, Sequence[Tensor]]] | None:
-        """``saving`` with nothing left to decide, and of one result that alone; None before the first
+        """``saving`` without further checks; a single result is returned alone. None before the first
         launch. Counts."""
         step = self.step
         begin = None if step is None else step.launch.begin
@@ -151,7 +151,7 @@ class Route:
         return start
 
     def saving(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """The results of the operands, and what gradients need of all values, in the bound's order."""
+        """The results of the operands, and the values that gradients need, in the bound's order."""
         bound, step = self.bound, self.step
         assert bound is not None and step is not None
         found = step.launch
@@ -172,8 +172,8 @@ class Route:
         return tuple([values[name] for name in bound.results]), values
 
     def gradients_of(self, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the operands from what was saved, None where none is wanted. A gradient that
-        lies in memory unlike the result is copied."""
+        """The gradients of the operands from the saved values, None where none is wanted. The result's
+        gradient is copied if its strides differ from the result's."""
         bound = self.bound
         assert bound is not None
         self.calls_back += 1
@@ -203,7 +203,7 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     route = Route(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
-    for step in (bound.forward, *backward):  # all are asked for before the first is waited for
+    for step in (bound.forward, *backward):  # request all before waiting for the first
         try:
             launch(step.text, device, is_aligned, settings.mode)
         except Unsupported as error:

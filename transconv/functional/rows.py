@@ -44,7 +44,7 @@ def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Ten
 
 
 def _widened(t: Tensor) -> Tensor:
-    """As kernels compute: of 16 bits in f32."""
+    """16-bit tensors as f32, as kernels compute them."""
     return t.float() if t.dtype.itemsize == 2 else t
 
 
@@ -111,8 +111,8 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,
                   size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
                   reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
     """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
-    Weights, smoothing and targets that are probabilities are torch's. A class that is none gives infinity
-    on a GPU, where torch stops the device; dtypes and errors as softmax."""
+    Weights, smoothing and targets that are probabilities are torch's. An invalid class gives infinity on
+    a GPU, where torch aborts with a device assertion; dtypes and errors as softmax."""
     plain = (weight is None and size_average is None and reduce is None
              and isinstance(label_smoothing, float) and label_smoothing == 0
              and reduction in ("none", "mean", "sum") and isinstance(target, Tensor)

@@ -48,7 +48,7 @@ FLIP = declare(Function("flip", torch.flip, lambda given, made, numbers, saves: 
 
 
 def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
-    """torch.flip: a copy with some dims from their ends. As pad."""
+    """torch.flip: a copy with some dims reversed. As pad."""
     return call(FLIP, (input,), (_tuple(dims),))  # type: ignore[no-any-return]
 
 
@@ -156,6 +156,6 @@ def unfold(input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints =
 
 def fold(input: Tensor, output_size: Ints, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
          stride: Ints = 1) -> Tensor:
-    """torch.nn.functional.fold: columns added up as the windows that they are. As interpolate."""
+    """torch.nn.functional.fold: the sum of columns at their windows. As interpolate."""
     return call(FOLD, (input,), tuple(map(_pair, (  # type: ignore[no-any-return]
         output_size, kernel_size, dilation, padding, stride))))

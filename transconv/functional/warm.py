@@ -2,9 +2,9 @@
 guard of torch's compiler.
 
 The guard sees type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors, the
-thread's modes included (autocast, transforms, inference), but not whether gradients are on. Whatever
-differs goes to the entry behind, and at last the general way. Without that guard in torch nothing is
-remembered here.
+thread's modes included (autocast, transforms, inference), but not whether gradients are on. A call
+that differs tries the next entry, and at last the general way. Without that guard in torch there are no
+entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensors = tuple[Tensor | None, ...]
 Call = Callable[[Function, Tensors, Numbers], Any]
 
 CHAIN = 4  # entries under one key: other strides and types, training and inference
-KEYS = 4096  # beyond it all are forgotten
+KEYS = 4096  # beyond it all are dropped
 
 _entries: dict[Hashable, tuple[int, Call]] = {}
 _deterministic = torch._C._get_deterministic_algorithms
@@ -43,7 +43,7 @@ def find(f: Function, tensors: Tensors, numbers: Numbers) -> Call | None:
 
 
 def forget() -> None:
-    """Every call goes the general way again."""
+    """Drop all entries."""
     _entries.clear()
 
 
@@ -52,8 +52,8 @@ warm.on_forget(forget)
 
 def note(f: Function, tensors: Tensors, numbers: Numbers, route: Route, wanted: bool,
          onward: Call) -> None:
-    """A call found its route the general way, ``onward``: make an entry in front of those of its key.
-    ``wanted``: gradients are."""
+    """Make an entry for a call that found its route in the general way, ``onward``, before the others of
+    its key. ``wanted``: gradients are needed."""
     given = [t for t in tensors if t is not None]
     run = route.bound_run()
     first = tensors[0]
@@ -73,7 +73,7 @@ def _guard(given: list[Tensor]) -> Callable[..., bool] | None:
     try:
         check: Callable[..., bool] = _guards.TensorGuards(
             *given, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        # One tensor in two roles is never recognised.
+        # A tensor that is passed twice gets no entry.
         return check if check(*given) else None
     except (AttributeError, TypeError, RuntimeError):
         return None
@@ -81,7 +81,7 @@ def _guard(given: list[Tensor]) -> Callable[..., bool] | None:
 
 def _entry(others: Call, check: Callable[..., bool], tensors: Tensors, numbers: Numbers,
            run: Callable[..., Any], finish: Callable[..., Any] | None) -> Call:
-    """``numbers`` are equal already; True is no 1."""
+    """``numbers`` compare equal already; here True differs from 1."""
     types = [*map(type, numbers)]
     places = [i for i, t in enumerate(tensors) if t is not None]
     given = [t for t in tensors if t is not None]

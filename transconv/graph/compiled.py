@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from transconv.compute import Alone, Compute
-from transconv.errors import ScheduleError, Unsupported
-from transconv.functional.launches import Memory, aligned, launch, program, refused
+from transconv.conv import Surrounded, surrounded
+from transconv.errors import Unsupported
+from transconv.functional.launches import SIZES, Launch, Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
+from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
+from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
 from transconv.graph.price import Price
+from transconv.graph.sizes import Known, Length, Size, like, same
+from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
-from transconv.selection import shortlist
+from transconv.ir import value_at
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
@@ -28,103 +33,164 @@ Tensor = torch.Tensor
 Torch = Callable[..., Sequence[Tensor]]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Kernel:
-    """A launch: the text, what it reads and stores in the order of its tensors, the group behind it."""
-
-    group: Group
-    written: Written
-    memory: tuple[Memory, ...]  # of what is stored
+View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
+"""Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A result of a region: a tensor, or another view of its memory: sizes, strides, and how many elements
-    it begins behind it."""
+    """A result of a region: a tensor, or another view of its memory."""
 
     piece: Piece
-    view: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    view: View | None
+
+
+class Start(NamedTuple):
+    """A kernel for the sizes of a call: what is asked for, the values of its names, what is stored."""
+
+    asked: str | Surrounded
+    sizes: dict[str, int] | None
+    memory: tuple[Memory, ...]
+
+
+class Bound(NamedTuple):
+    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out."""
+
+    inputs: tuple[Memory, ...]
+    starts: list[Start]
+    views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
 
 
 @dataclass(slots=True)
 class Launches:
-    """A region of ours: called with its inputs, it returns its outputs. ``torch``: the same by torch."""
+    """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its outputs.
+    ``torch``: the same by torch; ``inputs``: its tensors, each with its place among the inputs."""
 
     device: torch.device
     plan: Plan
     kernels: list[Kernel]
-    inputs: list[tuple[fx.Node, Source]]
+    inputs: list[tuple[int, fx.Node, Source]]
     handed: list[Handed]
     torch: Torch
     last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
     by_torch: bool = False
+    known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
+    numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
 
-    def __call__(self, *given: Tensor) -> Sequence[Tensor]:
+    def __call__(self, sizes: Mapping[str, int], *given: Any) -> Sequence[Tensor]:
         if not self.by_torch:
             try:
-                return self.launched(given)
+                return self.launched(sizes, [given[place] for place, _, _ in self.inputs])
             except Unsupported as error:
                 self.by_torch = error.reason not in PASSING
                 stats.announce(error.reason, error.message, "this part of a graph")
                 stats.add(False, error.reason, 1)
         return self.torch(*given)
 
-    def launched(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
+    def bound(self, sizes: Mapping[str, int]) -> Bound:
+        """The region for some sizes."""
+        key = tuple(sizes.values())
+        if (found := self.known.get(key)) is None:
+            if len(self.known) >= SIZES:
+                self.known.clear()
+
+            def value(n: Length) -> int:
+                return value_at(n.expr, sizes) if isinstance(n, Size) else n
+
+            inputs = tuple([Lying(p.shape, p.strides or (), p.dtype).at(value) for _, _, p in self.inputs])
+            views = [None if h.view is None else (
+                tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
+                for h in self.handed]
+            found = self.known[key] = Bound(inputs, [_start(k, sizes, value) for k in self.kernels], views)
+        return found
+
+    def launched(self, sizes: Mapping[str, int], given: Sequence[Tensor]) -> Sequence[Tensor]:
         """By kernels. Raises Unsupported."""
+        bound = self.bound(sizes)
         device = self.device
         if why := refused(given, [True] * len(given)) if given else "":
             raise Unsupported(why)
         values: dict[Piece, Tensor] = {}
-        for (node, piece), t in zip(self.inputs, given, strict=True):
-            wanted = Memory(piece.shape, piece.strides or (), piece.dtype)
+        for (_, node, piece), t, wanted in zip(self.inputs, given, bound.inputs, strict=True):
             values[piece] = as_wanted(node.name, t, wanted)
-        for kernel, done in zip(self.kernels, self.last, strict=True):
-            read = [values[p] for p in kernel.written.given]
+        for kernel, start, done in zip(self.kernels, bound.starts, self.last, strict=True):
+            read = [values[p] for p in kernel.given]
             made = [values[p] if p in values else  # the other parts of it are there
                     torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
-                    for p, m in zip(kernel.written.stored, kernel.memory, strict=True)]
-            launch(kernel.written.text, device, aligned([*read, *made]), "now").start([*read, *made])
-            values.update(zip(kernel.written.stored, made, strict=True))
+                    for p, m in zip(kernel.stored, start.memory, strict=True)]
+            self.started(start, kernel, sizes, aligned([*read, *made])).start([*read, *made])
+            values.update(zip(kernel.stored, made, strict=True))
             for unused in done:
                 del values[unused]
         stats.add(True, "graph", len(self.kernels))
-        return [_viewed(values[h.piece], h.view) for h in self.handed]
+        return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
+
+
+    def started(self, start: Start, kernel: Kernel, sizes: Mapping[str, int], whole: bool) -> Launch:
+        """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
+        ``whole``: its tensors are aligned."""
+        if start.sizes is None or kernel.sized is None:
+            return launch(start.asked, self.device, whole, "now")
+        if kernel not in self.numbered:
+            try:
+                return launch(start.asked, self.device, whole, "now").at(start.sizes)
+            except Unsupported as error:
+                if error.reason != "schedule:refused":
+                    raise
+                self.numbered.add(kernel)
+        return launch(kernel.sized.at(sizes), self.device, whole, "now")
+
+
+def _start(kernel: Kernel, sizes: Mapping[str, int], value: Callable[[Length], int]) -> Start:
+    """A kernel for some sizes: with names if they meet its requirements, else with numbers."""
+    memory = tuple([m.at(value) for m in kernel.memory])
+    sized = kernel.sized
+    if sized is None:
+        return Start(kernel.asked, None, memory)
+    if not sized.refused:
+        own, named = sized.names(sizes), program(sized.named).compute.named
+        if named is not None and not named.why_not(own):
+            return Start(sized.named, own, memory)
+    return Start(sized.at(sizes), None, memory)
 
 
 def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None) -> Tensor:
     return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
 
 
-def launches(region: Region, device: torch.device, target: Target, rates: Price,
-             by_torch: Torch) -> Launches:
+def launches(region: Region, device: torch.device, target: Target, rates: Price, by_torch: Torch,
+             symbols: Symbols | None = None) -> Launches:
     """The launches of a region on a device, which is a target, decided by rates of one. Raises
     ComputeError where a text cannot be read, which is a bug."""
-    handed = [_handed(node, region) for node in region.outputs]
+    symbols = symbols or Symbols(fx.Graph())
+    handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
-    apart: set[Piece] = set()
+    apart: dict[Piece, tuple[str, ...]] = {}
     while True:
         plan = planned(ends, rates, apart)
-        kernels = [_kernel(part, plan) for group in plan.groups if group.stores
-                   for part in (group, *group.siblings)]
-        computes = {k: program(k.written.text).compute for k in kernels}
-        refused = {k.group.product for k, c in computes.items()
-                   if k.group.product and not _schedules(c, target)}
-        if not refused - apart:
+        kernels = [kernel for group in plan.groups if group.stores
+                   for kernel in _kernels(group, plan, symbols.known)]
+        late = {k.group.product: why for k in kernels if k.group.product
+                and (why := why_apart(k, plan, target, rates))}
+        if not late:
             break
-        apart |= {p for p in refused if p is not None}
-    inputs = [(x, region.pieces[x]) for x in region.inputs]
+        for product, why in late.items():
+            apart[product] = (*apart.get(product, ()), why)
+    inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
+              if isinstance(region.pieces[x], Source)]
     found = Launches(device, plan, kernels, inputs, handed, by_torch)
     found.last = _last(found)
     return found
 
 
-def memory_of(piece: Piece) -> tuple[int, ...]:
+def memory_of(piece: Piece) -> tuple[Length, ...]:
     """The strides in which a value is stored: torch's, where its elements have places of their own."""
     dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
     if piece.strides is None:
         return dense
-    order = sorted((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n > 1)
-    step = 1
+    order = sorted(((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n != 1),
+                   key=lambda pair: (like(pair[0]), like(pair[1])))
+    step: Length = 1
     for s, n in order:
         if s != step:
             return dense
@@ -132,8 +198,9 @@ def memory_of(piece: Piece) -> tuple[int, ...]:
     return piece.strides
 
 
-def _kernel(group: Group, plan: Plan) -> Kernel:
-    def strides(piece: Piece) -> tuple[int, ...] | None:
+def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
+    """The kernels of a group: one, or where sizes are names one for each part of its result."""
+    def strides(piece: Piece) -> tuple[Length, ...] | None:
         if isinstance(piece, Source):
             return piece.strides
         held = plan.stored.get(piece)
@@ -141,20 +208,25 @@ def _kernel(group: Group, plan: Plan) -> Kernel:
 
     for piece in group.stores:
         group.strides[piece] = memory_of(piece)
-    written = Writer(group, strides).written()
-    return Kernel(group, written, tuple(
-        Memory(p.shape, group.strides[p], p.dtype) for p in written.stored))
+    tensors: dict[tuple[Piece, bool], str] = {}
+    parts = (group, *group.siblings)
+    relation = group.product.relation if group.product else None
+    written = [Writer(part, strides, tensors=tensors if relation else {}, known=known).written()
+               for part in parts]
+    if relation:
+        texts = tuple(w.text for w in written)
+        asked = surrounded(*relation, [program(t).compute for t in texts])
+        return [_kernel(group, texts, written[-1], asked)]
+    return [_kernel(part, (w.text,), w, w.text) for part, w in zip(parts, written, strict=True)]
 
 
-def _schedules(compute: Compute, target: Target) -> bool:
-    """Whether a product whose factors are computed has a schedule: not every one has."""
-    try:
-        return not compute.prologue or bool(shortlist(1, compute, target, Alone(compute)))
-    except ScheduleError:
-        return False
+def _kernel(group: Group, texts: tuple[str, ...], written: Written, asked: str | Surrounded) -> Kernel:
+    return Kernel(group, texts, written.given, written.stored,
+                  tuple(Lying(p.shape, group.strides[p], p.dtype) for p in written.stored), asked,
+                  written.sized)
 
 
-def _handed(node: fx.Node, region: Region) -> Handed:
+def _handed(node: fx.Node, region: Region, symbols: Symbols) -> Handed:
     """How a node's tensor comes from a piece in memory: through views that are the same memory."""
     piece: Piece = region.pieces[node]
     val = node.meta["val"]
@@ -164,10 +236,11 @@ def _handed(node: fx.Node, region: Region) -> Handed:
     if at is node:
         return Handed(piece, None)
     base = at.meta["val"]
-    if not isinstance(piece, Source) and memory_of(piece) != tuple(base.stride()):
+    if not isinstance(piece, Source) and not same(memory_of(piece), symbols.result(base).strides):
         return Handed(region.pieces[node], None)
-    behind = val.storage_offset() - base.storage_offset()
-    return Handed(piece, (tuple(val.shape), tuple(val.stride()), behind))
+    behind = symbols.length(val.storage_offset()) - symbols.length(base.storage_offset())
+    own = symbols.result(val)
+    return Handed(piece, (own.shape, own.strides, behind))
 
 
 def _last(found: Launches) -> list[list[Piece]]:
@@ -176,7 +249,7 @@ def _last(found: Launches) -> list[list[Piece]]:
     seen = {*held}
     done: list[list[Piece]] = []
     for kernel in reversed(found.kernels):
-        own = [p for p in dict.fromkeys((*kernel.written.given, *kernel.written.stored)) if p not in seen]
+        own = [p for p in dict.fromkeys((*kernel.given, *kernel.stored)) if p not in seen]
         seen |= {*own}
         done.append(own)
     return done[::-1]

@@ -52,6 +52,39 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
     return found
 
 
+def repeated(gm: fx.GraphModule) -> None:
+    """Write nearest upsampling by a power of 2 as what it is, each element several times, in a graph of
+    torch's functions. Of sizes that are known when a graph runs torch makes arithmetic on tensors."""
+    for node in gm.graph.nodes:
+        if node.target is torch.nn.functional.interpolate and (times := _times(node)):
+            with gm.graph.inserting_before(node):
+                made = gm.graph.call_function(_repeated, (node.args[0], times))
+                made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _times(node: fx.Node) -> tuple[int, ...]:
+    """How often an upsampling takes each element along each dim; empty for one that is otherwise."""
+    given = dict(zip(("input", "size", "scale_factor", "mode"), node.args, strict=False)) | node.kwargs
+    like, scale = getattr(given["input"], "meta", {}).get("example_value"), given.get("scale_factor")
+    if not isinstance(like, torch.Tensor) or given.get("mode", "nearest") != "nearest" or not any(
+            isinstance(n, torch.SymInt) for n in like.shape[2:]):
+        return ()
+    scales = [*scale] if isinstance(scale, (list, tuple)) else [scale] * (like.dim() - 2)
+    if given.get("size") is not None or any(s not in (1, 2, 4, 8) for s in scales):
+        return ()
+    return tuple(int(s) for s in scales if isinstance(s, (int, float)))
+
+
+def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
+    lead, sizes = list(x.shape[:2]), x.shape[2:]
+    wide = x.reshape(lead + [e for n in sizes for e in (n, 1)])
+    wide = wide.expand(lead + [e for n, k in zip(sizes, times, strict=True) for e in (n, k)])
+    return wide.reshape(lead + [n * k for n, k in zip(sizes, times, strict=True)])
+
+
 def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
     return node.target in (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor) and all(

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
-from transconv.graph.moves import flattened, unflattened
+from transconv.graph.moves import reshape
 from transconv.graph.pieces import Index, Piece, Product, Reduced
+from transconv.graph.sizes import Length, divides, facts_of, like, with_axis
 from transconv.ir import Expr, Var, free_vars
 from transconv.simplify import Facts, simplify
 
 SILENT = ("view", "reshape", "expand", "permute", "copy", "cast")  # in the names of kernels
 NAMED = 6  # operations at most
+
+
+@lru_cache(maxsize=512)
+def _facts(axes: tuple[tuple[str, Length], ...], known: Facts) -> Facts:
+    """The ranges of axes. Groups of the same axes share them, with what was simplified by them."""
+    for name, n in axes:
+        known = with_axis(known, name, n)
+    return known
 
 
 @dataclass(eq=False, slots=True)
@@ -26,21 +36,20 @@ class Group:
     that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored."""
 
     number: int
-    axes: list[tuple[str, int]]
+    axes: list[tuple[str, Length]]
     reduced: set[str] = field(default_factory=set)
     product: Product | None = None
     at: dict[Piece, Index] = field(default_factory=dict)
     within: dict[Piece, Index] = field(default_factory=dict)
     stores: list[Piece] = field(default_factory=list)
-    strides: dict[Piece, tuple[int, ...]] = field(default_factory=dict)
+    strides: dict[Piece, tuple[Length, ...]] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     labelled: set[Piece] = field(default_factory=set)
     facts: Facts = field(default_factory=Facts)
     siblings: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, n in self.axes:
-            self.facts = self.facts.with_range(Var(name), 0, max(0, n - 1))
+        self.facts = _facts(tuple(self.axes), facts_of(n for _, n in self.axes))
 
     @property
     def kind(self) -> str:
@@ -69,46 +78,46 @@ class Group:
         return tuple(simplify(e, self.facts) for e in at)
 
     @property
-    def space(self) -> tuple[list[Expr], list[int]]:
+    def space(self) -> tuple[list[Expr], list[Length]]:
         """The positions of all elements, and the sizes."""
         return [Var(name) for name, _ in self.axes], [n for _, n in self.axes]
 
     @property
-    def rows(self) -> tuple[list[Expr], list[int]]:
+    def rows(self) -> tuple[list[Expr], list[Length]]:
         """Those of what is behind the reductions."""
         kept = [(name, n) for name, n in self.axes if name not in self.reduced]
         return [Var(name) for name, _ in kept], [n for _, n in kept]
 
-    def positions(self, shape: Sequence[int]) -> list[Index]:
+    def positions(self, shape: Sequence[Length]) -> list[Index]:
         """Positions in a shape that has as many elements as the group, or rows: counted alike."""
         found = []
         for at, sizes in (self.space, self.rows):
             if self.product is None and prod(sizes) == prod(shape):
-                found.append(self.simple(unflattened(flattened(at, sizes), shape)))
+                found.append(self.simple(reshape(shape, sizes)(tuple(at))))
         return found
 
 
-def refined(shape: Sequence[int], others: Sequence[Sequence[int]]) -> list[int]:
+def refined(shape: Sequence[Length], others: Sequence[Sequence[Length]]) -> list[Length]:
     """A shape whose dims are those of this one, cut where the dims of others end: so that each of them is
     some neighbouring dims. Others that do not fit are left out."""
     cuts = {prod(shape[d:]) for d in range(len(shape) + 1)}
     for other in others:
         own = {prod(other[d:]) for d in range(len(other) + 1)}
-        both = sorted(cuts | own)
-        if all(b % a == 0 for a, b in zip(both, both[1:], strict=False)):
+        both = sorted(cuts | own, key=like)
+        if all(divides(a, b) for a, b in zip(both, both[1:], strict=False)):
             cuts |= own
-    ordered = sorted(cuts, reverse=True)
+    ordered = sorted(cuts, key=like, reverse=True)
     return [a // b for a, b in zip(ordered, ordered[1:], strict=False)] or [1]
 
 
 
-def named(sizes: Sequence[int]) -> list[tuple[str, int]]:
+def named(sizes: Sequence[Length]) -> list[tuple[str, Length]]:
     """Axes of these sizes."""
     return [(f"i{d}", n) for d, n in enumerate(sizes)]
 
 
 def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
-               others: Sequence[Sequence[int]]) -> Group:
+               others: Sequence[Sequence[Length]]) -> Group:
     """A group that reduces over some dims of its inputs."""
     shape = inputs[0].shape
     made = Group(number, named(refined(shape, others)))
@@ -119,9 +128,9 @@ def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
     return made
 
 
-def _position(group: Group, shape: Sequence[int]) -> Index:
+def _position(group: Group, shape: Sequence[Length]) -> Index:
     at, sizes = group.space
-    return group.simple(unflattened(flattened(at, sizes), shape))
+    return group.simple(reshape(shape, sizes)(tuple(at)))
 
 
 def product_group(number: int, piece: Product) -> Group:
@@ -135,7 +144,7 @@ def product_group(number: int, piece: Product) -> Group:
     return made
 
 
-def map_group(number: int, shape: Sequence[int]) -> Group:
+def map_group(number: int, shape: Sequence[Length]) -> Group:
     """A group that stores values of a shape."""
     return Group(number, named(shape) or [("one", 1)])
 

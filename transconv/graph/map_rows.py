@@ -21,6 +21,7 @@ from transconv.graph.rows import (
     number,
     row,
 )
+from transconv.graph.sizes import Fraction, Size
 from transconv.ir import Const
 
 HEAVY = 6.0  # instructions of exp and the like
@@ -34,9 +35,10 @@ def piece_of(value: Any, like: torch.dtype) -> Piece:
     """An operand: a piece, or a number as one."""
     if isinstance(value, Piece):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Size, Fraction)):
         raise NotOurs(f"an argument is {value!r}")
-    held = like if kind(like) == "float" else torch.int64 if isinstance(value, int) else torch.float32
+    broken = isinstance(value, (float, Fraction))
+    held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
     return Constant(shape=(), dtype=held, value=value)
 
 
@@ -157,8 +159,6 @@ def copied(x: Piece) -> Piece:
 
 @row("_to_copy", "prims::convert_element_type")
 def _to(call: Call) -> Piece:
-    if {"device", "layout"} & {k for k, v in call.kwargs.items() if v is not None}:
-        raise NotOurs("a tensor moves to another device")
     x = call.args[0]
     return cast(x, call.dtype) if x.dtype is not call.dtype else copied(x)
 
@@ -250,9 +250,25 @@ def _full(call: Call) -> Piece:
         call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
     if kind(call.dtype) == "bool":
         raise NotOurs("a tensor of one truth")
-    held = float(value) if kind(call.dtype) == "float" else int(value)
+    held = value if isinstance(value, (Size, Fraction)) else (
+        float(value) if kind(call.dtype) == "float" else int(value))
     number(held)
     return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
+
+
+@row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",
+     "new_empty_strided")
+def _empty(call: Call) -> Piece:
+    """Any number will do: what reads it before it is written to reads what memory has."""
+    computed(call.dtype)
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a tensor of one truth")
+    return Constant(shape=call.shape, dtype=call.dtype, value=0, label="full")
+
+
+@row("copy")
+def _copied(call: Call) -> Piece:
+    return cast(expanded(call.args[1], call.shape), call.dtype)
 
 
 @row("prims::iota", "arange.start_step")

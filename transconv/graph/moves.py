@@ -9,9 +9,10 @@ import numpy as np
 
 from transconv.compute import COORDINATES
 from transconv.graph.pieces import Index, Move, Where
-from transconv.ir import ZERO, Const, Expr, all_of
+from transconv.graph.sizes import Length, Size, divides, like
+from transconv.ir import ZERO, Expr, all_of, as_expr
 
-Shape = Sequence[int]
+Shape = Sequence[Length]
 
 
 def expand(shape: Shape, into: Shape) -> Move:
@@ -35,8 +36,8 @@ def reshape(shape: Shape, into: Shape) -> Move:
         mine, theirs = [i] if i < len(shape) else [], [j] if j < len(into) else []
         a, b = prod(shape[d] for d in mine), prod(into[d] for d in theirs)
         i, j = i + len(mine), j + len(theirs)
-        while a != b:
-            if a < b:
+        while a != b and (i < len(shape) or j < len(into)):
+            if j == len(into) or i < len(shape) and _less(a, b):
                 mine.append(i)
                 a *= shape[i]
                 i += 1
@@ -57,6 +58,14 @@ def reshape(shape: Shape, into: Shape) -> Move:
     return move
 
 
+def _less(a: Length, b: Length) -> bool:
+    """Whether to count on with the first of two numbers of elements: where names leave their order open,
+    that of which the other one is a multiple."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return divides(a, b) or not divides(b, a)
+
+
 def flattened(at: Sequence[Expr], shape: Shape) -> Expr:
     """The number of a position, the last dim fastest."""
     flat: Expr = ZERO
@@ -69,35 +78,39 @@ def flattened(at: Sequence[Expr], shape: Shape) -> Expr:
 def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
     """The position of a number."""
     found: list[Expr] = []
-    below = prod(shape)
+    if any(isinstance(n, Size) for n in shape):  # one division by a name at a time: each is proven alone
+        for n in reversed(shape[1:]):
+            found.append(flat % n if n != 1 else ZERO)
+            flat = flat // n if n != 1 else flat
+        return [*([flat] if len(shape) else []), *reversed(found)]
     for d, n in enumerate(shape):
-        below //= n
-        e = flat // below if below > 1 else flat
+        below = prod(shape[d + 1:])
+        e = flat // below if below != 1 else flat
         found.append(e % n if d else e)
     return found
 
 
 def flip(shape: Shape, dims: Sequence[int]) -> Move:
     """From the ends of some dims. It is its own way back."""
-    return lambda at: tuple(Const(shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
+    return lambda at: tuple(as_expr(shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
 
 
-def sliced(dim: int, start: int, step: int) -> Move:
+def sliced(dim: int, start: Length, step: int) -> Move:
     """Every ``step``-th position from ``start`` on."""
     def move(at: Index) -> Index:
         e = at[dim] * step if step != 1 else at[dim]
-        return (*at[:dim], e + start if start else e, *at[dim + 1:])
+        return (*at[:dim], e + start if start != 0 else e, *at[dim + 1:])
     return move
 
 
-def selected(dim: int, place: int) -> Move:
+def selected(dim: int, place: Length) -> Move:
     """A dim that is gone."""
-    return lambda at: (*at[:dim], Const(place), *at[dim:])
+    return lambda at: (*at[:dim], as_expr(place), *at[dim:])
 
 
 def shifted(before: Sequence[int]) -> Move:
     """A tensor that begins later."""
-    return lambda at: tuple(e - n if n else e for e, n in zip(at, before, strict=True))
+    return lambda at: tuple(e - n if n != 0 else e for e, n in zip(at, before, strict=True))
 
 
 def inside(shape: Shape, move: Move, dims: Sequence[int]) -> Where:
@@ -112,7 +125,7 @@ def bounded(kind: str, shape: Shape, before: Mapping[int, int]) -> Move:
     """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says (clamp,
     reflect, wrap)."""
     row = COORDINATES[kind]
-    return lambda at: tuple(row(e - before[d] if before[d] else e, Const(shape[d])) if d in before else e
+    return lambda at: tuple(row(e - before[d] if before[d] else e, as_expr(shape[d])) if d in before else e
                             for d, e in enumerate(at))
 
 
@@ -137,6 +150,11 @@ def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
     whole numbers for all positions, as torch computes it in f32."""
     found: list[tuple[int, int]] = []
     for n, m, step in zip(sizes, into, steps, strict=True):
+        if isinstance(n, Size) or isinstance(m, Size):
+            if (times := _times(n, m)) is None:
+                return None
+            found.append(times)
+            continue
         at = np.minimum(np.floor(np.arange(m, dtype=np.float32) * np.float32(step)).astype(int), n - 1)
         for up, down in ratios(m, n, step):
             if np.array_equal(np.arange(m) * up // down, at):
@@ -150,3 +168,13 @@ def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
         return (*at[:lead], *((e * up if up > 1 else e) // down if down > 1 else e * up
                               for e, (up, down) in zip(at[lead:], found, strict=True)))
     return move
+
+
+def _times(n: Length, m: Length) -> tuple[int, int] | None:
+    """The whole number, as a fraction, by which one size is more than another one for all sizes: a power
+    of 2, by which f32 divides exactly."""
+    more, least = (m, n) if like(m) >= like(n) else (n, m)
+    k = like(more) // like(least)
+    if k & (k - 1) or more != least * k:
+        return None
+    return (1, k) if more is m else (k, 1)

@@ -1,20 +1,23 @@
 """Divides a graph into regions: what is translated, and what torch computes, each with the reason.
 
 Regions run one after another. Of torch's nodes none passes another, and no node at all passes one that
-writes to memory that it is handed: what has side effects stays where it is.
+writes to memory that it is handed. Random numbers are drawn by torch, in the graph's order; kernels draw
+none and may pass them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from transconv.graph.pieces import Constant, Counted, Piece
 from transconv.graph.rows import NotOurs
+from transconv.graph.symbols import Symbols
 from transconv.graph.translate import source, translated
 
 
@@ -30,25 +33,28 @@ class Region:
     outputs: list[fx.Node] = field(default_factory=list)
 
 
-def regions(graph: fx.Graph, device: torch.device) -> list[Region]:
-    """The regions of a graph, in the order in which they run; ours are about tensors on one device."""
-    found = _Partition(device)
+def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = None,
+            whole: str = "") -> list[Region]:
+    """The regions of a graph, in the order in which they run; ours are about tensors on one device.
+    ``whole``: why all of it is torch's. Sizes that are known at a call's beginning are in no region."""
+    found = _Partition(device, symbols or Symbols(graph), whole)
     for node in graph.nodes:
         found.add(node)
     made = [r for r in found.regions if r.nodes]
     for region in made:
-        _ends(region)
+        _ends(region, found.constants)
     return made
 
 
 class _Partition:
     """Nodes by level: a node is in the first region of its kind that no operand of it is behind."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, symbols: Symbols, whole: str) -> None:
+        self.device, self.symbols, self.whole = device, symbols, whole
         self.regions: list[Region] = []
         self.level: dict[fx.Node, int] = {}
         self.ours: dict[fx.Node, bool] = {}
+        self.constants: dict[fx.Node, Piece] = {}  # each region that reads one has it
         self.last = 0  # of torch's nodes
         self.barrier = 0  # nothing passes
 
@@ -56,9 +62,9 @@ class _Partition:
         if node.op in ("placeholder", "get_attr"):
             self.level[node] = 0
             return
-        if node.op == "output":
+        if node.op == "output" or is_size(node, self.symbols) or self.is_constant(node):
             return
-        reason = self.try_ours(node)
+        reason = self.whole or self.try_ours(node)
         if not reason:
             return
         least = max(self.last, self.barrier)
@@ -69,10 +75,24 @@ class _Partition:
             self.last = level
             if _writes(node):
                 self.barrier = level + 1
-        self.region(level, False).nodes.append(node)
+        nodes = self.region(level, False).nodes
+        nodes += [x for x in node.all_input_nodes if x in self.constants and x not in nodes]
+        nodes.append(node)
         self.level[node], self.ours[node] = level, False
         if parent is None:
             self.region(level, False).reasons[node.name] = reason
+
+    def is_constant(self, node: fx.Node) -> bool:
+        """Whether a node is one number, or counts, without an operand. What is handed out needs memory."""
+        if node.op != "call_function" or node.all_input_nodes or any(u.op == "output" for u in node.users):
+            return False
+        try:
+            made = translated(node, {}, self.device, self.symbols)
+        except NotOurs:
+            return False
+        if isinstance(made, (Constant, Counted)):
+            self.constants[node] = made
+        return node in self.constants
 
     def try_ours(self, node: fx.Node) -> str:
         """Translate a node into a region; why that cannot be."""
@@ -82,17 +102,19 @@ class _Partition:
         level = self.level[parent] if isinstance(parent, fx.Node) else self.at_level(
             node, True, self.barrier)
         region = self.region(level, True)
-        known = dict(region.pieces)
+        known = {x: region.pieces[x] for x in node.all_input_nodes if x in region.pieces}
         try:
             if node.op != "call_function":
                 raise NotOurs(f"a node of kind {node.op}")
             for x in node.all_input_nodes:
                 if x not in known:
-                    known[x] = source(x, self.device)
-            made = translated(node, known, self.device)
+                    known[x] = self.constants.get(x) or source(x, self.device, self.symbols)
+            made = translated(node, known, self.device, self.symbols)
         except NotOurs as why:
             return str(why)
         for x in node.all_input_nodes:
+            if x in self.constants and x not in region.pieces:
+                region.nodes.append(x)
             region.pieces[x] = known[x]
         region.pieces[node] = made
         region.nodes.append(node)
@@ -100,18 +122,30 @@ class _Partition:
         return ""
 
     def at_level(self, node: fx.Node, ours: bool, least: int) -> int:
-        """The level of a node behind all of its operands; even ones are ours."""
+        """The level of a node behind all of its operands; odd ones are ours."""
         found = least
         for x in node.all_input_nodes:
             if x in self.ours:
                 found = max(found, self.level[x] + (self.ours[x] is not ours))
-        return found + (found % 2 != (0 if ours else 1))
+        return found + (found % 2 != ours)
 
     def region(self, level: int, ours: bool) -> Region:
         while len(self.regions) <= level:
-            self.regions.append(Region(len(self.regions) % 2 == 0))
+            self.regions.append(Region(len(self.regions) % 2 == 1))
         assert self.regions[level].ours is ours
         return self.regions[level]
+
+
+def is_size(node: fx.Node, symbols: Symbols) -> bool:
+    """Whether a node's value is a size, or a number made of sizes, that a call's inputs tell."""
+    val = node.meta.get("val")
+    if not isinstance(val, (torch.SymInt, torch.SymFloat)):
+        return False
+    try:
+        symbols.number(val)
+    except NotOurs:
+        return False
+    return True
 
 
 def _writes(node: fx.Node) -> bool:
@@ -120,14 +154,14 @@ def _writes(node: fx.Node) -> bool:
     if node.op != "call_function" or schema is None:
         return not callable(node.target) or getattr(node.target, "__module__", "") not in (
             "_operator", "math", "torch")
-    return bool(schema.is_mutable) or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+    return bool(schema.is_mutable)
 
 
-def _ends(region: Region) -> None:
+def _ends(region: Region, constants: Container[fx.Node]) -> None:
     """What a region takes, and what others need of it."""
     own = {*region.nodes}
     region.inputs = list(dict.fromkeys(x for n in region.nodes for x in n.all_input_nodes if x not in own))
-    region.outputs = [n for n in region.nodes if any(u not in own for u in n.users)]
+    region.outputs = [n for n in region.nodes if n not in constants and any(u not in own for u in n.users)]
 
 
 def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from transconv.conv import ConvProblem, Prop
+from transconv.graph.sizes import Fraction, Length, like
 from transconv.ir import TRUE, Expr
 
 Index = tuple[Expr, ...]
@@ -36,21 +38,21 @@ class Piece:
     elements, which torch gives it where it is stored; None: dense. ``values``: its elements, where they
     are the same at every call."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Length, ...]
     dtype: torch.dtype
     label: str = ""
-    strides: tuple[int, ...] | None = None
+    strides: tuple[Length, ...] | None = None
     values: torch.Tensor | None = None
 
     @property
-    def size(self) -> int:
+    def size(self) -> Length:
         """How many positions."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Of its elements in memory."""
-        return self.size * self.dtype.itemsize
+        """Of its elements in memory; of the example where sizes are names."""
+        return int(like(self.size)) * self.dtype.itemsize
 
     @property
     def operands(self) -> tuple[Piece, ...]:
@@ -74,7 +76,7 @@ class Source(Piece):
 class Constant(Piece):
     """One number everywhere."""
 
-    value: float
+    value: float | Length | Fraction
 
 
 @dataclass(eq=False, kw_only=True)
@@ -179,14 +181,16 @@ class Factor:
 class Product(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
     and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
-    parts of a result that takes several computations, as the phases of a stride do."""
+    parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
+    convolution whose sums these are."""
 
-    axes: tuple[tuple[str, int], ...]
+    axes: tuple[tuple[str, Length], ...]
     summed: tuple[str, ...]
     factors: tuple[Factor, Factor]
     at: Index
     math: str = "ieee"
     others: tuple[Product, ...] = ()
+    relation: tuple[ConvProblem, Prop] | None = None
 
     @property
     def operands(self) -> tuple[Piece, ...]:
@@ -198,5 +202,5 @@ class Product(Piece):
 
     @property
     def multiplied(self) -> int:
-        """How many products this part adds up."""
-        return prod(n for _, n in self.axes)
+        """How many products this part adds up; for the example where sizes are names."""
+        return prod(like(n) for _, n in self.axes)

@@ -9,9 +9,9 @@ Each edge between two kernels has the reason why it is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from transconv.graph import price
 from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
@@ -27,8 +27,13 @@ from transconv.graph.pieces import (
     Seen,
     Source,
 )
+from transconv.graph.sizes import Length, like, same
 from transconv.ir import Var
 
+Apart = Mapping[Piece, Sequence[str]]
+"""Products, with the reasons for which their factors are written first: each reason for one more step,
+what is computed and then what is seen through views."""
+NONE: Apart = {}
 STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
 
 
@@ -64,16 +69,21 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
     return [*found]
 
 
-def planned(outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece] = frozenset()) -> Plan:
-    """The plan for some values to be in memory. ``apart``: products whose factors are computed by kernels
-    of their own, as no schedule computes both."""
+def planned(outputs: Sequence[Piece], rates: price.Price, apart: Apart = NONE) -> Plan:
+    """The plan for some values to be in memory. ``apart``: products whose factors are written first."""
     return _Planner(outputs, rates, apart).plan
+
+
+def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
+    """Dense strides with the second dim innermost, as boxes of a convolution like it."""
+    inner = [prod(shape[d + 1:]) * shape[1] for d in range(2, len(shape))]
+    return (prod(shape[1:]), 1, *inner)
 
 
 class _Planner:
     """``home``: the group in which a value rides."""
 
-    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: AbstractSet[Piece]) -> None:
+    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Apart) -> None:
         self.apart = apart
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
@@ -218,7 +228,7 @@ class _Planner:
             if group.number > needs and piece in group.at:  # a row that is reduced
                 return group
         for group in reversed(self.plan.groups):
-            if group.kind != "map" or group.stores[0].shape != piece.shape or self.needs(
+            if group.kind != "map" or not same(group.stores[0].shape, piece.shape) or self.needs(
                     piece, group) >= group.number:
                 continue
             others = self.memory - {*group.stores}
@@ -285,7 +295,7 @@ class _Planner:
         group.labels.append(piece.label)
         self.home[piece] = group
 
-    def shapes_near(self, piece: Reduced) -> list[tuple[int, ...]]:
+    def shapes_near(self, piece: Reduced) -> list[tuple[Length, ...]]:
         """The shapes in which the elements that are reduced are seen before and behind it."""
         size = piece.inputs[0].size
         found: dict[Piece, None] = {}
@@ -320,7 +330,7 @@ class _Planner:
         if ends < 2:
             return
         read = sum(x.bytes for x in price.sources(piece, self.memory))
-        own = price.work(piece, self.memory) * piece.size
+        own = price.work(piece, self.memory) * like(piece.size)
         again = ends * (self.rates.moved(read) + self.rates.worked(own))
         once = self.rates.kernel(read + piece.bytes, own, None) + ends * self.rates.moved(piece.bytes)
         if once < again:
@@ -342,19 +352,24 @@ class _Planner:
         while isinstance(views, (Seen, Chosen)) and views not in self.plan.stored and not any(
                 isinstance(x, Mapped) for x in views.operands[1:]):
             views = views.operands[0]
+        for reason in (r for part in (piece, *piece.others) for r in self.apart.get(part, ())):
+            written = views in self.plan.stored or isinstance(views, (Source, Constant))
+            kept = piece.factors[side].of if written else views
+            if kept in self.plan.stored or isinstance(kept, (Source, Constant)):
+                continue
+            if piece.relation and kept not in self.home and kept not in self.outputs:
+                kept.strides = features_last(kept.shape)  # nothing else says how it lies
+            self.keep(kept, piece, reason)
         if views in self.plan.stored or isinstance(views, (Source, Constant)):
             return
         if isinstance(views, Mapped) and price.work(views, self.memory) or not isinstance(
                 views, (Seen, Chosen, Mapped)):
-            if not self.apart.isdisjoint((piece, *piece.others)):
-                self.keep(views, piece, "no schedule of the product computes its factor, too")
-                return
             late = price.LATE * self.rates.multiplied(piece)
             self.weigh_visits(views, piece, price.visits(piece, side), late)
 
     def weigh_visits(self, piece: Piece, user: Piece, count: float, late: float) -> None:
         read = sum(x.bytes for x in price.sources(piece, self.memory))
-        own = price.work(piece, self.memory) * piece.size
+        own = price.work(piece, self.memory) * like(piece.size)
         again = self.rates.worked(own * count) + self.rates.moved(read) + late
         once = self.rates.kernel(read + piece.bytes, own, None) + self.rates.moved(piece.bytes)
         if once < again:

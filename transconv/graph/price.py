@@ -11,6 +11,7 @@ from math import prod
 
 from transconv.graph.groups import Group
 from transconv.graph.pieces import Mapped, Piece, Product, Source
+from transconv.graph.sizes import like
 from transconv.ir import free_vars
 from transconv.target import Target
 
@@ -70,18 +71,18 @@ def work(piece: Piece, stored: set[Piece]) -> float:
 def visits(p: Product, side: int) -> float:
     """How often each element of a factor is loaded: by every tile across, in every place of a window."""
     own = p.factors[side].of
-    other = p.shape[1 - side - 2] if len(p.shape) == 2 else p.factors[1 - side].of.shape[0]
+    other = like(p.shape[1 - side - 2] if len(p.shape) == 2 else p.factors[1 - side].of.shape[0])
     moved = {v.name for e in p.factors[side].at for v in free_vars(e)}
-    seen = prod(n for name, n in p.axes if name in moved)
-    return max(1.0, seen / max(1, own.size)) * -(-other // WIDE)
+    seen = prod(like(n) for name, n in p.axes if name in moved)
+    return float(max(1.0, seen / max(1, like(own.size))) * -(-other // WIDE))
 
 
 def counted(group: Group, stored: set[Piece]) -> tuple[int, float]:
     """Bytes that a group reads and writes at least, and its operations: multiply-adds count twice."""
     ends = [*group.stores, *group.within, *([group.product] if group.product else [])]
     read = {x for e in ends for x in sources(e, stored - {*group.stores})}
-    elements = prod(n for _, n in group.axes)
+    elements = prod(like(n) for _, n in group.axes)
     each = sum(x.work for x in group.at if isinstance(x, Mapped)) + len(group.within)
     operations = 2.0 * group.product.multiplied if group.product else 0.0
-    operations += each * (group.product.size if group.product else elements)
+    operations += each * (like(group.product.size) if group.product else elements)
     return sum(x.bytes for x in {*read, *group.stores}), operations

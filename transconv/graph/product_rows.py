@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
-from transconv.compute import Compute
-from transconv.conv import Prop, computes
+from transconv.compute import Axis, Compute
+from transconv.conv import ConvProblem, Prop, any_size, computes
 from transconv.errors import TransconvError
+from transconv.graph import moves
 from transconv.graph.map_rows import arithmetic
-from transconv.graph.pieces import Factor, Piece, Product
+from transconv.graph.pieces import Factor, Piece, Product, Seen
 from transconv.graph.reduction_rows import reduced
 from transconv.graph.rows import Call, NotOurs, expanded, kind, mapped, reshaped, row
-from transconv.ir import TRUE, Var, all_of
+from transconv.graph.sizes import Length, Size, like
+from transconv.ir import TRUE, Expr, Var, all_of, substitute
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.execute import DTYPES, describe, flags, read_precision
+
+Shape = tuple[Length, ...]
 
 
 def _multiplied(*operands: Piece) -> None:
@@ -29,14 +34,34 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Product:
     """(..., m, k) times (..., k, n), of the same leading dims."""
     _multiplied(x, w)
     *lead, m, k = x.shape
-    names = [*(f"b{d}" for d in range(len(lead))), "m", "n", "k"]
-    sizes = [*lead, m, w.shape[-1], k]
-    *batch, row_, column, inner = (Var(name) for name in names)
+    axes = [(f"b{d}", n) for d, n in enumerate(lead)]
+    batch = [Var(name) for name, _ in axes]
+    places = []
+    for name, n, seen in (("m", m, (x,)), ("n", w.shape[-1], (w,)), ("k", k, (x, w))):
+        own = _split(name, n, seen)
+        axes += own
+        places.append(moves.flattened([Var(e) for e, _ in own], [size for _, size in own]))
+        summed = tuple(e for e, _ in own)
+    row_, column, inner = places
     math = "tf32" if x.dtype is torch.float32 and read_precision("cuda", "matmul") == "tf32" else "ieee"
     return Product(shape=(*lead, m, w.shape[-1]), dtype=dtype, label=label, math=math,
-                   axes=tuple(zip(names, sizes, strict=True)), summed=("k",),
+                   axes=tuple(axes), summed=summed,
                    factors=(Factor(x, (*batch, row_, inner), TRUE),
                             Factor(w, (*batch, inner, column), TRUE)), at=(*batch, row_, column))
+
+
+def _split(name: str, n: Length, seen: Sequence[Piece]) -> list[tuple[str, Length]]:
+    """An axis of a product; where its size is a name, the dims that were joined to it: a coordinate cannot
+    be divided by a name."""
+    for piece in seen if isinstance(n, Size) else ():
+        while isinstance(piece, Seen):
+            piece = piece.of
+            for first in range(len(piece.shape)):
+                for last in range(first + 2, len(piece.shape) + 1):
+                    if prod(piece.shape[first:last]) == n:
+                        wide = [size for size in piece.shape[first:last] if size != 1]
+                        return [(f"{name}{d}", size) for d, size in enumerate(wide)]
+    return [(name, n)]
 
 
 @row("mm", "bmm")
@@ -106,21 +131,47 @@ def _params(rest: Sequence[Any]) -> Params:
     return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding), groups)
 
 
-def _dense(shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(shape), torch.empty(tuple(shape), device="meta").stride()
+def _dense(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A shape, of the example where sizes are names, and strides."""
+    numbers = tuple([int(like(n)) for n in shape])
+    return numbers, torch.empty(numbers, device="meta").stride()
 
 
-def _relation(prop: Prop, near: Sequence[int], weight: Sequence[int], far: Sequence[int], p: Params,
-              dtype: torch.dtype) -> tuple[Compute, ...]:
-    """The computations of a direction. Raises NotOurs."""
+class _Relation(NamedTuple):
+    """The computations of a direction: of a convolution, or with names for sizes, and what these stand
+    for."""
+
+    computes: tuple[Compute, ...]
+    problem: tuple[ConvProblem, Prop] | None
+    sizes: dict[str, Size]
+
+    def of(self, e: Expr) -> Expr:
+        """An expression with these sizes."""
+        return substitute(e, {Var(name): size.expr for name, size in self.sizes.items()})
+
+
+def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params,
+              dtype: torch.dtype) -> _Relation:
+    """Raises NotOurs."""
     try:
         problem = describe(dtype, _dense(near), _dense(weight), _dense(far), p, flags(dtype).math)
-        return computes(problem, prop)
+        src = far if p.transposed else near
+        named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
+        sizes = {name: n for name, n in named if isinstance(n, Size)}
+        if not sizes:
+            return _Relation(computes(problem, prop), (problem, prop), {})
+        made = any_size(problem, prop, frozenset(sizes))
     except (TransconvError, ValueError) as error:
         raise NotOurs(str(error)) from None
+    found = _Relation(made, None, {name.upper(): n for name, n in sizes.items()})
+    known = next(iter(sizes.values())).known
+    for condition in dict.fromkeys(c for m in made if m.named for c in m.named.requirements):
+        if not known.assume(found.of(condition)):
+            raise NotOurs(f"a convolution of any size requires {condition}")
+    return found
 
 
-def _related(prop: Prop, shape: tuple[int, ...], x: Piece, w: Piece, p: Params,
+def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
              dtype: torch.dtype) -> Product:
     """A convolution, forward."""
     _multiplied(x, w)
@@ -128,7 +179,7 @@ def _related(prop: Prop, shape: tuple[int, ...], x: Piece, w: Piece, p: Params,
                     "convolution")
 
 
-def _gradient(prop: Prop, shape: tuple[int, ...], grad: Piece, w: Piece, p: Params,
+def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,
               dtype: torch.dtype) -> Product:
     """The gradient of the input."""
     _multiplied(grad, w)
@@ -144,21 +195,30 @@ def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> Product:
     return _product(found, given, w.shape, w.dtype, "weight gradient")
 
 
-def _product(computes_: Sequence[Compute], given: tuple[Piece, Piece], shape: tuple[int, ...],
-             dtype: torch.dtype, label: str) -> Product:
+def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: torch.dtype,
+             label: str) -> Product:
     """The relation's axes and views, over pieces."""
-    first, *others = [_one(c, given, shape, dtype, label) for c in computes_]
+    first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
     first.others = tuple(others)
+    for part in (first, *others):
+        part.relation = found.problem
     return first
 
 
-def _one(compute: Compute, given: tuple[Piece, Piece], shape: tuple[int, ...], dtype: torch.dtype,
-         label: str) -> Product:
+def _one(compute: Compute, found: _Relation, given: tuple[Piece, Piece], shape: Shape,
+         dtype: torch.dtype, label: str) -> Product:
     assert compute.sum is not None and compute.b is not None
-    a, b = (Factor(piece, tuple(d.coord for d in view.dims), all_of([d.mask for d in view.dims]))
+    a, b = (Factor(piece, tuple(found.of(d.coord) for d in view.dims),
+                   found.of(all_of([d.mask for d in view.dims])))
             for view, piece in zip((compute.a, compute.b), given, strict=True))
     if any(d.mask is not TRUE for d in compute.c.dims):
         raise NotOurs("its phases are not of one size")
     return Product(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
-                   axes=tuple((x.name, x.size) for x in compute.axes), factors=(a, b),
-                   at=tuple(d.coord for d in compute.c.dims))
+                   axes=tuple((x.name, _extent(x, found)) for x in compute.axes), factors=(a, b),
+                   at=tuple(found.of(d.coord) for d in compute.c.dims))
+
+
+def _extent(axis: Axis, found: _Relation) -> Length:
+    if axis.extent is None:
+        return axis.size
+    return next(iter(found.sizes.values())).known.made(found.of(axis.extent))

@@ -12,6 +12,7 @@ from transconv.graph import moves
 from transconv.graph.map_rows import cast
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Reduced, Seen
 from transconv.graph.rows import Call, NotOurs, computed, expanded, kind, mapped, reshaped, row
+from transconv.graph.sizes import Length
 
 
 def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
@@ -193,9 +194,9 @@ def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
     if bias is not None:
         made = mapped("{} + {}".format, made, bias, dtype=dtype, label="norm")
     moments = []
-    for t, like in zip((mean, scale), call.results[1:], strict=True):
-        assert like is not None
-        moments.append(reshaped(mapped(str, t, dtype=like.dtype, label="norm", work=0), tuple(like.shape)))
+    for t, result in zip((mean, scale), call.results[1:], strict=True):
+        assert result is not None
+        moments.append(reshaped(mapped(str, t, dtype=result.dtype, label="norm", work=0), result.shape))
     return mapped(str, made, dtype=call.dtype, label="norm", work=0), *moments
 
 
@@ -207,7 +208,7 @@ def _repeated(call: Call) -> Piece:
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not whole or len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
         raise NotOurs("elements are put where values say")
-    shape: list[int] = list(grad.shape)
+    shape: list[Length] = list(grad.shape)
     dims: list[int] = []
     for d, index in reversed(told):
         times, rest = divmod(grad.shape[d], x.shape[d])
@@ -228,14 +229,21 @@ def _list(given: Any, n: int, usual: Sequence[int]) -> list[int]:
     return listed * n if len(listed) == 1 else listed
 
 
-def _windows(x: Piece, sizes: Sequence[int], window: Sequence[int], stride: Sequence[int],
+def window_numbers(call: Call, n: int, first: int) -> tuple[list[int], list[int], list[int]]:
+    """The window, stride and padding of a pool, whose arguments begin with these at a place."""
+    window = _list(call.args[first], n, ())
+    return (window, _list(call.arg(first + 1, "stride", []), n, window),
+            _list(call.arg(first + 2, "padding", 0), n, ()))
+
+
+def _windows(x: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
              padding: Sequence[int], dilation: Sequence[int], fill: float) -> Piece:
     """(..., o, k): the elements of each window."""
     n = len(window)
     shape = (*x.shape[:-n], *sizes, *window)
     move = moves.windows(n, stride, padding, dilation)
     dims = [len(x.shape) - n + d for d in range(n)]
-    leaves = any((o - 1) * s + (k - 1) * d - p >= i or p for o, s, k, d, p, i in zip(
+    leaves = any(p or (o - 1) * s + (k - 1) * d - p >= i for o, s, k, d, p, i in zip(
         sizes, stride, window, dilation, padding, x.shape[-n:], strict=True))
     if not leaves:
         return Seen(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
@@ -248,9 +256,8 @@ def _windows(x: Piece, sizes: Sequence[int], window: Sequence[int], stride: Sequ
 def _max_pool(call: Call) -> tuple[Piece, ...]:
     x = call.args[0]
     n = 3 if "3d" in call.name else 2
-    window = _list(call.args[1], n, ())
-    stride = _list(call.arg(2, "stride", []), n, window)
-    padding, dilation = _list(call.arg(3, "padding", 0), n, ()), _list(call.arg(4, "dilation", 1), n, ())
+    window, stride, padding = window_numbers(call, n, 1)
+    dilation = _list(call.arg(4, "dilation", 1), n, ())
     sizes = call.shape[-n:]
     seen = _windows(x, sizes, window, stride, padding, dilation, float("-inf"))
     dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
@@ -280,8 +287,7 @@ def _max_pool(call: Call) -> tuple[Piece, ...]:
 def _avg_pool(call: Call) -> Piece:
     x = call.args[0]
     n = int(call.name.split(".")[0][-2])
-    window = _list(call.args[1], n, ())
-    stride, padding = _list(call.arg(2, "stride", []), n, window), _list(call.arg(3, "padding", 0), n, ())
+    window, stride, padding = window_numbers(call, n, 1)
     ceil, counts_all, divisor = (call.arg(4, "ceil_mode", False), call.arg(5, "count_include_pad", True),
                                  call.arg(6, "divisor_override"))
     if ceil or any(padding) and not counts_all:

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.graph.compiled import Kernel, Launches
+from transconv.errors import TransconvError
+from transconv.graph.compiled import Launches
+from transconv.graph.kernel import Kernel
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
+from transconv.graph.seconds import estimated, measured
+from transconv.tuning.timing import Clock
+
+if TYPE_CHECKING:
+    from transconv.report import Table
 
 UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move nothing
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A kernel: the operations it computes, bytes that it reads and writes at least, operations, and
-    estimated microseconds on the target."""
+    """A kernel: the operations it computes, bytes that it reads and writes at least, operations;
+    ``estimate`` and ``measure`` find its microseconds on the target. ``numbers``: why it is one for each
+    sizes of a call, and not for all; ``measured_us``: its time, if asked for; None on a CPU."""
 
     name: str
     operations: tuple[str, ...]
     bytes: int
     flops: float
-    us: float
+    estimate: Callable[[], float]
+    measure: Callable[[Clock], float | None]
     text: str
+    numbers: str = ""
+    measured_us: float | None = None
+
+    @property
+    def us(self) -> float:
+        """Estimated microseconds: of the launches that it becomes, by the cost room."""
+        return self.estimate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +56,16 @@ class TorchRow:
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """One graph: ``phase`` is inference, forward or backward. ``rows`` are in the order in which they run;
-    ``edges``: values that go through memory, with the reasons. ``whole``: why torch computes all of it."""
+    ``edges``: values that go through memory, with the reasons. ``whole``: why torch computes all of it.
+    ``sizes``: the names of its sizes, with an example and their ranges, and what is assumed of them;
+    ``peak``: bytes of what kernels of a region store that are held at once at most."""
 
     phase: str
     rows: tuple[KernelRow | TorchRow, ...]
     edges: tuple[Edge, ...]
     whole: str = ""
+    sizes: str = ""
+    peak: int = 0
 
     @property
     def kernels(self) -> tuple[KernelRow, ...]:
@@ -53,20 +73,26 @@ class GraphReport:
         return tuple(r for r in self.rows if isinstance(r, KernelRow))
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self.lines())
 
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
+        """The text, line by line; the first has the sums."""
         ours = self.kernels
         others = len(self.rows) - len(ours)
         yield (f"{self.phase}: {_many(len(ours), 'kernel')}, {_many(others, 'region')} of torch, "
                f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
-               f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated)")
+               f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated), {self.peak / 1e6:.4g} MB held")
+        if self.sizes:
+            yield f"  sizes: {self.sizes}"
         if self.whole:
             yield f"  all of it is torch's: {self.whole}"
         for row in self.rows:
             if isinstance(row, KernelRow):
-                yield (f"  {row.us:9.4g} us  {row.bytes / 1e6:9.4g} MB  {row.flops / 1e9:9.4g} GFLOP  "
-                       f"{row.name}: {', '.join(row.operations)}")
+                took = "" if row.measured_us is None else f"{row.measured_us:9.4g} us measured  "
+                yield (f"  {row.us:9.4g} us  {took}{row.bytes / 1e6:9.4g} MB  "
+                       f"{row.flops / 1e9:9.4g} GFLOP  {row.name}: {', '.join(row.operations)}")
+                if row.numbers:
+                    yield f"      a kernel for each sizes: {row.numbers}"
             else:
                 yield f"  {row.by}: {row.operations}"
                 yield from (f"      {reason}" for reason in row.reasons)
@@ -97,6 +123,26 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(map(str, self.graphs)) or "no graph yet: a model is compiled by its first call"
 
+    def html(self) -> str:
+        """The same as a page, one text that needs no other file."""
+        from transconv.report import tables_page
+
+        return tables_page("Kernels of a model", [t for g in self.graphs for t in _tables(g)])
+
+
+def _tables(graph: GraphReport) -> Iterator[Table]:
+    from transconv.report import Table
+
+    rows = [(r.name, ", ".join(r.operations), r.bytes / 1e6, r.flops / 1e9, r.us, r.measured_us)
+            if isinstance(r, KernelRow) else
+            (f"by {r.by}", f"{r.operations}: {'; '.join(r.reasons)}", None, None, None, None)
+            for r in graph.rows]
+    head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
+    remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []))
+    yield Table(graph.phase, head, tuple(rows), remarks)
+    edges = tuple((e.value, e.user, float(n), e.reason) for e, n in _counts(graph.edges).items())
+    yield Table(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
+
 
 def kernel_rows(found: Launches, rates: Price) -> list[KernelRow | TorchRow]:
     """The rows of a region."""
@@ -105,18 +151,45 @@ def kernel_rows(found: Launches, rates: Price) -> list[KernelRow | TorchRow]:
 
 def _row(kernel: Kernel, found: Launches, rates: Price) -> KernelRow:
     moved, operations = counted(kernel.group, {*found.plan.stored})
-    us = rates.kernel(moved, operations if kernel.group.product is None else 0.0, kernel.group.product)
+
+    def us() -> float:
+        try:
+            return estimated(kernel.workload, rates.target)
+        except TransconvError:  # it has none on a chip that is not the device
+            return rates.kernel(moved, 0.0 if kernel.group.product else operations, kernel.group.product)
+
     said = tuple(w for w in kernel.group.labels if w not in UNSAID)
-    return KernelRow(kernel.group.name, said, moved, operations, us, kernel.written.text)
+    return KernelRow(kernel.group.name, said, moved, operations, us,
+                     lambda clock: measured(kernel.asked, found.device, clock), "\n".join(kernel.texts),
+                     kernel.sized.refused if kernel.sized else "")
+
+
+def peak_of(found: Launches) -> int:
+    """Bytes of what a region stores that are held at once at most."""
+    held = most = 0
+    inputs = {piece for _, _, piece in found.inputs}
+    for kernel, done in zip(found.kernels, found.last, strict=True):
+        held += sum(p.bytes for p in kernel.stored)
+        most = max(most, held)
+        held -= sum(p.bytes for p in done if p not in inputs)
+    return most
 
 
 # -- from what torch.compile returned to its graphs ------------------------------------------------
 
 
-def report(compiled: Any) -> Report:
+def report(compiled: Any, measure: bool = False) -> Report:
     """What a function or module of ``torch.compile(..., backend="transconv")`` became. ``str`` of it is a
-    text; ``graphs`` has the same as data. TypeError for what torch.compile did not make."""
-    return Report(tuple(g for made in _found(compiled) for g in made.graphs))
+    text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time every kernel on its device,
+    on random data; nothing is timed on a CPU. TypeError for what torch.compile did not make."""
+    graphs = tuple(g for made in _found(compiled) for g in made.graphs)
+    return Report(tuple(map(_measured, graphs)) if measure and torch.cuda.is_available() else graphs)
+
+
+def _measured(graph: GraphReport) -> GraphReport:
+    clock = Clock("cuda", 20.0)
+    return replace(graph, rows=tuple(replace(r, measured_us=r.measure(clock)) if isinstance(r, KernelRow)
+                                     else r for r in graph.rows))
 
 
 def _found(compiled: Any) -> list[Any]:

@@ -1,24 +1,34 @@
 """The table of operations: for each of aten's overloads, how a call of it becomes pieces.
 
 A rule takes a ``Call`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does not
-translate, with the reason. The rows are in map_rows.py, view_rows.py, reduction_rows.py, product_rows.py.
+translate, with the reason. The rows are in map_rows.py, view_rows.py, reduction_rows.py, product_rows.py,
+gradient_rows.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from transconv.functional.launches import TYPES
 from transconv.graph import moves
 from transconv.graph.pieces import Constant, Mapped, Piece, Seen
+from transconv.graph.sizes import Fraction, Length, Size, same
 
 
 class NotOurs(Exception):
     """torch computes this operation; the reason in words."""
+
+
+class Result(NamedTuple):
+    """A tensor without values."""
+
+    shape: tuple[Length, ...]
+    dtype: torch.dtype
+    strides: tuple[Length, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class Call:
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: tuple[torch.Tensor | None, ...]
+    results: tuple[Result | None, ...]
 
     def arg(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by place or name."""
@@ -37,9 +47,9 @@ class Call:
         return self.kwargs.get(name, default)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Length, ...]:
         """Of the first result."""
-        return tuple(self.result.shape)
+        return self.result.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,7 +57,7 @@ class Call:
         return self.result.dtype
 
     @property
-    def result(self) -> torch.Tensor:
+    def result(self) -> Result:
         """The first result."""
         found = self.results[0]
         assert found is not None
@@ -86,18 +96,18 @@ def computed(dtype: torch.dtype) -> None:
         raise NotOurs(f"{str(dtype).removeprefix('torch.')} is not computed with")
 
 
-def expanded(x: Piece, shape: Sequence[int]) -> Piece:
+def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
     """The piece in a larger shape."""
-    if x.shape == tuple(shape):
+    if same(x.shape, shape):
         return x
     if isinstance(x, Constant):
         return Constant(shape=tuple(shape), dtype=x.dtype, value=x.value)
     return Seen(shape=tuple(shape), dtype=x.dtype, of=x, move=moves.expand(x.shape, shape), label="expand")
 
 
-def reshaped(x: Piece, shape: Sequence[int]) -> Piece:
+def reshaped(x: Piece, shape: Sequence[Length]) -> Piece:
     """The piece with its elements counted in another shape."""
-    if x.shape == tuple(shape):
+    if same(x.shape, shape):
         return x
     return Seen(shape=tuple(shape), dtype=x.dtype, of=x, move=moves.reshape(x.shape, shape),
                 back=moves.reshape(shape, x.shape), label="reshape")
@@ -111,6 +121,8 @@ def mapped(write: Callable[..., str], *inputs: Piece, dtype: torch.dtype, label:
 
 def number(value: Any) -> str:
     """A number as a text has it. Raises NotOurs."""
+    if isinstance(value, (Size, Fraction)):
+        return str(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise NotOurs(f"an argument is {value!r}")
     if value != value:

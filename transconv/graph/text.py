@@ -14,6 +14,7 @@ from math import prod
 
 from transconv.functional.launches import TYPES
 from transconv.graph.groups import Group
+from transconv.graph.moves import flattened
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -28,6 +29,8 @@ from transconv.graph.pieces import (
     Seen,
 )
 from transconv.graph.rows import number
+from transconv.graph.sized_text import NAME, SizedText, braced
+from transconv.graph.sizes import Known, Length, Size, like
 from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import prove, simplify
 
@@ -40,8 +43,8 @@ class Access:
 
     tensor: str
     piece: Piece
-    shape: list[int]
-    strides: list[int]
+    shape: list[Length]
+    strides: list[Length]
     at: list[Expr]
     where: Expr = TRUE
     fill: float = 0.0
@@ -49,11 +52,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text, what it reads and what it stores in the order of its tensors."""
+    """A text, what it reads and what it stores in the order of its tensors. ``sized``: where sizes are
+    names; the text is then the named form, or if there is none, that of the example."""
 
     text: str
     given: tuple[Piece, ...]
     stored: tuple[Piece, ...]
+    sized: SizedText | None = None
 
 
 Line = str | tuple[str, Access]  # a let, or a read or store with its words around the access
@@ -61,32 +66,54 @@ Line = str | tuple[str, Access]  # a let, or a read or store with its words arou
 
 @dataclass(slots=True)
 class Writer:
-    """The lines so far. ``strides``: of a piece that is in memory for this group; ``elements``: the names
-    of what is an element of a tensor, or chosen from such, as memory has it."""
+    """The lines so far. ``tensors``: their names, by what they hold and whether it is read after the sum
+    of a product, which may see its factors through boxes. ``strides``: of a piece that is in memory for
+    this group; ``elements``: the names of what is an element of a tensor, or chosen from such, as memory
+    has it."""
 
     group: Group
-    strides: Callable[[Piece], tuple[int, ...] | None]
+    strides: Callable[[Piece], tuple[Length, ...] | None]
     lines: list[Line] = field(default_factory=list)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
-    tensors: dict[Piece, str] = field(default_factory=dict)
+    tensors: dict[tuple[Piece, bool], str] = field(default_factory=dict)
+    behind: bool = False
     elements: set[str] = field(default_factory=set)
     count: int = 0
+    known: Known = field(default_factory=Known)  # of its sizes
 
     def written(self) -> Written:
         """The text of the group's stores."""
         if self.group.product is not None:  # what is read behind the sum stands behind it
-            product, at = next(iter(self.group.at.items()))
-            self.value(product, at)
+            self.value(*next(iter(self.group.at.items())))
+            self.behind = True
         stores = []
         for i, piece in enumerate(self.group.stores):
             at = self.group.at[piece]
             name = self.value(piece, at)
             stores.append((f"store {name}", self.access(piece, f"Y{i}", at)))
         self.lines += stores
-        self.shorten()
+        self.split()
+        product = self.group.product
+        if product is None or product.relation is None:  # a convolution's tensors keep their dims
+            self.shorten()
         self.merge()
-        given = [p for p in self.tensors if p not in self.group.stores]
-        return Written(self.text(), tuple(given), tuple(self.group.stores))
+        given = [p for p, _ in self.tensors if p not in self.group.stores]
+        ends = tuple(given), tuple(self.group.stores)
+        text = self.text()
+        if not self.known.like or not NAME.search(text):
+            return Written(text, *ends)
+        sized = self.sized(text)
+        return Written(sized.at(sized.like) if sized.refused else sized.named, *ends, sized)
+
+    def sized(self, text: str) -> SizedText:
+        """The text with what its names need."""
+        gaps = next((a.tensor for a in self.accesses() if _order(a) is None), "")
+        spaces = [[braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
+                  for inside in (False, True)]
+        dims = {a.tensor: [braced(n) for n in a.shape] for a in self.accesses()}
+        derived = {v.name: f"({readable(e)})" for v, e in self.known.derived.items() if isinstance(v, Var)}
+        return SizedText(text, list(dims.values()), spaces, self.known.like, derived,
+                         f"{gaps} has gaps in memory" if gaps else "")
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -165,8 +192,9 @@ class Writer:
         if not rest or here is TRUE:
             return self.masked(first.of, moved, where, fill)
         other = rest[0].of
-        if len(rest) == 1 and isinstance(other, Constant) and (where is TRUE or other.value == fill):
-            return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), other.value)
+        beyond = other.value if isinstance(other, Constant) else None
+        if len(rest) == 1 and isinstance(beyond, (int, float)) and (where is TRUE or beyond == fill):
+            return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
         yes = self.masked(first.of, moved, where, fill)
         no = self.choice(rest, at, where, fill)
         name = self.let("cat", f"where({_said(here)}, {yes}, {no})")
@@ -187,7 +215,7 @@ class Writer:
 
     def read(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
         """A read, masked where the coordinates leave the tensor, too."""
-        name = self.tensors.setdefault(piece, f"X{len(self.tensors)}")
+        name = self.tensors.setdefault((piece, self.behind), f"X{len(self.tensors)}")
         found = self.access(piece, name, at)
         bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
                   for c in (e >= 0, e < n)}
@@ -210,6 +238,27 @@ class Writer:
     def accesses(self) -> list[Access]:
         return [line[1] for line in self.lines if isinstance(line, tuple)]
 
+    def split(self) -> None:
+        """Dims that several axes count, of which some are names, become the dims of these axes."""
+        tensors: dict[str, list[Access]] = {}
+        for a in self.accesses():
+            tensors.setdefault(a.tensor, []).append(a)
+        for seen in tensors.values():
+            for d in reversed(range(len(seen[0].shape))):
+                axes = self.counting(seen[0].at[d], seen[0].shape[d])
+                if len(axes) > 1 and all(a.at[d] is seen[0].at[d] for a in seen):
+                    for a in seen:
+                        _split(a, d, axes)
+
+    def counting(self, at: Expr, size: Length) -> list[tuple[str, Length]]:
+        """The axes that count a dim together."""
+        own = {v.name for v in free_vars(at)}
+        axes = [(name, n) for name, n in self.group.axes if name in own]
+        if not any(isinstance(n, Size) for _, n in axes) or prod(n for _, n in axes) != size:
+            return []
+        flat = flattened([Var(name) for name, _ in axes], [n for _, n in axes])
+        return axes if self.simple(flat) is at else []
+
     def shorten(self) -> None:
         """Leave out dims of size 1 that nothing looks for elsewhere."""
         tensors: dict[str, list[Access]] = {}
@@ -217,7 +266,7 @@ class Writer:
             tensors.setdefault(a.tensor, []).append(a)
         for seen in tensors.values():
             shape = seen[0].shape
-            kept = [d for d, n in enumerate(shape) if n > 1 or any(a.at[d] is not ZERO for a in seen)]
+            kept = [d for d, n in enumerate(shape) if n != 1 or any(a.at[d] is not ZERO for a in seen)]
             for a in seen:
                 a.shape = [shape[d] for d in kept] or [1]
                 a.strides, a.at = [a.strides[d] for d in kept] or [1], [a.at[d] for d in kept] or [ZERO]
@@ -232,7 +281,8 @@ class Writer:
         i = 0
         while i + 1 < len(axes):
             (u, n), (v, m) = axes[i], axes[i + 1]
-            same = (u in self.group.reduced) == (v in self.group.reduced)
+            same = (u in self.group.reduced) == (v in self.group.reduced) and fixed.isdisjoint(
+                NAME.findall(f"{n} {m}"))
             if self.group.product is None and same and not {u, v} & fixed and all(
                     _neighbours(a, u, v, m) for a in self.accesses()):
                 for a in self.accesses():
@@ -249,14 +299,14 @@ class Writer:
         """All lines, with axes and names that are counted."""
         seen = " ".join(s if isinstance(s, str) else " ".join(map(str, s[1].at)) for s in self.lines)
         used = set(re.findall(r"\w+", seen))
-        axes = [(name, n) for name, n in self.group.axes if n > 1 or name in used]
+        axes = [(name, n) for name, n in self.group.axes if n != 1 or name in used]
         if not axes:  # a number: a store has an axis
             axes = [("one", 1)]
             for line in self.lines:
                 if isinstance(line, tuple) and line[0].startswith("store"):
                     line[1].at = [Var("one")]
-        free = " ".join(f"{name}={n}" for name, n in axes if name not in self.group.reduced)
-        inner = " ".join(f"{name}={n}" for name, n in axes if name in self.group.reduced)
+        free = " ".join(f"{name}={braced(n)}" for name, n in axes if name not in self.group.reduced)
+        inner = " ".join(f"{name}={braced(n)}" for name, n in axes if name in self.group.reduced)
         math = f" math={self.group.math}" if self.group.math != "tf32" else ""
         lines = [f"compute {self.group.name}{math}"]
         lines += [f"tensor {_declared(a)}" for a in {a.tensor: a for a in self.accesses()}.values()]
@@ -270,10 +320,29 @@ def _said(e: Expr) -> str:
 
 
 def _declared(a: Access) -> str:
-    sizes = ", ".join(map(str, a.shape))
+    sizes = ", ".join(map(braced, a.shape))
     dense = [prod(a.shape[d + 1:]) for d in range(len(a.shape))]
-    order = "" if a.strides == dense else f" strides({','.join(map(str, a.strides))})"
+    order = "" if a.strides == dense else f" strides({','.join(map(braced, a.strides))})"
+    if order and any(isinstance(n, Size) for n in a.shape) and (tag := _order(a)):
+        order = f" {tag}"
     return f"{a.tensor} {TYPES[a.piece.dtype].name} [{sizes}]{order}"
+
+
+def _order(a: Access) -> str | None:
+    """The dims of a dense tensor as letters, outermost first; None for one with gaps."""
+    order = sorted(range(len(a.shape)), key=lambda d: (like(a.strides[d]), like(a.shape[d])))
+    step: Length = 1
+    for d in order:
+        if a.shape[d] != 1 and a.strides[d] != step:
+            return None
+        step *= a.shape[d]
+    return "".join("abcdefghijklmnopqrstuvwxyz"[d] for d in reversed(order))
+
+
+def _split(a: Access, d: int, axes: Sequence[tuple[str, Length]]) -> None:
+    sizes = [n for _, n in axes]
+    steps = [prod(sizes[i + 1:]) * a.strides[d] for i in range(len(sizes))]
+    a.shape[d:d + 1], a.strides[d:d + 1], a.at[d:d + 1] = sizes, steps, [Var(name) for name, _ in axes]
 
 
 def _accessed(words: str, a: Access) -> str:
@@ -286,7 +355,7 @@ def _accessed(words: str, a: Access) -> str:
     return f"read   {name} = {view}{fill}"
 
 
-def _neighbours(a: Access, u: str, v: str, inner: int) -> bool:
+def _neighbours(a: Access, u: str, v: str, inner: Length) -> bool:
     """Whether a tensor has both axes as neighbouring dims, or neither."""
     has = [d for d, e in enumerate(a.at) if isinstance(e, Var) and e.name in (u, v)]
     if not has:

@@ -11,37 +11,49 @@ import torch
 from torch import fx
 
 from transconv.functional.launches import TYPES
-from transconv.graph import map_rows, moves, product_rows, reduction_rows, view_rows
+from transconv.graph import gradient_rows, map_rows, moves, product_rows, reduction_rows, view_rows
 from transconv.graph.pieces import Counted, Piece, Seen, Source
-from transconv.graph.rows import ROWS, Call, NotOurs
+from transconv.graph.rows import ROWS, Call, NotOurs, Result
+from transconv.graph.sizes import Fraction, Length, same
+from transconv.graph.symbols import Symbols
 
-TABLES = (map_rows, view_rows, reduction_rows, product_rows)  # imported for their rows
+TABLES = (map_rows, view_rows, reduction_rows, product_rows, gradient_rows)  # imported for their rows
 
 
-def source(node: fx.Node, device: torch.device) -> Source:
-    """A tensor that is in memory. Raises NotOurs."""
+def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:
+    """A tensor that is in memory, or a number made of sizes. Raises NotOurs."""
     val = node.meta.get("val")
+    if isinstance(val, (int, torch.SymInt, torch.SymFloat)):
+        return symbols.number(val)
     if not isinstance(val, torch.Tensor):
         raise NotOurs("an operand is no tensor")
+    found = _result(val, device, symbols)
+    return Source(shape=found.shape, dtype=found.dtype, strides=found.strides, of=node)
+
+
+def _result(val: torch.Tensor, device: torch.device, symbols: Symbols) -> Result:
+    """A tensor that kernels of a device take. Raises NotOurs."""
     if reason := why_not_tensor(val, device):
         raise NotOurs(reason)
-    return Source(shape=tuple(val.shape), dtype=val.dtype, strides=tuple(val.stride()), of=node)
+    found = symbols.result(val)
+    if not all(n > 0 for n in found.shape):
+        raise NotOurs("a tensor without elements")
+    return found
 
 
 def why_not_tensor(val: torch.Tensor, device: torch.device) -> str:
-    """Why kernels of a device do not take a tensor; empty if they do."""
+    """Why kernels of a device do not take a tensor, whatever its sizes; empty if they do."""
     if val.device != device:
         return f"a tensor on {val.device} beside others on {device}"
-    if any(not isinstance(n, int) for n in (*val.shape, *val.stride())):
-        return "its size is known when it runs alone"
     if val.layout is not torch.strided or val.is_complex() or val.is_quantized:
         return f"a tensor of {val.dtype}, {val.layout}"
     if val.dtype not in TYPES:
         return f"{str(val.dtype).removeprefix('torch.')} has no kernels"
-    return "" if val.numel() else "a tensor without elements"
+    return ""
 
 
-def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device) -> Any:
+def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device,
+               symbols: Symbols) -> Any:
     """The piece of a node, or a tuple of them, of the pieces of its operands. Raises NotOurs."""
     if node.target is operator.getitem:
         whole, place = node.args
@@ -49,16 +61,14 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         found = known[whole][place]
         if found is None:
             raise NotOurs("a result that is not computed")
-        return _as_torch(found, node.meta["val"])
+        return _as_torch(found, symbols.result(node.meta["val"]))
     rule = ROWS.get(node.target)
     if rule is None:
         raise NotOurs("no row of the table has this operation")
     val = node.meta.get("val")
-    results = tuple(val) if isinstance(val, (tuple, list)) else (val,)
-    for t in results:
-        if isinstance(t, torch.Tensor) and (reason := why_not_tensor(t, device)):
-            raise NotOurs(reason)
-    if not isinstance(results[0], torch.Tensor) and not any(isinstance(t, torch.Tensor) for t in results):
+    each = tuple(val) if isinstance(val, (tuple, list)) else (val,)
+    results = tuple([_result(t, device, symbols) if isinstance(t, torch.Tensor) else None for t in each])
+    if not any(results):
         raise NotOurs("its result is no tensor")
     values = _values(node, val, known)
     args = _pieces(node.args, known)
@@ -74,8 +84,12 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
     if isinstance(made, tuple):
         return made
     made.values = values
-    assert isinstance(val, torch.Tensor)
-    return _as_torch(made, val, node)
+    assert isinstance(val, torch.Tensor) and results[0] is not None
+    found = _as_torch(made, results[0])
+    if isinstance(found, Seen) and isinstance(node.args[0], fx.Node):
+        base = node.args[0].meta.get("val")
+        found.alias = isinstance(base, torch.Tensor) and _same_memory(base, val)
+    return found
 
 
 MOST_KNOWN = 1 << 14  # elements of what is computed ahead
@@ -83,8 +97,10 @@ MOST_KNOWN = 1 << 14  # elements of what is computed ahead
 
 def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tensor | None:
     """What a node has at every call, where nothing that it is made of is known only then."""
-    if not isinstance(val, torch.Tensor) or not 0 < val.numel() <= MOST_KNOWN or any(
+    if not isinstance(val, torch.Tensor) or any(not isinstance(n, int) for n in val.shape) or any(
             getattr(known[x], "values", None) is None for x in node.all_input_nodes):
+        return None
+    if not 0 < val.numel() <= MOST_KNOWN:
         return None
     if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
         return None
@@ -113,15 +129,12 @@ def counted(values: torch.Tensor) -> Counted | None:
                    count=lambda at: at[dim] * up // down)
 
 
-def _as_torch(made: Piece, val: torch.Tensor, node: fx.Node | None = None) -> Piece:
-    """With torch's strides; RuntimeError where a rule made another shape or type."""
-    if made.shape != tuple(val.shape) or made.dtype is not val.dtype:
-        raise NotOurs(f"its rule makes {made.shape} {made.dtype}, torch {tuple(val.shape)} {val.dtype}")
+def _as_torch(made: Piece, result: Result) -> Piece:
+    """With torch's strides. Raises NotOurs where a rule made another shape or type."""
+    if not same(made.shape, result.shape) or made.dtype is not result.dtype:
+        raise NotOurs(f"its rule makes {made.shape} {made.dtype}, torch {result.shape} {result.dtype}")
     if made.strides is None and not isinstance(made, Source):
-        made.strides = tuple(val.stride())
-    if isinstance(made, Seen) and node is not None and isinstance(node.args[0], fx.Node):
-        base = node.args[0].meta.get("val")
-        made.alias = isinstance(base, torch.Tensor) and _same_memory(base, val)
+        made.strides = result.strides
     return made
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.map_rows import cast
@@ -23,7 +21,8 @@ from transconv.graph.pieces import (
     Where,
 )
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.ir import ZERO, Const, Expr, all_of, eq
+from transconv.graph.sizes import Length, Size, like, same
+from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
 def _seen(call: Call, x: Piece, move: Move, back: Move | None = None, label: str = "") -> Seen:
@@ -73,8 +72,8 @@ def _as_strided(call: Call) -> Piece:
     x, _, strides = call.args[:3]
     if x.strides is None:
         raise NotOurs("where its operand lies in memory is not known")
-    order = sorted((d for d, n in enumerate(x.shape) if n > 1), key=lambda d: x.strides[d])
-    step = 1
+    order = sorted((d for d, n in enumerate(x.shape) if n != 1), key=lambda d: like(x.strides[d]))
+    step: Length = 1
     for d in order:
         if x.strides[d] != step:
             raise NotOurs("its operand has gaps")
@@ -82,10 +81,10 @@ def _as_strided(call: Call) -> Piece:
     begin = call.arg(3, "storage_offset") or 0
 
     def move(at: Index) -> Index:
-        flat: Expr = Const(begin)
+        flat: Expr = as_expr(begin)
         for e, s in zip(at, strides, strict=True):
             flat = flat + e * s
-        return tuple(flat // x.strides[d] % n if n > 1 else ZERO for d, n in enumerate(x.shape))
+        return tuple(flat // x.strides[d] % n if n != 1 else ZERO for d, n in enumerate(x.shape))
     return _seen(call, x, move, label="view")
 
 
@@ -104,8 +103,10 @@ def _slice(call: Call) -> Piece:
     return _seen(call, x, moves.sliced(dim, start, call.arg(4, "step", 1)), label="slice")
 
 
-def _range(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    first, last, _ = slice(start, end).indices(size)
+def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Length, Length]:
+    """The first place and the one behind the last, as a slice has them."""
+    first, last = (min(size, max(0, n + size if n < 0 else n))
+                   for n in (0 if start is None else start, size if end is None else end))
     return first, max(first, last)
 
 
@@ -163,11 +164,12 @@ def _replicate(call: Call) -> Piece:
 
 @row("cat")
 def _cat(call: Call) -> Piece:
-    given = [x for x in call.args[0] if x.shape != (0,)]
+    given = [x for x in call.args[0] if not same(x.shape, (0,))]
     dim = call.arg(1, "dim", 0) % len(call.shape)
     if kind(call.dtype) == "bool":
         raise NotOurs("truths are joined")
-    parts, start = [], 0
+    parts: list[Part] = []
+    start: Length = 0
     for x in given:
         start += x.shape[dim]
         end = start
@@ -177,7 +179,7 @@ def _cat(call: Call) -> Piece:
     return Chosen(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts))
 
 
-def _below(dim: int, end: int) -> Where:
+def _below(dim: int, end: Length) -> Where:
     return lambda at: at[dim] < end
 
 
@@ -189,11 +191,11 @@ def _slice_scatter(call: Call) -> Piece:
     step = call.arg(5, "step", 1)
 
     def move(at: Index) -> Index:
-        e = at[dim] - first if first else at[dim]
+        e = at[dim] - first if first != 0 else at[dim]
         return (*at[:dim], e // step if step > 1 else e, *at[dim + 1:])
 
     def where(at: Index) -> Expr:
-        parts = [at[dim] >= first] if first else []
+        parts = [at[dim] >= first] if first != 0 else []
         parts += [at[dim] < last] if last < x.shape[dim] else []
         parts += [eq((at[dim] - first) % step, 0)] if step > 1 else []
         return all_of(parts)
@@ -220,7 +222,8 @@ def _upsample(call: Call) -> Piece:
     given = [v for v in (*call.args[2:], *call.kwargs.values())]
     listed = [v for v in given if isinstance(v, (list, tuple))]
     scales = list(listed[0]) if listed else [v for v in given if v is not None]
-    scales = scales if len(scales) == rank else [None] * rank
+    if len(scales) != rank or any(isinstance(s, Size) for s in scales):  # these are sizes
+        scales = [None] * rank
     steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
     move = moves.scaled(x.shape[2:], call.shape[2:], steps)
     if move is None:
@@ -234,7 +237,8 @@ def _roll(call: Call) -> Piece:
     dims = call.arg(2, "dims", ())
     if not dims:
         raise NotOurs("a roll of all dims as one")
-    before = {d % len(x.shape): s % x.shape[d] for d, s in zip(dims, shifts, strict=True)}
+    before = {d % len(x.shape): s if 0 <= s < x.shape[d] else s % x.shape[d]
+              for d, s in zip(dims, shifts, strict=True)}
     return _seen(call, x, moves.bounded("wrap", x.shape, before), label="roll")
 
 
@@ -269,7 +273,7 @@ def _index(call: Call) -> Piece:
     first = told[0][0]
     if [d for d, _ in told] != list(range(first, first + len(told))):
         raise NotOurs("indices of dims that are no neighbours")
-    shape = tuple(np.broadcast_shapes(*(i.shape for _, i in told)))
+    shape = call.shape[first:len(call.shape) - len(x.shape) + first + len(told)]
     rank = len(shape)
     placed = [_counted(expanded(i, shape)) for _, i in told]
     if all(c is not None for c in placed):
@@ -281,7 +285,7 @@ def _index(call: Call) -> Piece:
 
     def move(at: Index, values: Sequence[Expr]) -> Index:
         wrap = COORDINATES["from_end"]
-        inside = [wrap(v, Const(x.shape[first + k])) for k, v in enumerate(values)]
+        inside = [wrap(v, as_expr(x.shape[first + k])) for k, v in enumerate(values)]
         return (*at[:first], *inside, *at[first + rank:])
 
     return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=parts, move=move, label="index")

@@ -89,7 +89,8 @@ from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
-from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, text_of
+from transconv.ir.saturation import saturated
+from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, text_of
 from transconv.ir.stmt import (
     Alloc,
     BoxStore,
@@ -153,6 +154,6 @@ __all__ = [
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
-    "rewrite", "run", "select", "seq", "statements", "store", "substitute", "sum_of", "tf32", "text_of",
-    "type_named", "u8", "value_at", "values_of", "verify", "walk",
+    "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store", "substitute",
+    "sum_of", "tf32", "text_of", "type_named", "u8", "value_at", "values_of", "verify", "walk",
 ]

@@ -58,5 +58,5 @@ def box_address(tensor: Tensor, corner: tuple[Expr, ...],
                 within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
     """The offset of each element of a box, and the condition that it is inside the tensor."""
     coords = [a + b for a, b in zip(corner, within, strict=True)]
-    inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.shape, strict=True)]
-    return tensor.layout.offset_of(coords), all_of(inside)
+    inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.bounds, strict=True)]
+    return tensor.offset_of(coords), all_of(inside)

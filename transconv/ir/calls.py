@@ -59,6 +59,16 @@ def tanh(x):
     return {tl}.where(z < 0.390625, x + x * z * (p / q), {tl}.where(x < 0, -far, far))
 '''
 
+# From 2**23 on (2**52 in f64) floats are whole; below, a sum with that number is rounded to a whole one.
+NEAREST = '''
+@{jit}
+def nearest(x):
+    """x rounded to the nearest whole number, halves to the even one."""
+    whole = 4503599627370496.0 if x.dtype.primitive_bitwidth == 64 else 8388608.0
+    near = {tl}.where(x < 0, (x - whole) + whole, (x + whole) - whole)
+    return {tl}.where({tl}.abs(x) < whole, near, x)
+'''
+
 
 def _same(name: str, function: Callable[..., Array], arity: int = 1) -> Callee:
     """A function that has this name in both Triton and Gluon."""
@@ -80,6 +90,7 @@ CALLS: dict[str, Callee] = {
     "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True),
     "floor": _same("floor", np.floor),
     "ceil": _same("ceil", np.ceil),
+    "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST),
     "fma": _same("fma", lambda x, y, z: x * y + z, 3),
 }
 """Functions of values, by the name in a ``Call``."""

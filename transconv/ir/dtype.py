@@ -14,8 +14,8 @@ from transconv.ir.rows import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A scalar type. ``numpy`` is the type that the interpreter computes in. NumPy has no bf16: float32,
-    which has the same exponent range, holds it, and casts and stores round it.
+    """A scalar type. ``numpy`` is the type that the interpreter computes in. NumPy has neither bf16
+    nor 8-bit floats: float32 holds them, and casts and stores round.
 
     ``torch``, ``triton`` and ``signature`` are its names in torch, in Triton and in the signature of a
     compiled kernel. ``digits``: bits of the significand with the leading one; integers up to 2**digits are
@@ -64,6 +64,11 @@ class DType:
         return (0 if self.digits == self.bits else -2**self.digits), 2**self.digits - 1
 
     @property
+    def range(self) -> tuple[float, float]:
+        """The least and the largest number: what is stored of values beyond them."""
+        return self.limits if self.kind == "int" else (-self.largest, self.largest)
+
+    @property
     def spacing(self) -> float:
         """The distance from 1 to the next larger number."""
         return float(2.0**(1 - self.digits))
@@ -89,7 +94,7 @@ index64 = DType("index64", "index", 64, "int64", "int64", digits=63)
 """Positions of 64 bits."""
 i8 = DType("i8", "int", 8, "int8", "int8", "int8", "i8", 7, operand=True, result=True, aliases=("s8",))
 """8-bit integers."""
-u8 = DType("u8", "int", 8, "uint8", "uint8", "uint8", "u8", 8)
+u8 = DType("u8", "int", 8, "uint8", "uint8", "uint8", "u8", 8, operand=True, result=True)
 """8-bit integers without a sign."""
 i32 = DType("i32", "int", 32, "int32", "int32", "int32", "i32", 31, result=True, aliases=("s32",))
 """32-bit integers."""
@@ -98,9 +103,11 @@ i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
 """True or false."""
 # Numbers beyond the largest finite one saturate, as on the chips.
-f8e4m3 = DType("f8e4m3", "float", 8, "float16", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, largest=448.0)
+f8e4m3 = DType("f8e4m3", "float", 8, "float32", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, operand=True,
+               result=True, aliases=("f8_e4m3",), largest=448.0)
 """8-bit floats, 4 bits of exponent; finite."""
-f8e5m2 = DType("f8e5m2", "float", 8, "float16", "float8e5", "float8_e5m2", "fp8e5", 3, largest=57344.0)
+f8e5m2 = DType("f8e5m2", "float", 8, "float32", "float8e5", "float8_e5m2", "fp8e5", 3, operand=True,
+               result=True, aliases=("f8_e5m2",), largest=57344.0)
 """8-bit floats, 5 bits of exponent."""
 f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
 """16-bit floats."""

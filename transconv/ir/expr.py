@@ -6,13 +6,22 @@ An expression that mentions lanes is a tile. Its shape has the extents of the la
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Protocol, Union
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
 from transconv.ir.node import Node, node
 from transconv.ir.numbers import Number, number_of
 
-Like = Union["Expr", Number]
+
+class Standing(Protocol):
+    """What stands for an expression."""
+
+    @property
+    def expr(self) -> Expr:
+        """It."""
+
+
+Like = Union["Expr", Number, Standing]
 """An expression, or a number that becomes one."""
 
 
@@ -380,9 +389,12 @@ ONE = Const(1)
 
 def as_expr(value: Like) -> Expr:
     """A Python or NumPy number as a constant: a bool is ``boolean``, an integer ``index``, a float
-    ``f32``. An expression is returned unchanged. TypeError for anything else."""
+    ``f32``. An expression is returned unchanged, as is the one that something stands for. TypeError for
+    anything else."""
     if isinstance(value, Expr):
         return value
+    if isinstance(held := getattr(value, "expr", None), Expr):
+        return held
     if isinstance(number := number_of(value), bool):
         return TRUE if number else FALSE
     return Const(number) if isinstance(number, int) else Const(number, f32)

@@ -8,6 +8,7 @@ sizes that meet the requirements. ``Kernel.at`` gives the kernel for given numbe
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from transconv.ir import expr as ex
@@ -83,6 +84,30 @@ class Sizes(Node):
 
     def __str__(self) -> str:
         return ", ".join([*map(str, self.each), *map(text_of, self.where)])
+
+
+def sizes_told(given: Iterable[tuple[Tensor, Sequence[int]]]) -> dict[str, int]:
+    """Each size by name: that of the first dimension that tells it, of tensors and their shapes."""
+    found: dict[str, int] = {}
+    for tensor, shape in given:
+        if tensor.extents and len(shape) == len(tensor.extents):
+            for extent, size in zip(tensor.extents, shape, strict=True):
+                if (told := _told(extent, int(size))) is not None:
+                    found.setdefault(*told)
+    return found
+
+
+def _told(extent: ex.Expr, size: int) -> tuple[str, int] | None:
+    """The size that a dimension tells, such as M where it is M, M*2 or M + 3 long; None for none."""
+    names = free_vars(extent)
+    if len(names) != 1:
+        return None
+    (var,) = names
+    start, step = (value_at(extent, {var.name: n}) for n in (0, 1))
+    if step == start:
+        return None
+    found = (size - start) // (step - start)
+    return (var.name, found) if value_at(extent, {var.name: found}) == size else None
 
 
 def kernel_at(kernel: Kernel, values: Values) -> Kernel:

@@ -54,6 +54,14 @@ class Tensor(Node):
         """The size of each dimension, as an expression."""
         return self.extents or tuple(map(as_expr, self.shape))
 
+    @property
+    def far(self) -> Expr:
+        """The longest stride, in elements, as an expression of sizes that are arguments."""
+        found: Expr = ONE
+        for block in self.layout.blocks[1:]:
+            found = found * self.extents[block.dim]
+        return found
+
     def at(self, values: Values) -> Tensor:
         """The tensor for given sizes, with numbers instead of extents."""
         if not self.extents:

@@ -154,8 +154,8 @@ def _piled(view: View, schedule: Schedule, compute: Compute,
     for block in schedule.blocks:
         if wide := pile(block, view, schedule, compute):
             first, within = positions[Var("_".join(block.axes))]
-            begin = (first + within // wide * wide) % compute.size(block.axes[-1])
-            found[Var(block.axes[-1])] = (begin, within % wide)
+            begin = (first + within // wide * wide) % compute.size(block.last)
+            found[Var(block.last)] = (begin, within % wide)
     return found
 
 

@@ -13,9 +13,9 @@ equality replaces them, also if the pass ``simplify`` is switched off:
 
     (0 <= x) & (x < 1)   ->   x == 0
 
-16-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets operands
-cast to f32 as soon as they are loaded; products of 16-bit floats are exact in f32. f64 becomes bf16 by way
-of f32 there.
+16-bit and 8-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets
+operands cast to f32 as soon as they are loaded; products of such floats are exact in f32. f64 becomes bf16
+by way of f32 there.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Final(Scope):
         value = self.mutate(let.value)
         assert isinstance(value, Expr)
         if self.upcast16 and isinstance(value, Read) and value.dtype.kind == "float" and (
-                value.dtype.bits == 16):
+                value.dtype.bits <= 16):
             wide = Var(let.var.name, f32)
             self.cast[let.var] = wide
             return Let(wide, Cast(value, f32), let.origin)

@@ -167,7 +167,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
              for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
-    written = {v for v in tails if kinds[v] != "K" and v.name in schedule.regs.split(".")}
+    written = {Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
     guard = _Guard(tails, nest, written)
     outer = [sides[kind] for kind in "BMN"]
     inner: list[Stmt] = [x for side in outer for x in side.lets]
@@ -219,9 +219,9 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedu
     if kind == "K" and schedule.order:
         rank = {n: i for i, n in enumerate(schedule.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
-    tiles = [b for b in schedule.blocks if Var(b.axes[0]) in axes and b.extent > 1]
+    tiles = [b for b in schedule.blocks if Var(b.first) in axes and b.extent > 1]
     tiles = [b for b in tiles if not schedule.in_registers(b)]
-    tiles.sort(key=lambda b: axes.index(Var(b.axes[0])))
+    tiles.sort(key=lambda b: axes.index(Var(b.first)))
     side.extent = prod(b.extent for b in tiles)
     if not product and len(tiles) > 1:
         side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
@@ -233,7 +233,7 @@ def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedu
         elif schedule.in_registers(block):
             side.written.append((Var(f"{axis.name}_in"), block.extent))
             _tile(side, block, [axis], side.written[-1][0], sizes)
-        elif axis.name == block.axes[0]:
+        elif block.first == axis.name:
             below //= block.extent
             within = _within(side, block, below)
             _tile(side, block, [Var(n) for n in block.axes], within, sizes)
@@ -245,7 +245,7 @@ def _within(side: _Side, block: Block, below: int) -> Expr:
     positions are unpacked; the last block varies fastest."""
     if block.extent == side.extent or block in side.lanes:
         return side.lanes.get(block, side.lane)
-    within = Var(f"{block.axes[0]}_in")
+    within = Var(f"{block.first}_in")
     at: Expr = side.lane // below if below > 1 else side.lane
     side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))
     return within
@@ -273,14 +273,20 @@ def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list
     """The program's index, lets that unpack it to (batch, row block, column block), and the grid's size.
 
     Programs are numbered in groups of ``group_m`` row blocks, each over all columns, so that programs that
-    run at the same time share operands in the cache (Triton's tutorial on matrix multiplication).
+    run at the same time share operands in the cache (Triton's tutorial on matrix multiplication). With
+    ``back`` the program with the last index has the first blocks.
     """
     pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
     group = min(schedule.group_m, rows) if isinstance(rows, int) else schedule.group_m
     pair, m, n = Var("mn_blk"), Var("m_at"), Var("n_at")
     lets: list[Stmt] = []
     outer = sides["B"].counts
-    lets += unpack(pid, [*outer, (pair, rows * columns)])
+    grid = prod(c for _, c in outer) * rows * columns
+    first: Var = pid
+    if schedule.back and grid != 1:
+        first = Var("from_last")
+        lets.append(Let(first, grid - 1 - pid))
+    lets += unpack(first, [*outer, (pair, rows * columns)])
     if columns == 1 or rows == 1 or group <= 1:
         lets += unpack(pair, [(m, rows), (n, columns)])
     elif isinstance(rows, int) and rows % group == 0:
@@ -296,7 +302,7 @@ def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list
         lets += [Let(m, whole * group + rest % size), Let(n, rest // size),
                  FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
     lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
-    return pid, lets, prod(c for _, c in outer) * rows * columns
+    return pid, lets, grid
 
 
 class _Guard(ExprMutator):

@@ -9,6 +9,7 @@ Otherwise its largest parts that fit are computed in 32 bits and cast to 64:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from transconv.ir import (
     Arithmetic,
@@ -30,6 +31,7 @@ from transconv.ir import (
     Store,
     Update,
     Var,
+    free_vars,
     index,
     index64,
     substitute,
@@ -38,6 +40,7 @@ from transconv.passes.simplification import Scope
 from transconv.simplify import range_of
 
 LIMIT = 2**31 - 1
+B = TypeVar("B", BoxLoad, BoxStore)
 
 
 def narrow(kernel: Kernel) -> Kernel:
@@ -88,7 +91,7 @@ class _Narrow(Scope):
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, BoxLoad):
-            return let  # a coordinate counts along one dimension, so it fits
+            return Let(let.var, self.box(let.value), let.origin)
         if isinstance(let.value, Load):
             load = let.value
             narrow = replace(load, offset=self.index(load.offset), mask=self.index(load.mask))
@@ -100,8 +103,17 @@ class _Narrow(Scope):
             return Let(var, value, let.origin)
         return let if value is let.value else Let(let.var, value, let.origin)
 
+    def box(self, at: B) -> B:
+        """A coordinate counts along one dimension, so it fits, also if it is computed in 64 bits."""
+        if not self.wide:
+            return at
+        seen = [substitute(c, self.wide) for c in at.corner]
+        wide = {*self.wide.values()}
+        return replace(at, corner=tuple(Cast(self.widen(c), index) if free_vars(c) & wide else c
+                                        for c in seen))
+
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
-        return at
+        return replace(self.box(at), value=substitute(at.value, self.wide))
 
     def mutate_Store(self, at: Store) -> Stmt:
         value = substitute(at.value, self.wide)

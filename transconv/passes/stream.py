@@ -113,7 +113,7 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
             block = schedule.block_of(axis.name)
             if block is None or block.extent == 1:
                 index, count = axis.var, axis.size
-            elif axis.name == block.axes[0]:
+            elif block.first == axis.name:
                 at: Expr = ZERO
                 for name in block.axes:
                     at = at * compute.size(name) + Var(name)

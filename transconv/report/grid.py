@@ -73,8 +73,8 @@ def dealt(whole: Scheduled) -> Dealt:
 
 
 def _axes(schedule: Schedule, compute: Compute, kind: str) -> str:
-    """What the extent of a tile is made of, as the schedule says it."""
-    blocks = [f"{'.'.join(b.axes)}:{b.extent}" for b in schedule.blocks if compute.kind(b.axes[0]) == kind]
+    """The axes of a tile's extent, as the schedule writes them."""
+    blocks = [f"{'.'.join(b.axes)}:{b.extent}" for b in schedule.blocks if compute.kind(b.first) == kind]
     return " ".join(blocks)
 
 
@@ -149,7 +149,7 @@ def _places(kernel: Kernel, tiles: int) -> tuple[Array, Array] | None:
     found: dict[str, Array] = {}
     for s in loop.body.stmts:
         if isinstance(s, Let) and free_vars(s.value) <= set(run.env):
-            with suppress(Fault):  # what is loaded is not known here
+            with suppress(Fault):  # loaded values are unknown here
                 run.env[s.var] = found[s.var.name] = np.broadcast_to(run.compute(s.value), (tiles,))
     m, n = (found.get(Var(x).name) for x in ("m_at", "n_at"))
     return (m, n) if m is not None and n is not None else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-# What a line does, by the text that it is of: in the order in which they are asked.
+# Kinds of lines by language: the first pattern that matches decides.
 KINDS = {"matrix": "matrix products", "copy": "copies past the registers", "memory": "loads and stores",
          "shared": "shared memory", "spill": "spills"}
 MARKS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -33,7 +33,7 @@ MARKS: dict[str, tuple[tuple[str, str], ...]] = {
 NOISE = {"ptx": re.compile(r"^\s*(?://|\.loc\b|\.file\b|\.section\b)|^\s*$"),
          "amdgcn": re.compile(r"^\s*(?:;|\.loc\b|\.cfi_\S*|\.file\b|\.Ltmp\S*:)|^\s*$"),
          "sass": re.compile(r"^\s*$"), "source": re.compile(r"(?!)")}
-DATA = re.compile(r"^\s*\.section\s+\.(?:rodata|debug|AMDGPU\.csdata)")  # behind the code
+DATA = re.compile(r"^\s*\.section\s+\.(?:rodata|debug|AMDGPU\.csdata)")  # after the code
 CONTROL = re.compile(r"^[-0-9a-f:Y]+\t")  # of a line of SASS: when it may be issued
 PYTHON = re.compile(r"(?P<comment>#.*$)|(?P<string>\"[^\"]*\"|'[^']*')|(?P<deco>^@\S+)|"
                     r"\b(?P<word>def|for|in|if|else|elif|while|return|import|from|as|range|None|True|False|"
@@ -53,7 +53,7 @@ class Text:
 
 
 def marked(text: str, language: str, most: int) -> Text:
-    """A text with its telling lines marked, at most so many bytes of it, without debugging remarks."""
+    """A text of at most ``most`` bytes with its lines marked by kind, without debugging remarks."""
     noise = NOISE[language]
     lines: list[str] = []
     for line in text.expandtabs(4).splitlines() if language != "sass" else text.splitlines():

@@ -24,7 +24,7 @@ class Ring:
 
 
 def rings(kernel: Kernel) -> list[Ring]:
-    """What an explicit kernel reserves; none where Triton does it."""
+    """The buffers that an explicit kernel allocates; none where Triton does it."""
     found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, Buffer)]
     return [Ring(b.name, b.slots, b.slots * b.members * b.box_bytes,
                  f"{b.slots} x {b.members} x {b.type}{list(b.extents)}" if b.members > 1 else
@@ -32,7 +32,7 @@ def rings(kernel: Kernel) -> list[Ring]:
 
 
 def implied(whole: Scheduled) -> list[Ring]:
-    """What Triton will need for the operands that it copies ahead."""
+    """The buffers that Triton's software pipeline needs for its operands."""
     schedule, compute = whole.schedule, whole.main
     if schedule.unit != "mma" or compute.b is None:
         return []

@@ -52,8 +52,8 @@ def write_page(path: Path, sections: Sequence[Section], title: str, remarks: Seq
 
 
 def page(sections: Sequence[Section], title: str, remarks: Sequence[str] = ()) -> str:
-    """The page as a text of at most ``LARGEST`` bytes: of long kernel and machine texts the ends are left
-    out, then stages, then the last sections, and the page says so."""
+    """The page as a text of at most ``LARGEST`` bytes. Omitted first are the ends of long kernel and
+    machine texts, then stages, then the last sections; the page says so."""
     made = _fitting(sections, title, remarks)
     kept = len(sections)
     while (size := len(made.encode())) > LARGEST and kept > 1:
@@ -64,7 +64,7 @@ def page(sections: Sequence[Section], title: str, remarks: Sequence[str] = ()) -
 
 
 def _fitting(sections: Sequence[Section], title: str, remarks: Sequence[str]) -> str:
-    """The page with as much of its texts and stages as fits; without them, if it still does not."""
+    """The page with as many of its texts and stages as fit; with none where it is too long even so."""
     shown = [(section, [_Shown(s) for s in section.subjects]) for section in sections]
     texts = sum(3 * len(s.plan.steps) for section in sections for s in section.subjects)
     for code, staged in ((CODE, MOST_STAGED), (CODE // 4, MOST_STAGED), (CODE // 4, 1), (CODE // 16, 0)):
@@ -78,24 +78,26 @@ def _fitting(sections: Sequence[Section], title: str, remarks: Sequence[str]) ->
 
 
 def _rendered(shown: Sequence[tuple[Section, list[_Shown]]], title: str, remarks: Sequence[str]) -> str:
-    template = _environment().get_template("page.html.j2")
+    template = environment().get_template("page.html.j2")
     return template.render(title=title, sections=shown, remarks=remarks, version=__version__,
-                           style=_text("style.css"), script=_text("script.js"),
+                           style=template_text("style.css"), script=template_text("script.js"),
                            chips=dict.fromkeys(roofline.chip(s.target) for _, subjects in shown
                                                for s in subjects),
                            kinds=machine.KINDS) + "\n"
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Of the templates."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined,
+    return Environment(loader=FunctionLoader(template_text), autoescape=True, undefined=StrictUndefined,
                        trim_blocks=True, lstrip_blocks=True)
 
 
 @cache
-def _text(name: str) -> Markup:
+def template_text(name: str) -> Markup:
+    """A file of the folder of templates."""
     return Markup((files("transconv.report") / "templates" / name).read_text(encoding="utf-8"))
 
 
@@ -109,7 +111,7 @@ class Pictured:
 
 
 class _Shown:
-    """A subject as the templates ask for it."""
+    """A subject with the properties that the templates use."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.most, self.staged = subject, CODE, MOST_STAGED
@@ -218,7 +220,7 @@ class _Shown:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel's text, what its compiler answered, and machine texts."""
+    """A kernel's text, the result of its compile, and machine texts."""
 
     name: str
     source: machine.Text

@@ -17,13 +17,14 @@ from transconv.ir import Array, Expr, Var, View, ViewDim, readable
 from transconv.report.tiles import Tile, evaluated, in_axes
 from transconv.simplify import simplify
 
-SHOWN, LEAST = 60, 12  # elements along a side; of longer ones a part is drawn, about what is touched
+SHOWN, LEAST = 60, 12  # elements along a side; of longer ones the touched part is drawn
 UNTOUCHED, LATER, FIRST, FILLED = range(4)  # what a tile does with an element
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a tile touches along one dimension; ``last`` < ``first`` where values of a tensor decide."""
+    """The elements that a tile touches along one dimension; ``last`` < ``first`` where they depend on a
+    tensor's values."""
 
     name: str
     size: int
@@ -42,8 +43,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Plane:
-    """A view over its two telling dimensions. ``state`` and ``phase`` lie over rows ``top``.. and columns
-    ``left``..; ``marked``: what a single element of the result needs; ``coords``: how they are written.
+    """A view over two of its dimensions (``_chosen``). ``state`` and ``phase`` cover rows ``top``.. and
+    columns ``left``..; ``marked``: the elements for a single result; ``coords``: the coordinates' text.
     ``touched`` elements exist, ``outside`` ones do not, ``needed`` ones are marked; a cell stands for
     ``scale`` x ``scale`` elements."""
 
@@ -90,12 +91,12 @@ class Plane:
 
 
 def plane_of(view: View, compute: Compute, tile: Tile, stored: bool = False, hue: int = 0) -> Plane | None:
-    """The plane of a view; None where values of other tensors decide about every dimension."""
+    """The plane of a view; None where every dimension depends on values of other tensors."""
     coords = [in_axes(d.coord, compute) for d in view.dims]
     known = [i for i, c in enumerate(coords) if c is not None]
     if not known:
         return None
-    y, x = _telling(view, compute, known)
+    y, x = _chosen(view, compute, known)
     rows, columns, inside, first, cut = _elements(view, coords, (y, x), compute, tile)
     mine = _elements(view, coords, (y, x), compute, tile.one())
     sizes = (view.tensor.shape[y] if y is not None else 1, view.tensor.shape[x])
@@ -118,8 +119,8 @@ def plane_of(view: View, compute: Compute, tile: Tile, stored: bool = False, hue
                  _different(mine[0][mine[2]], mine[1][mine[2]]), scale)
 
 
-def _telling(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
-    """The two dimensions that say most: whose coordinates are computed, then those whose axes other
+def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
+    """The two dimensions to draw: first those with computed coordinates, then those with axes that other
     views compute with, then the largest."""
     mixed = {a for v in compute.views() for d in v.dims if len(_moving(d, compute)) > 1
              for a in _moving(d, compute)}
@@ -164,7 +165,7 @@ def _elements(view: View, coords: Sequence[Expr | None], dims: tuple[int | None,
 
 
 def _different(rows: Array, columns: Array) -> int:
-    """How many places these are."""
+    """The number of different places."""
     return len(np.unique(rows * (1 << 32) + columns))
 
 
@@ -175,7 +176,7 @@ def _scale(rows: Array, columns: Array, sizes: tuple[int, int]) -> int:
 
 
 def _window(at: Array, size: int, whole: bool) -> tuple[int, int]:
-    """The first cell that is drawn, and how many: what lies outside of the tensor is drawn too."""
+    """The first cell that is drawn, and the number of cells; some lie outside the tensor."""
     first, last = (int(at.min()), int(at.max())) if len(at) else (0, 0)
     low, high = min(first, 0), max(last, size - 1)
     shown = min(SHOWN, max(LEAST, 2 * (last - first + 1)))
@@ -190,7 +191,7 @@ def _put(into: Array, rows: Array, columns: Array, value: int) -> None:
 
 
 def _phases(dim: ViewDim, compute: Compute) -> int:
-    """By how much the coordinate moves for a step of an axis that is no window, at most 4."""
+    """The change of the coordinate for a step of an axis that is no window's, at most 4."""
     if in_axes(dim.coord, compute) is None or len(_moving(dim, compute)) < 2 and not compute.phase:
         return 1
     windows = {x.name for x in compute.axes if x.role == "window"}

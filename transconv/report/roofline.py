@@ -19,8 +19,8 @@ WIDTH, HEIGHT, LEFT, BELOW, RIGHT = 560.0, 300.0, 52.0, 40.0, 14.0
 
 @dataclass(frozen=True)
 class Roof:
-    """Operations and bytes of a plan; what the chip does in a second at most: operations of its type,
-    bytes of memory."""
+    """Operations and bytes of a plan, and the chip's peak rates per second: operations of its type, bytes
+    of memory."""
 
     operations: float
     bytes: float
@@ -33,7 +33,7 @@ class Roof:
 
     @property
     def floor_us(self) -> float:
-        """No kernel that moves every tensor once and does all operations takes less."""
+        """The least time of a kernel that moves every tensor once and does all operations."""
         return max(self.operations / self.peak, self.bytes / self.bandwidth) * 1e6
 
     @property

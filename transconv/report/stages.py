@@ -29,8 +29,8 @@ AROUND = 3  # lines shown beside those that changed
 
 @dataclass(frozen=True)
 class Shown:
-    """One stage: its name and phrase, how many lines came and went, the text with these marked.
-    ``note``: why there is nothing to see."""
+    """One stage: its name and phrase, counts of lines added and removed, the text with these marked.
+    ``note``: why there is no text."""
 
     name: str
     phrase: str

@@ -16,7 +16,7 @@ PACKS = ("", "a", "b", "c", "a.b", "a.b.c")
 
 @dataclass(frozen=True)
 class Said:
-    """A word of the schedule: its value, what it means, whether that is what it is by default."""
+    """A word of the schedule: its value, its meaning, whether the value is the default."""
 
     word: str
     value: str
@@ -39,7 +39,7 @@ def explained(whole: Scheduled) -> list[Said]:
     roles = {"M": "rows of the result", "N": "columns of the result", "K": "the sum", "B": "batches"}
     made = []
     for b in schedule.blocks:
-        kind = compute.kind(b.axes[0])
+        kind = compute.kind(b.first)
         what = "step of the sum" if kind == "K" else "tile"
         along = ", ".join(f"{a} ({compute.size(a)})" for a in b.axes)
         made.append(Said(str(b), str(b.extent), f"{b.extent} positions along {along} make one {what}; "
@@ -79,7 +79,7 @@ def _values(word: Word) -> tuple[object, ...]:
 
 
 def requirements(plan: Plan) -> list[tuple[str, str]]:
-    """What a launch asks of the chip and of its tensors."""
+    """What each launch needs: programs, warps, aligned tensors, cleared memory."""
     made = []
     for tensor in plan.workload.tensors:
         sizes = " ".join(f"{d}={n}" for d, n in zip(tensor.dims, tensor.shape, strict=True))
@@ -89,13 +89,13 @@ def requirements(plan: Plan) -> list[tuple[str, str]]:
         made.append((f"workspace {name}", f"{size} bytes of {space.dtype}"))
     for step in plan.steps:
         boxed = [p.tensor.name for p in parameters(step.kernel) if p.box is not None]
-        asks = [f"{grid_size(step.kernel)} programs of {step.schedule.warps} warps"]
+        needs = [f"{grid_size(step.kernel)} programs of {step.schedule.warps} warps"]
         if boxed:
-            asks.append(f"descriptors of boxes for {', '.join(sorted(boxed))}, which begin at multiples "
+            needs.append(f"descriptors of boxes for {', '.join(sorted(boxed))}, which begin at multiples "
                         "of 16 bytes")
         if is_explicit(step.kernel):
-            asks.append("Gluon, with warps that play roles")
+            needs.append("Gluon, with warps in roles")
         if step.zero is not None:
-            asks.append(f"{step.zero.name} is cleared first")
-        made.append((f"launch {step.compute.name}", "; ".join(asks)))
+            needs.append(f"{step.zero.name} is cleared first")
+        made.append((f"launch {step.compute.name}", "; ".join(needs)))
     return made

@@ -16,8 +16,8 @@ Lines = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A time in microseconds and what took it; ``own``: a kernel of ours; ``from_estimate``: nobody
-    measured it; ``remark``: device and versions, or what else was compared."""
+    """A time in microseconds and its label; ``own``: a kernel of ours; ``from_estimate``: estimated, not
+    measured; ``remark``: device and versions, or what else was compared."""
 
     name: str
     us: float
@@ -28,10 +28,10 @@ class Timed:
 
 @dataclass(frozen=True)
 class Subject:
-    """One plan. ``title`` names it, ``about`` says it in a sentence; ``planned``: every computation with
-    its schedule, copies and second stages of sums too; ``reasons``: what spoke for each schedule, as
-    (heading, text); ``answers``: the machine code of each launch, or why there is none, empty where
-    nothing was compiled; ``times``: measured ones."""
+    """One plan. ``title`` names it, ``about`` describes it in a sentence; ``planned``: every computation
+    with its schedule, copies and second stages of sums included; ``reasons``: why each schedule was
+    chosen, as (heading, text); ``answers``: the machine code of each launch, or why there is none, empty
+    where nothing was compiled; ``times``: measured ones."""
 
     title: str
     about: str
@@ -62,4 +62,4 @@ class Section:
     title: str
     facts: Lines
     subjects: tuple[Subject, ...]
-    refusals: Lines = ()  # what has no kernel, and why
+    refusals: Lines = ()  # computations without a kernel, with reasons

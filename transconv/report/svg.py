@@ -19,7 +19,7 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
 
 
 def drawing(width: float, height: float, title: str, *parts: Markup, kind: str = "") -> Markup:
-    """A picture that shrinks with its column; ``title`` says in words what is to be seen."""
+    """A picture that shrinks with its column; ``title`` describes it in words."""
     return tag("svg", tag("title", title), *parts, class_=f"drawing {kind}".strip(), role="img",
                viewBox=f"0 0 {_short(width)} {_short(height)}", width=width, height=height,
                aria_label=title)

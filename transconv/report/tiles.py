@@ -12,7 +12,7 @@ from transconv.compute import Compute, Value
 from transconv.ir import Array, Evaluator, Expr, Memory, Var, free_vars, substitute
 from transconv.schedule import Schedule
 
-LARGEST = 1 << 20  # points that are evaluated at once; more are cut, and the picture says so
+LARGEST = 1 << 20  # points to evaluate; the rest is cut off, and the picture says so
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,11 @@ class Tile:
 
     compute: Compute
     groups: tuple[Group, ...]
-    cut: bool = False  # whether there are more positions than are looked at
+    cut: bool = False  # whether positions were left out
 
     def points(self, axes: Collection[str]) -> Points:
         """The tile's points over some axes, each once."""
-        asked = [g.onto(axes) for g in self.groups if {*g.axes} & {*axes}]
-        return _product(asked, self.cut)
+        return _product([g.onto(axes) for g in self.groups if {*g.axes} & {*axes}], self.cut)
 
     def one(self) -> Tile:
         """A single element of the result in the middle of the tile, with all of its sum."""
@@ -114,7 +113,7 @@ def _product(groups: list[Group], cut: bool) -> Points:
 
 
 def in_axes(e: Expr, compute: Compute) -> Expr | None:
-    """An expression with the values that it mentions written out; None if elements of tensors decide."""
+    """An expression over axes alone, with lets replaced by their values; None if it reads a tensor."""
     values = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
     axes = {x.var for x in compute.axes}
     for _ in range(len(values) + 1):

@@ -43,11 +43,11 @@ from transconv.ir import (
 )
 from transconv.schedule import Scheduled, tile
 
-UNIT = "matrix unit"  # which all roles share
+UNIT = "matrix unit"  # shared by all roles
 KINDS = {"multiply": "multiplies", "store": "writes the result to shared memory",
          "transpose": "transposes", "wait": "waits", "landing": "a copy is under way", "held": "in use"}
-ISSUE_NS = 15.0  # to say a copy, an arrival, a product
-MOST = 4000  # statements that are played
+ISSUE_NS = 15.0  # to issue a copy, an arrival, a product
+MOST = 4000  # statements that are simulated
 
 Gate = tuple[Barrier, int]
 Cell = tuple[Buffer, int]
@@ -67,8 +67,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Rows in order, what happens in them, and the nanoseconds until the last role ended; ``stopped``:
-    whether only the beginning was played."""
+    """Rows in order, their spans, and the nanoseconds until the last role ended; ``stopped``: whether only
+    the beginning was simulated."""
 
     roles: tuple[str, ...]
     slots: tuple[str, ...]
@@ -85,7 +85,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class _Gate:
-    """One barrier: completed phases, and what has come together for the next."""
+    """One barrier: completed phases, and the arrivals and bytes of the next."""
 
     completed: int = 0
     arrived: int = 0
@@ -104,7 +104,7 @@ class _Role:
 
 
 def play(kernel: Kernel, whole: Scheduled) -> Timeline | None:
-    """The timeline of program 0; None for a kernel without roles, or with what has no clock here."""
+    """The timeline of program 0; None for a kernel without roles, or one that cannot be simulated."""
     roles = next((s for s in walk(kernel) if isinstance(s, Roles)), None)
     if roles is None:
         return None
@@ -125,8 +125,8 @@ class _Play:
         self.clock, self.spans, self.played = 0.0, list[Span](), 0
         self.memory_free = self.unit_free = 0.0
         self.lands: list[tuple[float, int, Gate, int, Cell, float]] = []
-        self.held: dict[Cell, float] = {}  # since when something is in a slot
-        self.used: dict[Cell, float] = {}  # until when it was last read
+        self.held: dict[Cell, float] = {}  # time at which a slot was filled
+        self.used: dict[Cell, float] = {}  # time of the last read of a slot
         self.buffers = [s.what for s in walk(kernel) if isinstance(s, Shared)
                         and isinstance(s.what, Buffer)]
         self.outer = {s.var: 0 for s in walk(kernel) if isinstance(s, For) and s.kind == "grid"}
@@ -137,7 +137,7 @@ class _Play:
             role.steps = self.act(role, run, said.body)
 
     def run(self) -> Timeline:
-        """Let the role that can go on earliest go on, until all have ended."""
+        """Run the role that can continue earliest, until all have ended."""
         ready: list[tuple[float, int]] = [(0.0, i) for i in range(len(self.roles))]
         waiting: set[int] = set()
         ended = 0.0
@@ -186,7 +186,7 @@ class _Play:
         self.settle(gate)
 
     def release(self, cell: Cell) -> None:
-        """What was in a slot is over: it was in use until it was last read."""
+        """End the span of a slot's content at its last read."""
         if (since := self.held.pop(cell, None)) is not None:
             until = max(since, self.used.get(cell, self.clock))
             self.span(_name(cell), "held", since, until, f"{_name(cell)} is in use")
@@ -271,8 +271,8 @@ class _Play:
     def put(self, role: _Role, run: Evaluator, s: Put) -> float:
         taken = self.piece_bytes(s.piece) / self.rates.shared_gbs
         cell = (s.piece.buffer, _int(run, s.piece.slot))
-        turned = isinstance(s.value, Piece)
-        self.span(role.name, "transpose" if turned else "store", self.clock, self.clock + taken,
+        moved = isinstance(s.value, Piece)
+        self.span(role.name, "transpose" if moved else "store", self.clock, self.clock + taken,
                   f"writes {_name(cell)}")
         self.release(cell)
         self.held[cell] = self.clock + taken
@@ -300,7 +300,7 @@ def _int(run: Evaluator, e: Expr) -> int:
 
 
 def _bind(run: Evaluator, s: Let | Alloc | Update) -> None:
-    """Bind a counter; what is a tile, or read from memory, has no value here."""
+    """Bind a counter; tiles and values from memory are not evaluated."""
     if isinstance(s, Alloc) and s.lanes:
         return
     value = s.init if isinstance(s, Alloc) else s.value

@@ -8,7 +8,7 @@ from transconv.report import svg
 from transconv.report.timeline import Timeline
 
 WIDTH, LEFT, ROW, THIN = 1120.0, 128.0, 24.0, 13.0
-PRODUCTS = 26  # that the picture shows
+PRODUCTS = 26  # shown in the picture
 
 
 def draw(line: Timeline) -> Markup:
@@ -38,7 +38,7 @@ def draw(line: Timeline) -> Markup:
 
 
 def _until(line: Timeline) -> float:
-    """The end of the picture: that of a number of products, or of all."""
+    """The end of the picture: after ``PRODUCTS`` products, or at the end."""
     ends = sorted(s.end for s in line.spans if s.kind == "multiply")
     return min(line.end, ends[PRODUCTS] * 1.05) if len(ends) > PRODUCTS else line.end
 

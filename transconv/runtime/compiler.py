@@ -55,7 +55,8 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
         raise ScheduleError(f"{adding.name} adds to {adding.added[0].tensor.name} in no order, and the "
                             "same bits were asked for")
     steps, spaces = shelf.assembled(planned, one, target)
-    used = next((s.schedule for s in steps if not is_copy(s.compute)), schedule or Schedule())
+    used = next((s.schedule for s in steps if not is_copy(s.compute)
+                 and not workload.prepares(s.compute)), schedule or Schedule())
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG
     if knobs.debug() >= 1:
@@ -103,7 +104,7 @@ class _Shelf:
                 raise
             except Exception as cause:
                 raise StageError(
-                    stage="passes", problem=str(self.workload), direction=self.workload.direction,
+                    stage="passes", problem=str(self.workload), options=self.workload.options,
                     schedule=str(schedule), reason=f"{type(cause).__name__}: {cause}") from cause
         return self.made[key]
 

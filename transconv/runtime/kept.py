@@ -18,7 +18,7 @@ from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.disk_cache import Content, Drawer
-from transconv.ir import DTYPES, Layout, LayoutBlock, Tensor
+from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import verdicts
 from transconv.runtime.plans import Lowered, Plan, Step
@@ -92,13 +92,13 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
     schedule, source, function = Schedule.parse(kept["schedule"]), str(kept["source"]), kept["function"]
     if kept["digest"] != digest_of(source, schedule, target):
         raise ValueError(f"{function}: the text is another")
-    boxes = tuple(b and (_tensor(b[0]), tuple(b[1])) for b in kept["boxes"])
+    sizes = sizes_of(kept["sizes"]) if kept["sizes"] else None
+    boxes = tuple(b and (_tensor(b[0], sizes), tuple(b[1])) for b in kept["boxes"])
     path = write(source, function)
     words, types = (kept["warps"], kept["stages"]), tuple(kept["types"])
-    if kept["sizes"]:
-        sizes = sizes_of(kept["sizes"])
+    if sizes:
         run: Launcher = SizedLauncher(source, function, path, of_sizes(kept["programs"], sizes), sizes,
-                                      *words, kept["early"], types, kept["digest"])
+                                      *words, kept["early"], types, kept["digest"], boxes)
     else:
         run = Launcher(source, function, path, kept["grid"], *words, boxes, kept["explicit"],
                        kept["early"], types, kept["digest"])
@@ -117,12 +117,14 @@ def _told(tensor: Tensor) -> Content:
     return {"name": tensor.name, "dims": list(tensor.dims), "shape": list(tensor.shape),
             "dtype": lay.dtype.name, "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
             "offset": lay.offset, "near": tensor.near and tensor.near.name,
-            "copy_of": tensor.copy_of, "parts_of": tensor.parts_of, "planes": tensor.planes}
+            "copy_of": tensor.copy_of, "parts_of": tensor.parts_of, "planes": tensor.planes,
+            "extents": list(map(str, tensor.extents))}
 
 
-def _tensor(kept: dict[str, Any]) -> Tensor:
+def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     blocks = tuple(LayoutBlock(*b) for b in kept["blocks"])
     layout = Layout(DTYPES[kept["dtype"]], len(kept["dims"]), blocks, kept["offset"])
     near = kept["near"] and DTYPES[kept["near"]]
     return Tensor(kept["name"], tuple(kept["dims"]), tuple(kept["shape"]), layout, near,
-                  kept["copy_of"], kept["parts_of"], kept["planes"])
+                  kept["copy_of"], kept["parts_of"], kept["planes"],
+                  tuple(of_sizes(e, sizes) for e in kept["extents"]) if sizes else ())

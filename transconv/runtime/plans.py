@@ -60,7 +60,8 @@ class Plan:
     schedules were skipped because their kernels are wrong; ``why``: the reason for the schedule, in a
     sentence; ``deterministic``: results have the same bits in every run; ``required``: what must hold
     for the sizes that are arguments of its kernels; ``sizes``: these, if the plan is for given ones
-    (``at``); otherwise they are read from a call's tensors."""
+    (``at``); otherwise they are read from a call's tensors; ``padding``: boxes of the result's blocks that
+    hold no element and are cleared behind the launches."""
 
     workload: Workload
     target: Target
@@ -74,6 +75,7 @@ class Plan:
     wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # set at the first launch
     required: Required | None = field(default=None, repr=False, compare=False)
     sizes: Values | None = None
+    padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         each = [s.launcher.requires for s in self.steps if isinstance(s.launcher, SizedLauncher)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Expr, Sizes, Tensor, Values, as_expr, free_vars, value_at, values_of
+from transconv.ir import Expr, Sizes, Tensor, Values, as_expr, sizes_told, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -41,33 +41,12 @@ class Required:
     def of_call(self, tensors: Mapping[str, Any]) -> dict[str, int]:
         """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with
         a message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
-        found: dict[str, int] = {}
-        for tensor in self.tensors:
-            given = tensors.get(tensor.name)
-            shape = tuple(getattr(given, "shape", ()))
-            if not tensor.extents or len(shape) != len(tensor.extents):
-                continue
-            for extent, size in zip(tensor.extents, shape, strict=True):
-                if (told := _told(extent, int(size))) is not None:
-                    found.setdefault(*told)
+        found = sizes_told((t, getattr(tensors.get(t.name), "shape", ())) for t in self.tensors)
         if missing := [n for n in self.sizes.names if n not in found]:
             raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size "
                               f"does; the plan is for {self.about}")
         self.check(found)
         return found
-
-
-def _told(extent: Expr, size: int) -> tuple[str, int] | None:
-    """The size that a dimension tells, such as M where it is M, M*2 or M + 3 long; None for none."""
-    names = free_vars(extent)
-    if len(names) != 1:
-        return None
-    (var,) = names
-    start, step = (value_at(extent, {var.name: n}) for n in (0, 1))
-    if step == start:
-        return None
-    found = (size - start) // (step - start)
-    return (var.name, found) if value_at(extent, {var.name: found}) == size else None
 
 
 def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:

@@ -19,7 +19,7 @@ from transconv.backend_triton import (
     write,
 )
 from transconv.compute import Compute, Workload
-from transconv.errors import ScheduleError
+from transconv.errors import ScheduleError, Unsupported
 from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, blockwise, leave, lower
 from transconv.runtime import verdicts
@@ -50,6 +50,9 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     that add partial sums, copies of results. Raises Unsupported and ProblemError for a workload without a
     plan, ScheduleError for a given schedule that is not legal."""
     workload.refuse()
+    for t in workload.tensors:
+        if reason := target.why_not_held(t.dtype):
+            raise Unsupported(f"dtype:{t.dtype}", f"{t.name}: {reason}")
     choose = choose or (lambda a, t: choice.default(a, t, workload))
     mains: Planned = []
     computations = workload.computations
@@ -64,7 +67,7 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
         if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
             continue
         empty = any(x.size == 0 for x in compute.axes_of("K"))
-        chosen = (choose(compute, target) if schedule is None or empty else
+        chosen = (choose(compute, target) if schedule is None or empty or workload.prepares(compute) else
                   choice.fitted(completed(schedule, compute, target), compute, target))
         mains.append((compute, chosen))
     return with_copies(mains, target, schedule, choose)
@@ -174,7 +177,8 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     types = tuple(t.dtype.torch for t in kernel.params)
     if kernel.sizes:
         launcher: Launcher = SizedLauncher(source, name, path, programs(kernel), kernel.sizes,
-                                           schedule.warps, schedule.stages, early, types, digest)
+                                           schedule.warps, schedule.stages, early, types, digest,
+                                           descriptors)
     else:
         launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
                             descriptors, is_explicit(kernel), early, types, digest)

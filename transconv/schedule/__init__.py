@@ -16,7 +16,7 @@ from transconv.schedule.counts import (
     tiles_along,
     transposed_bytes,
 )
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality import of_any_size, why_not
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
@@ -45,7 +45,7 @@ from transconv.schedule.words import unregister as unregister_word
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
     "Word", "box_of", "chain", "diagonal", "divided", "inner_feature", "is_copy", "k_steps", "kept",
-    "lanes", "needed", "pile", "priced", "programs", "proposing", "register_word",
+    "lanes", "needed", "of_any_size", "pile", "priced", "programs", "proposing", "register_word",
     "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
     "tiles_along", "told", "transposed_bytes", "unregister_word", "wants_rounding", "why_not",
     "why_not_copied", "with_letter", "within", "without", "words", "words_table",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
-from transconv.ir import Expr, Tensor, Var
+from transconv.ir import Const, Expr, Tensor, Var
+from transconv.simplify import Facts, multiple_of, prove, simplify
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16  # bytes
+LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
 ROW = 128  # bytes of a row of shared memory
 """Bytes of a row of shared memory."""
 SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
@@ -23,7 +25,8 @@ SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
 @dataclass(frozen=True, slots=True)
 class Dim:
     """A dimension of a tensor in memory, and the view's coordinate along it. Size, stride and extent count
-    elements."""
+    elements. ``bound`` and ``pitch``: size and stride as expressions of sizes that are arguments; None
+    where they are numbers."""
 
     name: str
     size: int
@@ -33,13 +36,40 @@ class Dim:
     extent: int  # of the box
     piled: bool = False  # whether the block consists of several such boxes
     plane: bool = False  # whether it numbers interleaved planes, perhaps merged with another dimension
+    bound: Expr | None = None
+    pitch: Expr | None = None
+
+    @property
+    def length(self) -> Expr:
+        """The size as an expression."""
+        return Const(self.size) if self.bound is None else self.bound
+
+    @property
+    def apart(self) -> Expr:
+        """The stride as an expression."""
+        return Const(self.stride) if self.pitch is None else self.pitch
+
+    @property
+    def named(self) -> bool:
+        """Whether size or stride are expressions."""
+        return self.bound is not None or self.pitch is not None
+
+
+@lru_cache(maxsize=1024)
+def whole(compute: Compute, axes: tuple[str, ...]) -> Expr:
+    """The number of positions of axes, as an expression."""
+    found: Expr = Const(1)
+    by_name = {x.name: x for x in compute.axes}
+    for x in map(by_name.__getitem__, axes):
+        found = found * (Const(x.size) if x.extent is None else x.extent)
+    return simplify(found)
 
 
 def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,
-                 stored: bool) -> str | None:
+                 stored: bool, facts: Facts) -> str | None:
     """None if the dimensions are legal for a box, else the reason in a few words."""
-    return (_lanes(dims, schedule, compute) or _engine(dims, tensor)
-            or _tails(dims, schedule, compute, stored))
+    return (_lanes(dims, schedule, compute) or _engine(dims, tensor, facts)
+            or _tails(dims, schedule, compute, stored, facts))
 
 
 def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
@@ -47,13 +77,13 @@ def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
     of one kind must be adjacent in memory and in this order."""
     given = schedule.order.split(".") if schedule.order else []
     axes = sorted((x.name for x in compute.axes), key=lambda n: given.index(n) if n in given else 0)
-    order = [a for x in axes for b in schedule.blocks if b.axes[0] == x for a in b.axes]
+    order = [a for x in axes for b in schedule.blocks if b.first == x for a in b.axes]
     runs: list[str] = []
     last: dict[str, int] = {}
     for d in dims:
         if d.moving is None or d.extent == 1:
             continue
-        axis = next(a for b in schedule.blocks if d.moving in (Var("_".join(b.axes)), Var(b.axes[-1]))
+        axis = next(a for b in schedule.blocks if d.moving in (Var("_".join(b.axes)), Var(b.last))
                     for a in b.axes)
         kind = compute.kind(axis)
         if order.index(axis) < last.get(kind, -1):
@@ -66,16 +96,18 @@ def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
     return None
 
 
-def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
+def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
     """The limits of the copy engine: rank, strides, extents, and the length of rows."""
     if len(dims) > ENGINE_RANK:
         return f"{len(dims)} dimensions, a box has at most {ENGINE_RANK}"
     inner = dims[-1]
-    if inner.stride != 1:
-        return f"{inner.name} has stride {inner.stride}, the innermost dimension of a box has 1"
+    if inner.stride != 1 or inner.pitch is not None:
+        return f"{inner.name} has stride {inner.apart}, the innermost dimension of a box has 1"
     for d in dims[:-1]:
-        if d.stride * tensor.dtype.bytes % ENGINE_ALIGN:
-            return f"{d.name} has stride {d.stride}, which is not a multiple of 16 bytes"
+        if multiple_of(d.apart, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
+            return f"{d.name} has stride {d.apart}, which is not a multiple of 16 bytes"
+        if d.named and not prove(d.length <= LONGEST, facts):
+            return f"{d.name} may be longer than {LONGEST}, which 32 bits count"
     for d in dims:
         if d.extent > ENGINE_EXTENT:
             return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
@@ -90,17 +122,18 @@ def _engine(dims: list[Dim], tensor: Tensor) -> str | None:
     return None
 
 
-def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool) -> str | None:
+def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
+           facts: Facts) -> str | None:
     """A block that does not divide its axes reaches beyond their end. That is legal only if it is also
     beyond the end of the tensor, where the engine reads zeros and drops writes: otherwise a sum would
     include, or a store overwrite, other elements."""
     for block in schedule.blocks:
-        total = prod(compute.size(a) for a in block.axes)
-        kind = compute.kind(block.axes[0])
-        if total % block.extent == 0 or (kind != "K" and not stored):
+        total = whole(compute, block.axes)
+        kind = compute.kind(block.first)
+        if multiple_of(total, facts) % block.extent == 0 or (kind != "K" and not stored):
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and d.size == total):
+            if d.moving is name and not (d.coord is name and simplify(d.length) == total):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

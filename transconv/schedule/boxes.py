@@ -37,7 +37,7 @@ from transconv.ir import (
     readable,
     substitute,
 )
-from transconv.schedule.box_rules import ENGINE_ALIGN, ENGINE_RANK, Dim, why_not_dims
+from transconv.schedule.box_rules import ENGINE_ALIGN, ENGINE_RANK, Dim, whole, why_not_dims
 from transconv.schedule.piles import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
@@ -63,7 +63,7 @@ def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = Fals
     along = _along(view)
     other = "N" if view is compute.a else "M" if view is compute.b else "K"
     for b in schedule.blocks:  # an axis may occur in the mask alone
-        if b.extent > 1 and compute.kind(b.axes[0]) != other and not along.intersection(b.axes):
+        if b.extent > 1 and compute.kind(b.first) != other and not along.intersection(b.axes):
             return f"{view.tensor.name}: no dimension moves along block {b}"
     blocks = tuple(b for b in schedule.blocks if along.intersection(b.axes))
     return _box_of(view, type(schedule)(blocks, via=schedule.via, order=schedule.order), compute, stored)
@@ -86,8 +86,9 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
     if layout.offset:
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[Dim] = []
+    apart = _strides(view.tensor)
     for b in layout.blocks:
-        found = _dim(view, b, schedule, compute, facts)
+        found = _dim(view, b, apart.get(b.dim), schedule, compute, facts)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -96,7 +97,7 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts, compute.phase)
     if reason := (_still(dims, view, schedule, compute)
-                  or why_not_dims(dims, schedule, compute, view.tensor, stored)
+                  or why_not_dims(dims, schedule, compute, view.tensor, stored, facts)
                   or _shifted(dims[-1], view.tensor, facts)):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims, schedule, compute)
@@ -107,8 +108,19 @@ def _facts(compute: Compute) -> Facts:
     return axis_facts(compute)
 
 
+def _strides(tensor: Tensor) -> dict[int, Expr]:
+    """The strides that are expressions of sizes, by dimension; a tensor of such sizes is dense."""
+    found: dict[int, Expr] = {}
+    stride: Expr = Const(1)
+    for b in reversed(tensor.layout.blocks) if tensor.extents else ():
+        if free_vars(stride):
+            found[b.dim] = stride
+        stride = simplify(stride * tensor.extents[b.dim])
+    return found
+
+
 @lru_cache(maxsize=512)
-def _seen(seen: ViewDim, size: int, compute: Compute) -> tuple[Expr, Expr | None]:
+def _seen(seen: ViewDim, size: Expr, compute: Compute) -> tuple[Expr, Expr | None]:
     """The simplified coordinate, and a condition of the mask other than "inside the tensor", or None."""
     facts = _facts(compute)
     coord = simplify(seen.coord, facts)
@@ -119,18 +131,20 @@ def _seen(seen: ViewDim, size: int, compute: Compute) -> tuple[Expr, Expr | None
     return coord, None
 
 
-def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
+def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, compute: Compute,
          facts: Facts) -> list[Dim] | str:
-    """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal."""
-    name = view.tensor.dims[b.dim]
-    coord, beyond = _seen(view.dims[b.dim], b.size, compute)
+    """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
+    ``apart``: its stride, if that is no number."""
+    name, of = view.tensor.dims[b.dim], view.tensor
+    bound = simplify(of.extents[b.dim]) if of.extents and free_vars(of.extents[b.dim]) else None
+    coord, beyond = _seen(view.dims[b.dim], Const(b.size) if bound is None else bound, compute)
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
     moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
               if (own := schedule.block_of(v.name)) and own.extent > 1
-              and (v.name == own.axes[-1] or not pile(own, view, schedule, compute))]
+              and (own.last == v.name or not pile(own, view, schedule, compute))]
     if not moving:
-        return [Dim(name, b.size, b.stride, coord, None, 1)]
+        return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
     if len(moving) > 1:
         return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
     axis = moving[0]
@@ -140,7 +154,10 @@ def _dim(view: View, b: LayoutBlock, schedule: Schedule, compute: Compute,
     if step == 1 and (wide := pile(block, view, schedule, compute)):
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
-        return [Dim(name, b.size, b.stride, coord, axis, block.extent)]
+        return [Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)]
+    if of.extents:
+        return (f"lane {axis.name} moves along {name} as {readable(coord)}, and planes of sizes that are "
+                "arguments have no descriptor")
     if step > 1:
         planes = _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
         if b.size % step == 0 or isinstance(planes[1].coord, Const) or (
@@ -212,13 +229,15 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
             at += 1
             continue
         run = dims[at:at + len(block.axes)]
-        whole = [(x.coord, x.size) for x in run] == [(Var(a), compute.size(a)) for a in block.axes]
-        packed = all(x.stride == y.stride * y.size for x, y in zip(run, run[1:], strict=False))
-        if not whole or not packed:
+        all_of_it = [(x.coord, x.length) for x in run] == [
+            (Var(a), whole(compute, (a,))) for a in block.axes]
+        packed = all(x.apart == simplify(y.apart * y.length) for x, y in zip(run, run[1:], strict=False))
+        if not all_of_it or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
         name = "_".join(block.axes)
+        bound = whole(compute, block.axes) if any(x.bound is not None for x in run) else None
         out.append(Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
-                       block.extent))
+                       block.extent, bound=bound, pitch=run[-1].pitch))
         at += len(run)
     return out
 
@@ -229,11 +248,13 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
     phases."""
     out: list[Dim] = []
     # The stride of a dimension of size 1 has no effect, and need not be a multiple of 16 bytes.
-    wide = [d for d in dims if not (d.size == 1 and d.extent == 1 and _stays(d, facts))]
+    wide = [d for d in dims if not (d.size == 1 and d.bound is None and d.extent == 1
+                                    and _stays(d, facts))]
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
     for d in wide or dims[-1:]:
-        if out and out[-1].extent == 1 and d.size % d.extent == 0 and (
+        numbers = out and not d.named and not out[-1].named
+        if numbers and out[-1].extent == 1 and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
             outer = out.pop()
             d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
@@ -245,6 +266,8 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
 def _stays(d: Dim, facts: Facts) -> bool:
     """Whether the coordinate is always inside the dimension, so that merging it reads no other
     elements."""
+    if d.bound is not None:
+        return False
     r = range_of(d.coord, facts)
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
@@ -272,8 +295,9 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
+    extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
-                   planes=any(d.plane for d in dims))
+                   planes=any(d.plane for d in dims), extents=extents)
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
                tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, compute) for d in dims))
 
@@ -282,5 +306,5 @@ def _kind(moving: Var | None, schedule: Schedule, compute: Compute) -> str:
     """The kind of an axis, or of the fused axes of a block; empty for None."""
     if moving is None:
         return ""
-    fused = {Var("_".join(b.axes)): b.axes[0] for b in schedule.blocks}
+    fused = {Var("_".join(b.axes)): b.first for b in schedule.blocks}
     return compute.kind(fused.get(moving, moving.name))

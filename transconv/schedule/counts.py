@@ -20,12 +20,12 @@ FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last on
 
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
     """The extent of the tile along a kind (B, M, N or K): the product of its blocks."""
-    return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind), start=1)
+    return prod((b.extent for b in c.blocks if compute.kind(b.first) == kind), start=1)
 
 
 def lanes(c: Schedule, compute: Compute, kind: str) -> int:
     """``tile`` without the blocks that ``regs`` writes out."""
-    return prod((b.extent for b in c.blocks if compute.kind(b.axes[0]) == kind and not c.in_registers(b)),
+    return prod((b.extent for b in c.blocks if compute.kind(b.first) == kind and not c.in_registers(b)),
                 start=1)
 
 
@@ -33,7 +33,7 @@ def k_steps(c: Schedule, compute: Compute) -> int:
     """The number of steps of the sum: the blocks of K axes, times the sizes of K axes without a block."""
     steps = 1
     for b in c.blocks:
-        if compute.kind(b.axes[0]) == "K":
+        if compute.kind(b.first) == "K":
             steps *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
     return steps * prod(x.size for x in compute.axes_of("K") if c.block_of(x.name) is None)
 
@@ -68,7 +68,7 @@ def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
     """The number of tiles along a kind (B, M, N or K)."""
     found = prod(x.size for x in compute.axes_of(kind) if c.block_of(x.name) is None)
     for b in c.blocks:
-        if compute.kind(b.axes[0]) == kind:
+        if compute.kind(b.first) == kind:
             found *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
     return found
 

@@ -8,8 +8,10 @@ several words are here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
+from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import lanes, shared_bytes, tile, transposed_bytes
@@ -51,11 +53,22 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES = (("a", "gather"), ("b", "gather"), ("c", "gather"), ("via", "tl"), ("pack", ""), ("merge", 1),
-            ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("via", "tl"), ("pack", ""), ("merge", 1), ("programs", 0))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
+
+
+def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
+    """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
+    arguments: the words that need numbers at their defaults, with its boxes and without them."""
+    plain = Schedule()
+    changed = replace(schedule, **dict(OF_SIZES), consumers=plain.consumers, keep=plain.keep,
+                      warps=schedule.warps * schedule.consumers,
+                      reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
+    ways = (changed, replace(changed, swap=1), replace(changed, a="gather"),
+            replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
+    return tuple(dict.fromkeys(ways))
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:

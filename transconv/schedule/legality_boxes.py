@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute
+from transconv.compute import Compute, axis_facts
 from transconv.ir import View, f32, multiplied_as
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import k_steps, programs, tile, tiles_along, transposed_bytes
 from transconv.schedule.packing import ROW_ALIGN
+from transconv.simplify import Facts, multiple_of, simplify
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
         return None
     if reason := compute.why_not_plain(view):
         return f"{name}=box: {reason}"
+    if name != "c" and any(r.view.tensor is view.tensor and r.view is not view for r in compute.reads):
+        return f"{name}=box: {view.tensor.name} is read elsewhere, too, where no box reaches it"
     if name != "c" and compute.fill_of(view):
         return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {compute.fill_of(view):g} "
                 "is asked for")
     found = box_of(view, c, compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
-    if name == "c" and _cut_short(found, view):
+    if name == "c" and _cut_short(found, view, axis_facts(compute)):
         return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                 "and TMA writes beyond them")
     if name != "c" and _folded(found):
@@ -64,6 +67,9 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
         return "boxes are for the matrix unit (unit mma), elementwise products gain nothing from them"
+    if c.split_k > 1 and any(x.extent is not None for x in compute.axes_of("K")):
+        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts whose last steps "
+                "may be beyond it, and boxes have no mask")
     if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
@@ -78,11 +84,13 @@ def _rank(box: Box, target: Target) -> int:
     return len(box.extents) if "wgmma" in target.features else sum(e > 1 for e in box.extents)
 
 
-def _cut_short(box: Box, view: View) -> bool:
+def _cut_short(box: Box, view: View, facts: Facts) -> bool:
     """Whether rows of a stored tensor end between multiples of 16 bytes: TMA then writes beyond their end
     (observed on an H200). In a copy, the elements beyond are padding that nobody reads."""
-    return not view.tensor.copy_of and bool(
-        box.tensor.shape[-1] * view.tensor.dtype.bytes % ROW_ALIGN)
+    if view.tensor.copy_of:
+        return False
+    along = multiple_of(simplify(box.tensor.bounds[-1]), facts)
+    return bool(along * view.tensor.dtype.bytes % ROW_ALIGN)
 
 
 def _folded(box: Box) -> bool:
@@ -102,7 +110,9 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     if c.unit != "mma" or c.a != "box" or c.b != "box":
         return "via=gluon: explicit kernels multiply boxes (mma, a=box b=box)"
     dtype = compute.a.tensor.dtype
-    if dtype.bits != 16 and dtype.memory is not f32:
+    if dtype.bits == 8 and (reason := _why_not_8_bits(c, compute)):
+        return reason
+    if dtype.bits > 16 and dtype.memory is not f32:
         return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
     if dtype is f32 and multiplied_as(dtype, compute.math) is dtype:
         return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {compute.math}"
@@ -123,6 +133,22 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part empty"
     if c.stages < 2:
         return "via=gluon: a single buffer cannot be filled while it is read; stages must be 2 or more"
+    return None
+
+
+def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
+    """Why an explicit kernel cannot multiply these operands of 8 bits: the asynchronous unit reads them
+    with K innermost alone, 32 at a time, and nothing transposes them."""
+    if tile(c, compute, "K") % 32:
+        return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
+    right = tile(c, compute, "M" if c.swap else "N")
+    if compute.acc.kind == "int" and right > 128:
+        return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, 128 at most"
+    for view in (compute.a, compute.b):
+        found = box_of(view, c, compute) if view is not None else ""
+        if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):
+            return (f"via=gluon: {found.tensor.name} has other elements than those of the sum innermost, "
+                    "which the asynchronous matrix unit reads of 16 bits alone")
     return None
 
 

@@ -127,10 +127,10 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"
     if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
-    for kind in "MNK":
-        if tile(c, compute, kind) < 16:
+    for kind, least in zip("MNK", (16, 16, target.least_steps(left, right)), strict=True):
+        if tile(c, compute, kind) < least:
             return (f"the {kind} side of the tile is {tile(c, compute, kind)}, the matrix unit "
-                    "takes 16 or more")
+                    f"takes {least} or more" + (" of 8 bits" if least > 16 else ""))
     if tile(c, compute, "B") > 1:
         return "a tile for the matrix unit covers one group"
     if compute.prologue and (reason := _uneven(c, compute)):
@@ -143,7 +143,7 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
     value computed from it may be anything."""
     for b in c.blocks:
         length = prod(compute.size(a) for a in b.axes)
-        if compute.kind(b.axes[0]) == "K" and length % b.extent:
+        if compute.kind(b.first) == "K" and length % b.extent:
             return (f"block {b} does not divide {length}: {compute.prologue[0].name}, which is computed "
                     "before it is multiplied, would not be 0 beyond the end")
     return None
@@ -151,7 +151,7 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
 
 def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
     """The reason if a factor does not vary along the summed lanes, as the matrix unit requires."""
-    summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.axes[0]) == "K" for a in b.axes]
+    summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.first) == "K" for a in b.axes]
     for factor, view in zip(compute.factors or (), (compute.a, compute.b), strict=False):
         if view is not None and not compute.roots(factor.var).intersection(summed):
             return (f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
@@ -183,6 +183,12 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
                "group_m=1 and no pack"
     if c.programs < 1:
         return "reduce=stream divides the steps among programs: set their number (programs=132)"
+    return None
+
+
+def why_not_back(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.back and (c.via != "tl" or c.programs):
+        return "back=1 numbers programs of one tile each: it needs via=tl programs=0"
     return None
 
 

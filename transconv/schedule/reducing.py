@@ -54,11 +54,11 @@ def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute,
     ``warp`` or ``block``. ``warp``: threads of a warp."""
     strides, size, reduced = _read_most(compute)
     threads = warps * warp
-    inner = min(blocks, key=lambda b: abs(strides[b.axes[-1]]) or NOWHERE, default=None)
+    inner = min(blocks, key=lambda b: abs(strides[b.last]) or NOWHERE, default=None)
     if inner is None:
         return "lane"
     along = min(threads, max(1, inner.extent * size // VECTOR))
-    if inner.axes[0] in reduced:
+    if inner.first in reduced:
         sharing, reach = along, along
     else:
         sharing = min(threads // along, length)

@@ -26,6 +26,16 @@ class Block:
     axes: tuple[str, ...]
     extent: int
 
+    @property
+    def first(self) -> str:
+        """The outermost axis, to whose kind all of them belong."""
+        return self.axes[0]
+
+    @property
+    def last(self) -> str:
+        """The innermost axis, along which neighbouring lanes lie."""
+        return self.axes[-1]
+
     def __str__(self) -> str:
         return f"{'.'.join(self.axes)}:{self.extent}"
 
@@ -49,6 +59,7 @@ class Schedule:
     swap: int = _DEFAULTS["swap"]
     order: str = _DEFAULTS["order"]
     group_m: int = _DEFAULTS["group_m"]
+    back: int = _DEFAULTS["back"]
     split_k: int = _DEFAULTS["split_k"]
     reduce: str = _DEFAULTS["reduce"]
     red: str = _DEFAULTS["red"]
@@ -150,12 +161,12 @@ class Schedule:
 
     def in_registers(self, block: Block) -> bool:
         """Whether the word ``regs`` writes out the positions of a block, so that they are no lanes."""
-        return len(block.axes) == 1 and block.axes[0] in self.regs.split(".")
+        return len(block.axes) == 1 and block.first in self.regs.split(".")
 
     @property
     def written(self) -> list[tuple[str, int]]:
         """The axes whose positions are written out, and their number of positions."""
-        return [(b.axes[0], b.extent) for b in self.blocks if self.in_registers(b)]
+        return [(b.first, b.extent) for b in self.blocks if self.in_registers(b)]
 
     def block_of(self, axis: str) -> Block | None:
         """The block that an axis is in, or None."""

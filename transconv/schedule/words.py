@@ -32,7 +32,7 @@ def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
 
 
 def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
-    alone = [b.axes[0] for b in schedule.blocks if len(b.axes) == 1]
+    alone = [b.first for b in schedule.blocks if len(b.axes) == 1]
     return ".".join(rng.sample(alone, rng.randint(0, min(3, len(alone)))))
 
 
@@ -56,6 +56,10 @@ WORDS: tuple[Word, ...] = (
          "computation.", AXES, why_not=rules.why_not_order, draw=_some_order),
     Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that programs that "
          "run together share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
+    Word("back", 0, "1 numbers the programs from the last one, whose elements the kernel before may have "
+         "left in the L2 cache (`tl`).", (0, 1),
+         "programs are numbered from the first (0) or the last (1)",
+         why_not=rules.why_not_back, draw=(0, 0, 0, 1)),
     Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
          "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
     Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "

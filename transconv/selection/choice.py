@@ -2,23 +2,35 @@
 
 The heuristics propose schedules and rank them by their estimates. The database puts a measured schedule
 first: the one tuned for this workload, else the one tuned for the nearest workload, clipped to the sizes
-of this one. A neighbour's schedule may be estimated to be slower than the best by the factor by which the
-estimate was wrong for the neighbour: 1.2, if the schedule that won there was estimated to take 1.2 times
-the best estimate. If nothing was tuned for these layouts, the schedule of the same workload with features
-innermost is tried over copies (``pack``). ``TRANSCONV_SCHEDULE`` overrides all of this.
+of this one; where sizes are arguments, without the words that need numbers. A neighbour's schedule may be
+estimated to be slower than the best by the factor by which the estimate was wrong for the neighbour: 1.2,
+if the schedule that won there was estimated to take 1.2 times the best estimate. If nothing was tuned for
+these layouts, the schedule of the same workload with features innermost is tried over copies (``pack``).
+``TRANSCONV_SCHEDULE`` overrides all of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import prod
 
 from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
-from transconv.schedule import Schedule, Scheduled, k_steps, needed, tile, why_not, why_not_copied
+from transconv.schedule import (
+    Schedule,
+    Scheduled,
+    k_steps,
+    needed,
+    of_any_size,
+    tile,
+    why_not,
+    why_not_copied,
+    words,
+)
 from transconv.selection import heuristics, nearest, store
 from transconv.selection.chains import too_long
 from transconv.selection.rows import Row, machine
@@ -69,7 +81,8 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
     warning."""
     about = None if workload is None or compute.does != "compute" else workload.about(compute)
     group = about.group(machine(target)) if about is not None else ""
-    if about is not None and group and about.by_user and (given := _given()) is not None:
+    chosen_by_user = about is not None and group and about.by_user and not compute.named
+    if chosen_by_user and (given := _given()) is not None:
         return [Choice(fitted(given, compute, target), 0.0)]
     rows = store.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
@@ -110,12 +123,13 @@ def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload
     for away, row, other in nearest.nearest(workload, rows):
         try:
             schedule = Schedule.parse(row.schedule)
+            here = without_axes(schedule, workload.lacks)
         except ValueError:  # a ScheduleError is one
             continue
         if away:
-            made = of_neighbour(schedule, row, away, other, choices, compute, target)
+            made = of_neighbour(schedule, here, row, away, other, choices, compute, target)
         else:
-            schedule = fitted(schedule, compute, target)
+            schedule = fitted(here, compute, target)
             found = [schedule] if believable(schedule, compute, target) else []
             made = _cheap(found, EXACT_FACTOR, row, away, choices, compute, target)
         if made:
@@ -138,7 +152,8 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
         if other != twin:
             continue
         try:
-            schedule = fitted(Schedule.parse(row.schedule), compute, target)
+            given = without_axes(Schedule.parse(row.schedule), workload.lacks)
+            schedule = fitted(given, compute, target)
         except ValueError:
             continue
         found = [replace(schedule, pack=pack, c=c) for pack in packs if pack
@@ -149,11 +164,21 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
     return []
 
 
-def of_neighbour(schedule: Schedule, row: Row, away: float, other: Workload,
+def without_axes(schedule: Schedule, gone: frozenset[str]) -> Schedule:
+    """The schedule for a computation without some axes of one position: they leave its blocks. Raises
+    ScheduleError for a block of several positions of such axes alone: its tile would be a smaller one."""
+    blocks = [replace(b, axes=tuple(a for a in b.axes if a not in gone)) for b in schedule.blocks]
+    if any(b.extent > 1 and not b.axes for b in blocks):
+        raise ScheduleError(f"{schedule}: it has several positions of {' '.join(sorted(gone))}")
+    return replace(schedule, blocks=tuple(b for b in blocks if b.axes)) if gone else schedule
+
+
+def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, other: Workload,
                  choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """The best of the ``relatives`` of another workload's winner, if its estimate exceeds the best one by
-    no larger factor than the winner's did for the other workload."""
-    found = relatives(schedule, choices, compute, target)
+    no larger factor than the winner's did for the other workload. ``here``: the winner with the axes that
+    the computation has."""
+    found = relatives(here, choices, compute, target)
     factor = surprise(schedule, compute, target, other) if found else 0.0
     return _cheap(found, min(NEAR_FACTOR, SLACK * factor), row, away, choices, compute, target)
 
@@ -174,13 +199,20 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
     if there is None or any(x.size == 0 for x in there.axes):
         return 0.0
     winner = fitted(winner, there, target)
-    try:
-        first = heuristics.default(there, target)
-    except ScheduleError:
-        return 0.0
     if not believable(winner, there, target):
         return 0.0
-    return max(1.0, estimate(winner, there, target) / estimate(first, there, target))
+    best = _best(there, target, tuple(w.name for w in words()))
+    return max(1.0, estimate(winner, there, target) / best) if best else 0.0
+
+
+@lru_cache(maxsize=256)
+def _best(compute: Compute, target: Target, known: tuple[str, ...]) -> float:
+    """The best estimate for a computation, 0 if no schedule is legal; ``known``: the words there are. The
+    plans of a layer for any size have the same neighbours."""
+    try:
+        return estimate(heuristics.default(compute, target), compute, target)
+    except ScheduleError:
+        return 0.0
 
 
 def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
@@ -189,7 +221,7 @@ def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
     known = {x.name for x in compute.axes}
     if not compute.phase or not all(a in known for b in schedule.blocks for a in b.axes):
         return schedule
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.axes[0]))))
+    blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.first))))
                    if schedule.in_registers(b) else b for b in schedule.blocks)
     schedule = replace(schedule, blocks=blocks)
     steps = k_steps(schedule, Scheduled(compute, schedule, target).grouped)
@@ -212,10 +244,21 @@ def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
               target: Target) -> list[Schedule]:
     """Schedules for this computation that correspond to another workload's schedule: that schedule with
     its blocks clipped, and those choices that have the same words and extents of the tile."""
+    ways = of_any_size(schedule) if compute.named else (schedule,)
+    return [s for way in ways for s in _alike(way, choices, compute, target)]
+
+
+def _alike(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
+           target: Target) -> list[Schedule]:
+    """``relatives`` of a schedule whose words are those of this computation."""
     known = {x.name for x in compute.axes}
     if not all(a in known for b in schedule.blocks for a in b.axes):
         return []
     sizes = [prod(compute.size(a) for a in b.axes) for b in schedule.blocks]
+    if compute.named and any(
+            b.extent > _room(size, "") for b, size in zip(schedule.blocks, sizes, strict=True)
+            if not schedule.in_registers(b)):
+        return []  # most of such a tile would be empty, for all sizes that are as small
     blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if schedule.in_registers(b) else
                                          _room(size, schedule.unit)))
                    for b, size in zip(schedule.blocks, sizes, strict=True))

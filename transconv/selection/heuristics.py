@@ -167,7 +167,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield from _matrix(compute, target)
         yield from _rounded(compute, target)
         if "box" in target.features and (
-                compute.a.tensor.dtype.bits == 16
+                compute.a.tensor.dtype.bits <= 16
                 or multiplied_as(compute.a.tensor.dtype, compute.math).within):
             yield from _boxes(compute, target)
             yield from explicit(compute, target)
@@ -193,10 +193,11 @@ def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
     m_ways, n_ways, k_ways = (fusable(compute.axes_of(kind), compute) for kind in "MNK")
+    least = (16, 16, target.least_steps(*(f.var.type for f in compute.factors or ())))
     for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
         sizes = [prod(compute.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):
-            if any(e > 16 and e >= 2 * s for e, s in zip((m, n, k), sizes, strict=True)):
+            if any(e > few and e >= 2 * s for e, s, few in zip((m, n, k), sizes, least, strict=True)):
                 continue
             m_block, n_block = Block(m_axes, m), Block(n_axes, n)
             for k_blocks in _summed(compute, k_axes, k, target):

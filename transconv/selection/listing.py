@@ -49,7 +49,7 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     if key:
         DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned}
                                      for k in made],
-                         "problem": workload.text, "prop": workload.direction})
+                         "problem": workload.text, "direction": workload.direction})
     return made
 
 

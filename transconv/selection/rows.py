@@ -2,9 +2,9 @@
 
 A row is one line of a CSV file, or one object of a record in the user's cache:
 
-    problem,prop,epilogue,machine,schedule,us,tried,lowering,triton
+    problem,direction,kind,machine,schedule,us,tried,lowering,triton
 
-``problem``, ``prop`` and ``epilogue`` are a workload's text, direction and kind, ``machine`` is a target
+``problem``, ``direction`` and ``kind`` are a workload's text, direction and kind, ``machine`` is a target
 with its number of multiprocessors. The schedule of a row is parsed, checked by ``why_not`` and its result
 verified like any other, so a damaged or malicious row can cost speed but not correctness.
 """
@@ -54,9 +54,8 @@ class Row:
 
 
 DIGITS = "%.6g"
-HEADINGS = {"direction": "prop", "kind": "epilogue"}  # what files call a field, where they differ
-COLUMNS = {HEADINGS.get(f.name, f.name): f.name for f in fields(Row)}
-FORMER = {"config": "schedule"}  # names of columns in older files
+COLUMNS = tuple(f.name for f in fields(Row))
+FORMER = {"config": "schedule", "prop": "direction", "epilogue": "kind"}  # names of columns in older files
 
 
 def _same_triton(one: str, other: str) -> bool:
@@ -96,7 +95,7 @@ def of_mapping(found: Any) -> Row | None:
             return None
         if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):
             return None
-        texts = {field: str(found[c]) for c, field in COLUMNS.items()}
+        texts = {c: str(found[c]) for c in COLUMNS}
         numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),
                    "lowering": int(texts["lowering"])}
         row = Row(**{**texts, **numbers})  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def _written(position: Axis, window: list[Axis]) -> Iterator[tuple[tuple[Block, 
             if prod(n for _, n in named) > MOST_WRITTEN:
                 continue
             blocks = tuple(Block((x.name,), n) for x, n in named if n > 1)
-            yield blocks, [b.axes[0] for b in blocks]
+            yield blocks, [b.first for b in blocks]
 
 
 def _even(size: int) -> list[int]:

@@ -1,11 +1,12 @@
 """Exported kernels: files that run without transconv.
 
-In: plans, models. Out: files of Python, machine code with its launchers, an index of a model's kernels.
-Knows: plans, convolutions, torch's calls.
+In: plans. Out: files of Python, machine code with its launchers, folders that are written whole or not.
+Knows: plans, the workloads' own texts of what torch computes.
 """
 
 from transconv.standalone.files import code_folder, files_of
 from transconv.standalone.folder import check, write
-from transconv.standalone.package import Package, packaged
+from transconv.standalone.package import Package, described, packaged
+from transconv.standalone.python_file import templates
 
-__all__ = ["Package", "check", "code_folder", "files_of", "packaged", "write"]
+__all__ = ["Package", "check", "code_folder", "described", "files_of", "packaged", "templates", "write"]

@@ -60,7 +60,7 @@ def folder_of(package: Package, binaries: Sequence[Binary]) -> dict[str, bytes]:
 
 
 def about_kernels(package: Package, binaries: Sequence[Binary]) -> dict[str, Any]:
-    """All that a launcher has to know."""
+    """The data that a launcher needs."""
     tensors = described(package)
     for t in package.tensors:
         shape, strides = t.held
@@ -75,7 +75,7 @@ def about_kernels(package: Package, binaries: Sequence[Binary]) -> dict[str, Any
 
 
 def _steps(package: Package, binaries: Sequence[Binary]) -> list[dict[str, Any]]:
-    """The launches in order, and what is cleared before them."""
+    """The launches in order, with the memory that is cleared before them."""
     steps: list[dict[str, Any]] = []
     offsets, _ = workspace(package)
 
@@ -103,7 +103,7 @@ def _steps(package: Package, binaries: Sequence[Binary]) -> list[dict[str, Any]]
 
 
 def _context(package: Package, about: dict[str, Any]) -> dict[str, Any]:
-    """What the texts in C are filled with."""
+    """The values for the C templates."""
     backend = package.target.backend
     tensors = [{"name": t.name, "c": c_name(t.name), "dtype": t.dtype.torch, "stored": t.stored,
                 "bytes": t.span * t.dtype.bytes, "note": _note(t)} for t in package.tensors]
@@ -140,7 +140,7 @@ def _place(where: dict[str, Any]) -> str:
 
 
 def _arguments(passed: Sequence[dict[str, Any]], address: str) -> tuple[list[str], list[str]]:
-    """The lines that make what a kernel is passed, and the pointers to it in order."""
+    """The lines that make a kernel's arguments, and the pointers to them in order."""
     lines: list[str] = []
     pointers: list[str] = []
     for i, x in enumerate(passed):

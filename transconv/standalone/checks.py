@@ -1,24 +1,23 @@
-"""What an exported file needs for the check of itself against torch: numbers and names for its text."""
+"""The self-check of an exported file against torch: numbers and names for its text."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any
 
-from transconv.compute import OPS, Compute
-from transconv.conv import ConvWorkload, Epilogue
-from transconv.errors import Unsupported
+from transconv.compute import Compute, TorchText
 from transconv.ir import f32, free_vars
 from transconv.standalone.package import Operand, Package
 from transconv.standalone.reference import lines_of
 
-MOST = 1 << 22  # points of a computation that are looked at
+MOST = 1 << 22  # points of a computation that are compared
 LEAST = 2  # positions along an axis, its ends
-DROPPED = {"tf32": 2.0**-10, "tf32x3": 2.0**-19}  # of a product of factors that are rounded
-ROUNDINGS = 4  # of a result: its own, and those of what an operation is computed by
-OWN = 2.0**-20  # what functions are off, in f32
-SUMMED = 2.0**-18  # of the sum of absolute terms
-STEEP = 4  # times what is wrong with a sum: as much as what is behind it may make of that
+DROPPED = {"tf32": 2.0**-10, "tf32x3": 2.0**-19}  # relative error of a product of rounded factors
+ROUNDINGS = 4  # of a result: its own, and those of the steps of an operation
+OWN = 2.0**-20  # relative error of functions in f32
+OWN_F64 = 2.0**-50  # sums in f64 have a smaller spacing
+SUMMED = 2.0**-18  # error of a sum, relative to the sum of absolute terms
+STEEP = 4  # factor by which an epilogue may enlarge the error of a sum
 
 
 def why_not_interpreted(package: Package) -> str:
@@ -34,20 +33,16 @@ def why_not_interpreted(package: Package) -> str:
     return ""
 
 
-def of_convolution(package: Package, workload: ConvWorkload) -> dict[str, Any]:
-    """What check_convolution.py.jinja is filled with."""
-    p, prop = workload.problem, workload.prop
-    a, b = prop.operands
-    eps = 2.0 ** -(23 if p.acc.bits == 32 else 52)
-    tf32 = DROPPED.get(p.math, 0.0) if p.acc.bits == 32 and any(
-        p.specs[n].dtype is f32 for n in prop.operands) else 0.0
-    pads = [n for low, high in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True))) for n in (low, high)]
+def of_text(package: Package, text: TorchText) -> dict[str, Any]:
+    """The values for check_product.py.jinja."""
+    workload = package.plan.workload
+    a, b = text.factors
+    rounded = text.eps > OWN_F64 and any(package.operand(n).dtype is f32 for n in text.factors)
+    tf32 = DROPPED.get(workload.math, 0.0) if rounded else 0.0
     return {
-        "result": workload.result, "direction": workload.direction,
-        "a": a, "b": b, "eps": _power(eps), "tf32": _power(tf32) if tf32 else "",
-        "terms": workload.terms, "shapes": p.shapes, "pad": pads, "ndims": p.ndims,
-        "stride": p.stride, "dilation": p.dilation, "groups": p.g,
-        "epilogue": _epilogue(workload.epilogue, p.ndims, _power(eps)),
+        "result": workload.result, "a": a, "b": b, "eps": _power(text.eps),
+        "tf32": _power(tf32) if tf32 else "", "terms": text.terms, "program": text.program,
+        "behind": text.behind,
         "blocks": {t.name: _blocks(t) for t in package.tensors if t.strides is None}}
 
 
@@ -55,26 +50,6 @@ def _power(x: float) -> str:
     """A power of two as people write it."""
     mantissa, exponent = x.hex().split("p")
     return f"2.0**{int(exponent)}" if mantissa == "0x1.0000000000000" else repr(x)
-
-
-def _epilogue(epilogue: Epilogue, ndims: int, eps: str) -> list[str]:
-    """Lines that continue ``want`` and its bound."""
-    lines = []
-    for op in epilogue.ops:
-        if op in ("bias", "res"):
-            added = f"bia.double().view({(-1, *[1] * ndims)})" if op == "bias" else "res.double()"
-            lines += [f"added = {added}",
-                      f"bound = bound + 2 * {eps} * (want.abs() + added.abs())",
-                      "want = want + added"]
-            continue
-        row = OPS[op]
-        if not isinstance(row.torch, str):
-            raise Unsupported("export:operation", f"the operation '{op}' has a function of torch without "
-                              "a name, which a file could not import; register it by its dotted name")
-        options = "".join(f", {k}={v!r}" for k, v in row.options)
-        lines += [f"bound = {row.steepest} * bound + 32 * {eps} * (1 + want.abs())",
-                  f"want = {row.torch}(want{options})"]
-    return lines
 
 
 def _blocks(t: Operand) -> tuple[Any, ...]:
@@ -86,14 +61,14 @@ def _blocks(t: Operand) -> tuple[Any, ...]:
 
 
 def _ranges(package: Package, indexed: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """The whole numbers that are drawn for a tensor of such: positions for one whose elements are
-    coordinates, else small ones."""
+    """The range of the random data of integer tensors: positions where elements are coordinates, else
+    small numbers."""
     return {t.name: (0, indexed[t.name]) if t.name in indexed else (max(-4, t.dtype.limits[0]), 5)
             for t in package.read if t.dtype.kind in ("int", "bool")}
 
 
 def of_compute(package: Package, compute: Compute) -> dict[str, Any]:
-    """What check_compute.py.jinja is filled with."""
+    """The values for check_compute.py.jinja."""
     reduced = prod(x.size for x in compute.axes if x.name in compute.reduced)
     free = [x.size for x in compute.axes if x.name not in compute.reduced and x.size > 1]
     points = None

@@ -14,8 +14,8 @@ from transconv.standalone.python_file import python_text
 def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.0,
              workers: int = 1) -> tuple[list[Package], dict[str, bytes]]:
     """The packages of plans and their files by their paths. ``ahead``: also their machine code, each in a
-    folder ``NAME_CHIP``, made by ``workers`` processes. Raises Unsupported, with the reason, for what
-    cannot be exported."""
+    folder ``NAME_CHIP``, made by ``workers`` processes. Raises Unsupported, with the reason, for a plan
+    that cannot be exported."""
     packages = [packaged(plan) for plan in plans]
     files = {f"{p.name}.py": python_text(p).encode() for p in packages}
     if ahead:
@@ -27,5 +27,5 @@ def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.
 
 
 def code_folder(package: Package) -> str:
-    """What the folder of a package's machine code is called."""
+    """The name of the folder of a package's machine code."""
     return f"{package.name}_{package.target.name}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def check(directory: Path, force: bool) -> None:
-    """Raises FileExistsError for a folder that holds something, unless ``force``; NotADirectoryError for
-    what is no folder."""
+    """Raises FileExistsError for a folder that is not empty, unless ``force``; NotADirectoryError for a
+    path that is no folder."""
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
@@ -44,7 +44,7 @@ def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> N
 
 
 def _mask() -> int:
-    """What new files may not be, in this process."""
+    """The umask of this process."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -2,7 +2,7 @@
 
     from launch import Kernels
     kernels = Kernels("FOLDER")                        # of this file, by default
-    kernels(src=x, wei=w, dst=y, stream=0)             # tensors of torch, or addresses on the device
+    kernels(X=x, W=w, Y=y, stream=0)                   # tensors of torch, or addresses on the device
 
 Needs a current context: torch has one as soon as a tensor is on the GPU; else that of device 0 is used.
 """
@@ -55,7 +55,7 @@ class Kernels:
                 self._launch(step, function, at, stream)
 
     def _address(self, name: str, given: Any) -> int:
-        """The address of a tensor that was looked at, or a given one."""
+        """The address of a checked tensor, or the given address."""
         want = self.tensors[name]
         if not isinstance(given, int):
             if str(given.dtype) != f"torch.{want['dtype']}":
@@ -87,7 +87,7 @@ class Kernels:
                    ctypes.c_uint(step["shared_bytes"]), ctypes.c_void_p(stream), pointers, None)
 
     def _argument(self, x: dict[str, Any], at: dict[str, int]) -> tuple[int, Any]:
-        """Where the value of an argument lies, and what has to live as long."""
+        """The address of an argument's value, and the object that must stay alive with it."""
         held: Any
         if x["kind"] == "map":
             return self._map(x, self._place(x["of"], at))

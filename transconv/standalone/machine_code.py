@@ -1,8 +1,8 @@
 """A package as machine code: each kernel compiled offline, with the arguments of its launch.
 
-A kernel that Triton compiled takes its addresses, of a box a map of the tensor (CUtensorMap) with the
-sizes and strides that it was made for, and at the end two addresses of scratch memory that only profilers
-and descriptors made on the device need: none of ours, so both are null.
+A kernel that Triton compiled takes addresses, for a box a map of the tensor (CUtensorMap) with fixed
+sizes and strides, and at the end two addresses of scratch memory for profilers and for descriptors made
+on the device. Exported kernels use neither, so both are null.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SWIZZLES = ("NONE", "32B", "64B", "128B")
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A kernel's machine code, and what its launch passes, in order: see ``_passed``."""
+    """A kernel's machine code, and the arguments of its launch in order: see ``_passed``."""
 
     launch: Launch
     code: bytes
@@ -45,7 +45,7 @@ class Binary:
 def machine_code(packages: Sequence[Package], timeout_s: float = 120.0,
                  workers: int = 1) -> list[list[Binary]]:
     """Every kernel of some packages compiled for its chip. Raises Unsupported, with the reason in words,
-    where there is none, or where a launch would need what the launchers do not do."""
+    where there is none, or where a launch needs something that the launchers lack."""
     for package in packages:
         if package.target.backend not in KINDS:
             raise Unsupported(f"export:{package.target.backend}",
@@ -78,8 +78,8 @@ def _job(x: Launch, target: Target) -> Job:
 
 
 def why_not_cleared(package: Package) -> str:
-    """Why what has to be 0 before the launches cannot be cleared as one piece of memory; empty if it can
-    be, or nothing has to."""
+    """Why the memory that must be 0 before the launches cannot be cleared in one piece; empty if it can,
+    or if there is none."""
     cleared = {x.zero for x in package.launches if x.zero}
     cleared |= {t.name for t in package.stored} if package.padding else set()
     for name in sorted(cleared):
@@ -93,7 +93,7 @@ def why_not_cleared(package: Package) -> str:
 
 
 def _why_not(known: dict[str, Any]) -> str:
-    """What a launch would need beside its arguments."""
+    """Why the launchers cannot launch a kernel; empty if they can."""
     for what in ("global_scratch_size", "profile_scratch_size"):
         if known.get(what):
             return f"it needs {known[what]} bytes of scratch memory for each program ({what})"
@@ -105,7 +105,7 @@ def _why_not(known: dict[str, Any]) -> str:
 
 
 def _passed(package: Package, x: Launch, known: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the machine code is passed: ``address`` of a tensor, ``workspace`` at an offset, ``map`` of a
+    """The arguments of the machine code: ``address`` of a tensor, ``workspace`` at an offset, ``map`` of a
     tensor, numbers, and ``null``."""
     made: list[dict[str, Any]] = []
     metas = list(known.get("tensordesc_meta") or [])
@@ -151,7 +151,7 @@ def workspace(package: Package) -> tuple[dict[str, int], int]:
 
 
 def requirements(package: Package, binaries: Sequence[Binary]) -> list[str]:
-    """What has to hold where the machine code runs, a sentence each."""
+    """The requirements of the machine code, a sentence each."""
     target = package.target
     says = [f"GPU: {_machine(target)}."]
     if target.backend == "cuda":
@@ -175,7 +175,7 @@ def _machine(target: Target) -> str:
 
 
 def kind_of(target: Target) -> str:
-    """What files of machine code are called."""
+    """The suffix of machine-code files."""
     return KINDS[target.backend]
 
 

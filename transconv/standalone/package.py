@@ -9,7 +9,6 @@ from typing import Any
 
 from transconv.backend_triton import is_explicit
 from transconv.compute import Alone
-from transconv.conv import Compiled
 from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
 from transconv.runtime import Plan, Step
@@ -53,8 +52,8 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """How a launch sees a tensor that the copy engine moves: sizes, strides in elements, and the extents
-    of one box. ``near``: float32 is rounded to the nearest tf32 on its way."""
+    """A tensor that the copy engine moves: sizes, strides in elements, and the extents of one box.
+    ``near``: float32 is rounded to the nearest tf32 by the copy."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -73,8 +72,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel and how it is started. ``zero``: the tensor that is cleared before; ``early``: it may be
-    made ready while the launch before it ends."""
+    """One kernel and its launch. ``zero``: the tensor that is cleared first; ``early``: the kernel may be
+    prepared while the launch before it ends."""
 
     kernel: str
     source: str
@@ -88,8 +87,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """All that is known of a plan without transconv. ``about``: what stands above it, line by line;
-    ``padding``: boxes of the result's blocks that hold no element and are cleared behind the launches."""
+    """A plan as data that need no transconv. ``about``: the lines of the file's header; ``padding``: boxes
+    of the result's blocks that hold no element and are cleared after the launches."""
 
     name: str
     title: str
@@ -119,8 +118,8 @@ class Package:
 
 
 def packaged(plan: Plan) -> Package:
-    """The package of a plan. Raises Unsupported for a plan without launches: it has nothing to take
-    away."""
+    """The package of a plan. Raises Unsupported for a plan without launches: there is nothing to
+    export."""
     if not plan.steps:
         raise Unsupported("export:empty", f"{plan.workload.title}: the result has no elements, so that "
                           "there is no kernel to export")
@@ -130,7 +129,7 @@ def packaged(plan: Plan) -> Package:
     return Package(
         _name(plan), workload.title, _about(plan), plan.target, tensors,
         tuple(Operand.of(t) for t in plan.workspaces.values()), tuple(map(_launch, plan.steps)), plan,
-        tuple(plan.padding) if isinstance(plan, Compiled) else ())
+        tuple(plan.padding))
 
 
 def _launch(step: Step) -> Launch:
@@ -149,7 +148,7 @@ def _box(seen: Tensor, extents: tuple[int, ...]) -> Box:
 
 
 def _name(plan: Plan) -> str:
-    """``conv_fwd_sizes_1f3a90bc``: what it computes, and a digest of its kernels and chip."""
+    """``softmax_sizes_1f3a90bc``: what it computes, its sizes, and a digest of its kernels and chip."""
     workload = plan.workload
     rest = f"{workload.title} {workload} {plan.target.name} {[s.kernel.name for s in plan.steps]}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
@@ -161,7 +160,7 @@ def _name(plan: Plan) -> str:
 
 
 def _about(plan: Plan) -> tuple[str, ...]:
-    """Which schedule each kernel has, and what the workload is, for people."""
+    """The schedule of each kernel, and the workload, for people."""
     workload = plan.workload
     said = list(str(workload.compute).splitlines()) if isinstance(workload, Alone) else []
     for step in plan.steps:
@@ -171,7 +170,7 @@ def _about(plan: Plan) -> tuple[str, ...]:
 
 
 def described(package: Package) -> dict[str, Any]:
-    """The tensors for an index: what a caller hands over and gets."""
+    """The tensors for an index: a caller's arguments and results."""
     return {t.name: {"dtype": t.dtype.torch, "shape": list(t.shape),
                      "strides": None if t.strides is None else list(t.strides),
                      "layout": str(t.layout), "stored": t.stored} for t in package.tensors}

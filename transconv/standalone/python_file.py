@@ -8,7 +8,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from transconv.compute import Alone
-from transconv.conv import ConvWorkload
 from transconv.errors import Unsupported
 from transconv.standalone import checks
 from transconv.standalone.package import Argument, Launch, Operand, Package
@@ -26,7 +25,7 @@ SEED = 0
 
 @cache
 def templates() -> Environment:
-    """The texts that files are filled into."""
+    """The templates of the files."""
     return Environment(loader=PackageLoader("transconv.standalone"), undefined=StrictUndefined,
                        keep_trailing_newline=True)
 
@@ -53,8 +52,8 @@ def _top(package: Package) -> dict[str, Any]:
     target = package.target.name if package.target.backend != "interpreter" else (
         "Triton's interpreter, and for GPUs that have room for its tiles")
     about = list(package.about)
-    if (workload := package.plan.workload) and isinstance(workload, ConvWorkload):
-        about.insert(0, workload.meaning)
+    if package.plan.workload.meaning:
+        about.insert(0, package.plan.workload.meaning)
     why = checks.why_not_interpreted(package)
     return {"name": package.name, "title": package.title, "about": about, "version": __version__,
             "target": target, "triton": f"made with {triton_version()}",
@@ -127,7 +126,7 @@ def _box(a: Argument, explicit: bool, near: bool) -> str:
 
 
 def _padding(package: Package) -> list[str]:
-    """The lines that clear what blocks hold beyond the result's shape."""
+    """The lines that clear the parts of blocks beyond the result's shape."""
     if not package.padding:
         return []
     (result,) = package.stored
@@ -148,8 +147,8 @@ def _check(package: Package) -> dict[str, Any]:
     comma = "," if len(reads) == 1 else ""
     given = {"reads": "".join(f"{_quoted(t.name)}, " for t in package.read).strip(),
              "reads_bare": ", ".join(reads) + comma, "parameters_read": ", ".join(reads)}
-    if isinstance(workload, ConvWorkload):
-        return {**given, "convolution": True, **checks.of_convolution(package, workload)}
+    if (text := workload.torch_text) is not None:
+        return {**given, "check": "check_product.py.jinja", **checks.of_text(package, text)}
     if isinstance(workload, Alone):
-        return {**given, "convolution": False, **checks.of_compute(package, workload.compute)}
+        return {**given, "check": "check_compute.py.jinja", **checks.of_compute(package, workload.compute)}
     raise Unsupported("export:workload", f"{package.title}: no check is known for such a workload")

@@ -59,7 +59,7 @@ TAKEN = frozenset({
 
 
 def safe(name: str, taken: Collection[str] = TAKEN) -> str:
-    """A name that Python and the file leave free."""
+    """A name that is not taken in Python or in the file."""
     while keyword.iskeyword(name) or hasattr(builtins, name) or name in taken:
         name += "_"
     return name
@@ -112,7 +112,7 @@ class _Writer:
         return f"[{coords}], {'True' if mask is TRUE else self.text(mask)}"
 
     def reduction(self, step: Reduction) -> list[str]:
-        """The terms, what they come to, and the sum of their sizes, which rounding is proportional to."""
+        """The terms, their sum, and the sum of their absolute values, which bounds the rounding error."""
         at = [i for i, x in enumerate(self.compute.axes) if x.name in step.axes]
         dims = f"({', '.join(map(str, at))},)"
         name = self.names[step.name]
@@ -132,8 +132,8 @@ class _Writer:
             return _number(e.value)
         if isinstance(e, Cast):
             if e.type.kind == "float":
-                return self.text(e.x, inner) if e.x.dtype.kind == "float" else self.turned(e, "double")
-            return self.text(e.x, inner) if e.x.dtype.is_integer else self.turned(e, "long")
+                return self.text(e.x, inner) if e.x.dtype.kind == "float" else self.cast(e, "double")
+            return self.text(e.x, inner) if e.x.dtype.is_integer else self.cast(e, "long")
         if isinstance(e, Neg | Not):
             return f"{'-' if isinstance(e, Neg) else '~'}{self.text(e.x, True)}"
         if (sign := SIGNS.get(type(e))) is not None:
@@ -148,7 +148,7 @@ class _Writer:
             return self.call(e)
         raise Unsupported("export:reference", f"{self.compute.name}: `{e}` has no text in torch")
 
-    def turned(self, e: Cast, to: str) -> str:
+    def cast(self, e: Cast, to: str) -> str:
         return f"tensor({self.text(e.x)}).{to}()"
 
     def call(self, e: Call) -> str:

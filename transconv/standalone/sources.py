@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a generated text is made of: the comments above it, its imports, and its definitions by the
-    names that they give."""
+    """The parts of a generated text: the comments above it, its imports, and its definitions by name."""
 
     comments: tuple[str, ...]
     imports: tuple[str, ...]
@@ -47,8 +46,8 @@ def _given(at: ast.stmt) -> str:
 
 
 def joined(sources: Sequence[str]) -> tuple[list[str], list[tuple[tuple[str, ...], str]]]:
-    """The imports that all need, and of each its comments and its definitions. A definition that stands
-    there already is left out; one of the same name and another text gets a number."""
+    """The common imports, and the comments and definitions of each. A repeated definition is left out; one
+    of the same name with another text gets a number."""
     imports: dict[str, None] = {}
     known: dict[str, str] = {}
     made = []
@@ -66,7 +65,7 @@ def joined(sources: Sequence[str]) -> tuple[list[str], list[tuple[tuple[str, ...
 
 
 def _renamed(parts: tuple[tuple[str, str], ...], known: dict[str, str]) -> dict[str, str]:
-    """New names for what is known with another text, or calls what is renamed."""
+    """New names for definitions that exist with another text, or that call a renamed one."""
     renamed: dict[str, str] = {}
     while True:
         clash = [name for name, lines in parts if name not in renamed and name in known

@@ -70,15 +70,28 @@ class Target:
     def mma(self, a: DType, b: DType, acc: DType) -> Mma | None:
         """The matrix instruction that multiplies operands of types ``a`` and ``b`` and accumulates in
         ``acc``; None if the chip has none."""
+        if a is not b and a.bits == 8 and self.backend == "hip" and self.warp_size == 32:
+            return None  # Triton 3.6 does not compile mixed 8-bit floats there
         if not {a, b} <= self.mma_dtypes or (a.kind, a.bits) != (b.kind, b.bits) or acc is not sums(a):
             return None
         found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
         return next((m for m in found if m is not None), None)
 
+    def least_steps(self, a: DType, b: DType) -> int:
+        """The least steps of a sum that a dot of these operand types takes: 256 bits on NVIDIA's and
+        Intel's matrix units (Triton 3.6 refuses fewer), of wide types 16 steps."""
+        return 32 if a.bits == b.bits == 8 and self.backend in ("cuda", "xpu") else 16
+
     def lacks(self, a: DType, b: DType, acc: DType) -> bool:
         """Whether an operand has 8 bits and there is no instruction: such a dot does not compile. A dot of
         wider types does, because its operands are cast."""
         return 8 in (a.bits, b.bits) and self.mma(a, b, acc) is None
+
+    def why_not_held(self, dtype: DType) -> str | None:
+        """None if kernels can have elements of this type, else the reason."""
+        if dtype is f8e4m3 and self.backend == "cuda" and int(self.arch) < 89:
+            return f"Triton has no {dtype} for {self.name}; expected f8e5m2, or a chip from sm_89 on"
+        return None
 
     @staticmethod
     def parse(name: str) -> Target:

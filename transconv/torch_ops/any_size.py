@@ -1,6 +1,6 @@
 """Calls whose kernels take batch and image sizes as arguments: a call's layer, and its plan for a size.
 
-A layer is what stays when the sizes change: filter, numbers, channels, types, orders of memory, switches.
+A layer is the part of a call without the sizes: filter, numbers, channels, types, memory orders, switches.
 Its registry (conv/registry.py) is made once; a new size then costs a look-up, the check of requirements,
 and an estimate for each kernel.
 """
@@ -23,7 +23,7 @@ from transconv.torch_ops.arguments import Params
 if TYPE_CHECKING:
     from transconv.conv import Chosen, Registry
 
-LIMIT = 1024  # layers known; beyond it all are forgotten
+LIMIT = 1024  # layers kept; beyond it all are dropped
 
 Order = tuple[int, ...] | None
 
@@ -34,9 +34,8 @@ _lock = threading.Lock()
 def chosen(prop: Prop, params: Params, dtype: torch.dtype, tensors: Sequence[execute.Like],
            channels_last: bool, device: torch.device, epilogue: str, bias: torch.dtype | None,
            aligned: bool, flags: execute.Flags, mode: str) -> tuple[Chosen, Registry]:
-    """The plan for the sizes of a call, and the registry that it is of. ``tensors``: what the layer takes,
-    the weight, and what it gives, each as shape and strides. Unsupported, with a reason, where there is no
-    plan, or none yet."""
+    """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
+    layer, each as shape and strides. Unsupported, with a reason, where there is no plan, or none yet."""
     near, weight, far = tensors
     orders = tuple([_order(*t, channels_last) for t in tensors])
     key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
@@ -56,7 +55,7 @@ def chosen(prop: Prop, params: Params, dtype: torch.dtype, tensors: Sequence[exe
 
 
 def forget() -> None:
-    """Look at every layer anew."""
+    """Drop the registries of all layers."""
     with _lock:
         _layers.clear()
 

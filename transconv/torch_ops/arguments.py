@@ -22,7 +22,7 @@ class Params(NamedTuple):
     """The numbers of one convolution, one entry per spatial dim.
 
     ``padding`` has one entry per spatial dim, or two (all low sides, then all high sides) where the
-    sides differ, as ``padding="same"`` asks for with an even kernel.
+    sides differ, as with ``padding="same"`` and an even kernel.
     """
 
     stride: Ints
@@ -47,7 +47,7 @@ class Params(NamedTuple):
 
 def integer(value: Any) -> int | None:
     """The integer that torch's argument parser makes of ``value``, one of numpy's and of an enum
-    included; None for what is no integer (a float, a bool, a tensor ...)."""
+    included; None for anything else (a float, a bool, a tensor ...)."""
     if type(value) is int or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -141,14 +141,14 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
 
 
 def means_more(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a plain tensor is not what it means: of a negated view (the imaginary part
-    of a conjugate, say) it holds the opposite, and zeros that torch has made up have none."""
+    """Whether the memory of a plain tensor differs from its values: a negated view (the imaginary part of
+    a conjugate, say) holds the opposite, and torch's ZeroTensors have no memory."""
     return tensor.is_neg() or tensor._is_zerotensor()
 
 
 def spelled_out(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a copy whose memory is what it means. A copy may have other strides, so this
-    comes before anything is looked up or planned for them."""
+    """The tensor itself, or a copy with its values in memory. A copy may have other strides, so this
+    comes before any look-up or plan for them."""
     return tensor.clone() if means_more(tensor) else tensor
 
 
@@ -246,7 +246,7 @@ def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
     if not p.transposed:
         _check_kernel_fits(input_shape, weight_shape, p)
     if input_shape[0] == 0 or input_shape[1] == 0:
-        return  # an empty result: torch asks no more of it
+        return  # an empty result: torch checks no more
     if any(s == 0 for s in input_shape[2:]):
         raise RuntimeError("Only zero batch or zero channel inputs are supported, but got input "
                            f"shape: {list(input_shape)}")
@@ -279,7 +279,7 @@ def _check_transposed(input_shape: Sequence[int], weight_shape: Sequence[int], p
         raise RuntimeError("a transposed convolution needs at least one output channel, but got "
                            f"weight of size {list(weight_shape)}")
     sizes = transposed_sizes(input_shape[2:], weight_shape[2:], p)
-    if any(s < 0 for s in sizes):  # torch's kernels make of an empty result what they will
+    if any(s < 0 for s in sizes):  # torch's kernels decide about an empty result
         shape = " x ".join(map(str, input_shape[2:]))
         raise RuntimeError(
             f"Given input size per channel: ({shape}). Calculated output size per channel: "

@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 
 def autocast_dtype(input: Tensor) -> torch.dtype | None:
-    """What autocast makes of a tensor on this device; None where it is off."""
+    """The type that autocast gives a tensor on this device; None where it is off."""
     device = input.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return None
@@ -37,7 +37,7 @@ def traced_autocast(input: Tensor, weight: Tensor,
 
 
 def cast_dtype(input: Tensor) -> torch.dtype:
-    """The dtype of an input as a convolution takes it, casts of autocast included."""
+    """The dtype of an input after autocast's cast."""
     dtype = autocast_dtype(input)
     return input.dtype if dtype is None or not _is_cast(input, input.device.type) else dtype
 

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 _new_class: Any = type(torch.autograd.Function)
 _compiling = torch.compiler.is_dynamo_compiling
-# Whether `is_grads_batched` made it: a view of many gradients, without memory of its own to look at.
+# Whether `is_grads_batched` made it: a view of many gradients, without memory of its own.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -50,13 +50,13 @@ def _history(cast: Tensor, weight: Tensor) -> Tensor:
     return weight.to(cast.dtype) if torch.is_grad_enabled() else cast
 
 
-# Function.apply also looks for functorch transforms, which the callers here have done.
+# Function.apply also looks for functorch transforms; the callers here have checked that.
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
 def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
               mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """Gradients of input, weight and bias the general way; None where ``mask`` is False. Noted as
+    """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
     params = route.params
     if (torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -76,8 +76,8 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
 
 def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
                 bound: bool = True) -> Callable[..., Tensor]:
-    """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function that knows
-    its route: each argument, and each thing kept in the context, would cost a tenth of a
+    """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function for
+    one route: each further argument, and each object in the context, costs a tenth of a
     microsecond and more per call. If it is ``bound``, for the device that ``route.start`` is
     for. With ``cast`` it casts weight and bias to this type, as
     CastConvolutionFunction has them cast."""
@@ -91,7 +91,7 @@ def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
 
 def _plain(run: Run, biased: bool) -> Callable[..., Tensor]:
     def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-        ctx.to_save = (input, weight)  # all that save_for_backward does
+        ctx.to_save = (input, weight)  # as save_for_backward does
         return run(input, weight)
 
     def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
     known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # input, the weight as it was used, and what it was cast from
+        saved = ctx.saved_tensors  # input, the weight as it was used, and the weight before its cast
         wanted = ctx.needs_input_grad
         if not _compiling():
             entry = known.get(wanted)
@@ -128,7 +128,7 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
                 if found is not None:
                     return found
         weight = saved[1] if len(saved) == 2 else _history(saved[1], saved[2])
-        # What is returned beyond the arguments is None, which autograd allows.
+        # Further returned values are None, which autograd allows.
         return gradients(route, wanted, grad, saved[0], weight,
                          wanted if biased else (*wanted, False))
 
@@ -138,7 +138,7 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
 def class_of(forward: Callable[..., Tensor],
               backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
     """``apply`` of an autograd function made of these two."""
-    # autograd looks these up by name at every call, class by class: the nearest is the cheapest.
+    # autograd looks these up by name along the class hierarchy at every call: the nearest is cheapest.
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward),
            "setup_context": staticmethod(torch.autograd.Function.setup_context),
            "clear_saved_tensors_on_access": False, "boxed_grads_call": False}

@@ -43,7 +43,7 @@ def convert_(model: torch.nn.Module,
              filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> Report:
     """Let every torch.nn convolution of ``model`` compute with transconv, in place.
 
-    Parameters, buffers, hooks, the state dict and the optimizer's references stay what they are.
+    Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
     ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
     their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
     FallbackWarning, once for each class. `enable` reaches those.
@@ -75,7 +75,7 @@ def revert_(model: torch.nn.Module) -> Report:
 # -- aten's own operators --------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_libraries: dict[str, Any] = {}  # by device: what is in aten's place
+_libraries: dict[str, Any] = {}  # by device: the library that replaces aten's kernels
 _enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
 _scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
 _local = threading.local()
@@ -99,7 +99,7 @@ def enable(devices: Sequence[str] | None = None) -> None:
     Reaches every caller below autograd, autocast, vmap and compiled code, in all threads, and code
     compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
     each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu". While other threads run,
-    aten's calls still come through here after the last `disable`, to be sent on to torch's kernels.
+    aten's calls still pass through here after the last `disable`, on to torch's kernels.
     """
     with _lock:
         _enabled.append(_devices(devices))
@@ -158,7 +158,7 @@ def _install() -> None:
         library = _libraries[device] = _new_library("aten", "IMPL")
         library.impl("convolution", _forward, key, with_keyset=True)
         library.impl("convolution_backward", _backward, key, with_keyset=True)
-    # Inside a backward pass threads of autograd's run that Python does not know.
+    # Inside a backward pass autograd's threads run, which Python does not list.
     if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
         for device in _libraries.keys() - wanted:
             _libraries.pop(device)._destroy()
@@ -166,7 +166,7 @@ def _install() -> None:
 
 
 def _is_on(device: str) -> bool:
-    """Whether a call of this thread is ours."""
+    """Whether transconv computes a call of this thread."""
     if any(device in entry for entry in _enabled):
         return True
     if any(device in entry for entry in getattr(_local, "open", ())):

@@ -1,7 +1,7 @@
 """Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
 
 In: a checked call. Out: a Route whose kernel gave one checked result, or that goes to torch for a
-reason. Nothing here runs twice for the same kind of call.
+reason. Runs once for each kind of call.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transconv.torch_ops.settings import settings
 if TYPE_CHECKING:
     from transconv.conv import Compiled
 
-PASSING = ("capture:cold", COMPILING)  # reasons of this moment: the next call is decided anew
+PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
 
 def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
                   far: torch.Tensor | None, epilogue: str, aligned: bool, flags: execute.Flags,
                   mode: str, **extra: torch.Tensor) -> None:
     """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
-    Of the tensors, the one that the route makes is None; ``extra`` is what the epilogue reads.
+    Of the tensors, the one that the route computes is None; ``extra``: operands of the epilogue.
 
     With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
     it is made for these sizes, and one for any size, if there is one, answers until it is compiled."""
@@ -109,7 +109,7 @@ class _Call:
                                           " call once before capturing")
 
     def proven(self, plan: Compiled) -> Compiled:
-        """The plan, or the one that takes its place, its first result having been checked."""
+        """The plan or its replacement, after the check of its first result."""
         return execute.proven(plan, self.route.aligned, lambda: self.some.new_empty_strided(*self.own),
                               **self.operands)
 

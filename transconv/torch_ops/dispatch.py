@@ -31,8 +31,8 @@ handle: Any = handle_torch_function
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """One public function: what it is called, its rank, torch's function of that name, the way of
-    calls that were never seen, and ours."""
+    """One public function: its name, its rank, torch's function of that name, the function for new kinds
+    of calls, and ours."""
 
     name: str
     ndims: int
@@ -47,7 +47,7 @@ _requests: dict[Any, Request] = {}
 
 def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
                output_padding: Any, dilation: Any, groups: Any) -> Tensor:
-    """torch's own function, with the arguments as they came."""
+    """torch's own function, with unchanged arguments."""
     if f.transposed:
         return f.aten(input, weight, bias, stride, padding, output_padding, groups, dilation)
     return f.aten(input, weight, bias, stride, padding, dilation, groups)
@@ -55,7 +55,7 @@ def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, pad
 
 def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
              output_padding: Any, dilation: Any, groups: Any) -> Tensor:
-    """Send one call the right way. What is asked first is what is cheapest to be wrong about."""
+    """Pass one call on to its implementation. The cheapest tests come first."""
     rest = (stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
         return _compiled(f, input, weight, bias, *rest)
@@ -113,7 +113,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
 
 
 def _note_transform(reason: str, input: Any) -> None:
-    """Count a call that goes to aten because a transform must see it, unless aten is ours."""
+    """Count a call that goes to aten because of a transform, unless `enable` replaced aten's kernel."""
     if getattr(getattr(input, "device", None), "type", "") not in execute.replaced:
         stats.handed_over(reason)
 
@@ -130,7 +130,7 @@ def is_known(tensor: Tensor) -> bool:
 
 
 def _unusual(f: Function, *call: Any) -> Tensor:
-    """Tensors of other classes and layouts: fakes go on to the operators, the rest is torch's."""
+    """Tensors of other classes and layouts: fakes go to the operators, others to torch."""
     tensors = call[:2] if call[2] is None else call[:3]
     if any(not isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, *call)  # a TypeError, in torch's words
@@ -145,7 +145,7 @@ def _unusual(f: Function, *call: Any) -> Tensor:
 
 
 def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Numbers in a form that torch's parser must judge: its error, or a result that it made."""
+    """Numbers in a form that only torch's parser decides about: its error or its result."""
     made = _hand_over(f, input, weight, bias, *rest)
     odd = next(v for v in rest if not isinstance(v, str) and arguments.ints(v, f.ndims) is None)
     stats.handed_over(f"form:{type(odd).__name__}")
@@ -154,13 +154,13 @@ def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *
 
 def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
              groups: Any) -> Request | None:
-    """The request of these arguments, or None where torch's parser must judge their form."""
+    """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
         found = _requests.get(key)
     except TypeError:  # a list has no hash
         found = None
-    # 1.0 and True equal 1 but are no sizes: equal keys are not yet equal arguments.
+    # 1.0 and True equal 1 but are no sizes: equal keys do not imply equal arguments.
     if found is not None and _integral(stride) and _integral(padding) and _integral(
             output_padding) and _integral(dilation) and groups.__class__ is int:
         return found
@@ -190,7 +190,7 @@ def _integral(value: Any) -> bool:
 
 def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
           groups: Any) -> tuple[Any, Any, Any, Any, int] | None:
-    """The same as torch's parser makes them; None where one has a form that is left to torch."""
+    """The same as torch's parser converts them; None where one has a form that is left to torch."""
     n = f.ndims
     parsed = (arguments.ints(stride, n),
               str.__str__(padding) if isinstance(padding, str) and not f.transposed
@@ -223,7 +223,7 @@ def _mixed_types(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def check_types(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """What the operators would let pass: a float32 bias that no autocast has left as it is."""
+    """RuntimeError for a float32 bias outside autocast, which the operators accept."""
     arguments.check_tensors(input, weight, bias, wide=autocast_dtype(input) is not None)
 
 

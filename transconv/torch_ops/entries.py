@@ -33,8 +33,8 @@ _autocast_dtype = torch.get_autocast_dtype
 
 
 class Switches:
-    """torch's numeric switches as they stood; None instead of those that change nothing for the kernels
-    of ``routes``, which then are not asked for at every call. Where torch computes, all are."""
+    """torch's numeric switches at the time of the entry; None for those that do not affect the kernels of
+    ``routes``, which are then not read at every call. Where torch computes, all are read."""
 
     def __init__(self, flags: Flags, dtype: torch.dtype, *routes: Route) -> None:
         plans = [r.compiled for r in routes]
@@ -47,7 +47,7 @@ class Switches:
 
 
 def _only_on(*routes: Route | None) -> int | None:
-    """The device that has to be the current one; None where there is no other."""
+    """The device that must be the current one; None where there is only one."""
     bound = [r.device for r in routes if r is not None and r.start is not None]
     return bound[0] if bound and torch.cuda.device_count() > 1 else None
 
@@ -142,8 +142,8 @@ def autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
              function: Any, numbers: tuple[Any, ...], route: Route, switches: Switches,
              aligned: bool, cast: torch.dtype, kind: str, biased: bool,
              casts: tuple[bool, ...]) -> Call:
-    """For functions without residual, with and without bias; ``casts`` says what is cast. That
-    autocast is on, the guard sees; a cast tensor is an aligned one."""
+    """For functions without residual, with and without bias; ``casts`` says which are cast. The
+    guard covers the state of autocast; a cast tensor is aligned."""
     stride, padding, output_padding, dilation, groups = numbers
     deterministic = switches.deterministic
     device, forward = _only_on(route), route.forward

@@ -30,7 +30,7 @@ def is_ours(kind: type) -> bool:
 
 
 def why_not(module: torch.nn.Module) -> str:
-    """Why no class of ours would compute what a module of torch's computes; empty if one does."""
+    """Why no class of ours replaces a module's class; empty if one does."""
     kind = type(module)
     theirs = next((c for c in kind.__mro__ if c in _OURS), None)
     if theirs is None:
@@ -48,8 +48,8 @@ def why_not(module: torch.nn.Module) -> str:
 
 
 def _goes_on(method: Any, name: str, theirs: type, transposed: bool) -> bool:
-    """Whether a method leaves the convolution to the next class: its code names that, and no function
-    that convolves."""
+    """Whether a method leaves the convolution to the next class: its code names that method, and no
+    convolution function."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     if not isinstance(code, CodeType):
         return False
@@ -64,7 +64,7 @@ def _goes_on(method: Any, name: str, theirs: type, transposed: bool) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """What a function names, functions inside of it included."""
+    """The names in a function's code, inner functions included."""
     inner = (c for c in code.co_consts if isinstance(c, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -99,7 +99,7 @@ def exchange(module: torch.nn.Module, back: bool = False) -> bool:
     other = restored(base) if back else exchanged(base)
     if other is None:
         return False
-    if parametrized:  # made for this one module; what undoes it looks at its first base
+    if parametrized:  # a class for this one module; parametrize restores its first base
         own = {name: value for name, value in vars(kind).items()
                if name not in ("__dict__", "__weakref__")}
         other = type(kind.__name__, (other,), own)
@@ -108,7 +108,7 @@ def exchange(module: torch.nn.Module, back: bool = False) -> bool:
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    """Classes made here have no name to be found under: what is pickled names the one before."""
+    """Classes made here cannot be imported by name: a pickle names the class that they replaced."""
     kind = type(self).exchanged_for
     made = super(type(self), self).__reduce_ex__(protocol)
     if made[0] is copyreg.__newobj__ and made[1] == (type(self),):  # type: ignore[attr-defined]

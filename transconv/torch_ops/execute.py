@@ -1,6 +1,6 @@
 """From tensors to a ConvProblem and its compiled kernel, or the reason why there is none.
 
-This is the only file of torch_ops that knows the compiler. ``describe`` and ``planned`` make a
+This is the only file of torch_ops that calls the compiler. ``describe`` and ``planned`` make a
 kernel for a request; the routes that remember them by shape, stride and flag are in routes.py.
 """
 
@@ -32,10 +32,11 @@ Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 
 log = logging.getLogger("transconv.dispatch")
 
-# The floats that kernels multiply, by torch's types.
+# The floats that torch's own convolutions take and kernels multiply, by torch's types: none of 8 bits.
 DTYPES: dict[torch.dtype, DType] = ROWS.table(
-    lambda t: t if t.operand and t.kind == "float" else None, key=lambda t: getattr(torch, t.torch))
-SLOW_CALL = 1.0  # seconds after which building a kernel is worth a line in the log
+    lambda t: t if t.operand and t.kind == "float" and t.bits > 8 else None,
+    key=lambda t: getattr(torch, t.torch))
+SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
 _many_devices = False  # looked up with the first kernel: importing must not start CUDA
 
@@ -45,11 +46,11 @@ ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
 replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
 
 
-# -- why torch has to do it ------------------------------------------------------------------------
+# -- reasons for torch -----------------------------------------------------------------------------
 
 
 def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
-    """Every reason that can be named without asking the compiler; empty: it may try."""
+    """Every reason for torch that is known without the compiler; empty: there may be a kernel."""
     found = []
     device = input.device.type
     if device == "cpu":
@@ -78,7 +79,7 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-# -- asking the compiler ---------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,9 +123,9 @@ def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int
 
 def describe(dtype: torch.dtype, near: Like, weight: Like, far: Like, p: Params,
              math: str) -> ConvProblem:
-    """The problem of a call. ``near`` is what the layer takes, ``far`` what it gives, each as shape
-    and strides; for a transposed layer they change places, because it is BWD_D of a problem whose
-    src is its result."""
+    """The problem of a call. ``near`` is the layer's input, ``far`` its result, each as shape and
+    strides; for a transposed layer they are exchanged, because it is BWD_D of a problem with its
+    result as src."""
     src, dst = (far, near) if p.transposed else (near, far)
     return ConvProblem(
         mb=src[0][0], g=p.groups, ic=src[0][1], oc=dst[0][1], i=tuple(src[0][2:]),
@@ -148,8 +149,8 @@ def target_of(device: torch.device) -> Target:
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
             deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> Compiled:
-    """The kernel for one direction; ``bias`` is the type of what the epilogue adds, if it is not the
-    result's. Unsupported, with a reason, if there is none, or none yet, as the mode has it."""
+    """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
+    result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
@@ -195,7 +196,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def or_unsupported(make: Callable[[], Made], title: str) -> Made:
-    """Build or check a kernel; whatever stands in the way sends the call to torch. ``title``: what for."""
+    """Build or check a kernel; any error becomes Unsupported. ``title``: its purpose, for the log."""
     start = time.perf_counter()
     try:
         return make()
@@ -218,7 +219,7 @@ def or_unsupported(make: Callable[[], Made], title: str) -> Made:
 
 def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
                    aligned: bool, deterministic: bool) -> tuple[str, str]:
-    """The schedule line of the plan, and what spoke for it. Unsupported, with a reason, if there is
+    """The schedule line of the plan, and why it was chosen. Unsupported, with a reason, if there is
     none."""
     made = planned(problem, prop, device, epilogue, aligned, deterministic)
     return str(made.schedule), made.why
@@ -226,26 +227,26 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
 
 def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
              deterministic: bool) -> Question:
-    """The question that ``planned`` asks."""
+    """The plan request that ``planned`` makes."""
     from transconv.conv import compiler
 
     return compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
                              deterministic=deterministic)
 
 
-def waits(asked: Question) -> str:
-    """Why torch would answer at this moment though there is a plan; empty: its kernels are there, or the
-    call would wait for them."""
+def waits(question: Question) -> str:
+    """Why torch would compute now although there is a plan; empty: its kernels are compiled, or the call
+    would wait for them."""
     from transconv.runtime import COMPILING, NEVER, is_ready, state
 
     mode = settings.mode
-    if mode == "now" or (asked.deterministic and mode == "background"):
+    if mode == "now" or (question.deterministic and mode == "background"):
         return ""
-    if is_ready(asked):
+    if is_ready(question):
         return ""
     if mode == "never":
         return f'{NEVER} (transconv.config.compile is "never")'
-    found = state(asked)
+    found = state(question)
     if found == COMPILING:
         return f"{COMPILING} (a process compiles its kernel)"
     return f"compile:failed ({found})" if found else f"{COMPILING} (the first call begins it)"
@@ -265,7 +266,7 @@ def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.
 
 
 def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
-    """aten knows one padding per dim: pad the longer sides beforehand, keep the shorter for it."""
+    """aten takes one padding per dim: pad the longer sides first, pass the shorter to aten."""
     least = [min(lo, hi) for lo, hi in zip(p.pad_lo, p.pad_hi, strict=True)]
     extra: list[int] = []
     for low, lo, hi in reversed(list(zip(least, p.pad_lo, p.pad_hi, strict=True))):
@@ -293,7 +294,7 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Pa
 def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
                   mask: Sequence[bool], dual: bool = False) -> tuple[torch.Tensor | None, ...]:
     """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
-    the operator: the kernel that `enable` keeps knows nothing of tangents."""
+    the operator: the kernel that `enable` keeps ignores tangents."""
     padding: Sequence[int] = p.padding
     sizes = x.shape
     if not p.symmetric:

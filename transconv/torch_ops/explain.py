@@ -37,8 +37,8 @@ Tensor = torch.Tensor
 @dataclass(frozen=True)
 class Part:
     """One tensor that a call or its backward computes. ``schedule`` is the text of the plan, ``why``
-    says what spoke for it; ``reasons`` say why torch computes this one, for the time being where there
-    is a schedule."""
+    says why it was chosen; ``reasons`` say why torch computes this one, until the kernel is compiled
+    where there is a schedule."""
 
     computes: str  # "result", "input gradient", "weight gradient"
     direction: Prop
@@ -88,10 +88,10 @@ _FUNCTIONS = {(f.ndims, f.transposed): f for f in (
 def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
             padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *, transposed: bool = False,
             output_padding: Sizes = 0) -> Explanation:
-    """Say what conv1d/2d/3d (or conv_transpose, if ``transposed``) of these arguments would do.
+    """The plans that conv1d/2d/3d (or conv_transpose, if ``transposed``) would use for these arguments.
 
     Names the plan of the result and of both gradients, or every reason why torch would compute
-    them. Launches nothing, counts nothing, warns of nothing. Raises what the call would raise.
+    them. Launches nothing, counts nothing, warns of nothing. Raises the call's errors.
     """
     f = _FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:
@@ -131,11 +131,11 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
         bias = b if name == "result" else None
         epilogue = "" if bias is None else "bias"
         problem = execute.describe(x.dtype, *given, p, flags.math)
-        told = problem, direction, x.device, epilogue, aligned, flags.deterministic
+        request = problem, direction, x.device, epilogue, aligned, flags.deterministic
         of_any_size = partial(any_size.chosen, direction, p, x.dtype, given, channels_last, x.device,
                               epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
-            schedule, won, waits = _told(of_any_size, told)
+            schedule, won, waits = _scheduled(of_any_size, request)
             parts.append(Part(name, direction, problem, schedule, (waits,) if waits else (), won))
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
@@ -143,17 +143,17 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
     return parts
 
 
-def _told(of_any_size: Callable[[str], tuple[Chosen, Registry]],
-          told: tuple[Any, ...]) -> tuple[str, str, str]:
-    """The schedule of a call, why it has it, and why torch would answer meanwhile: as it is decided, but
-    nothing is compiled. ``told``: what ``execute.planned`` is told."""
+def _scheduled(of_any_size: Callable[[str], tuple[Chosen, Registry]],
+               request: tuple[Any, ...]) -> tuple[str, str, str]:
+    """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
+    compiled. ``request``: the arguments of ``execute.planned``."""
     if settings.sizes == "any":
         for mode in ("now",) if settings.mode == "now" else ("never", "now"):
             with suppress(Unsupported):
                 chosen, _ = of_any_size(mode)
                 return str(chosen.plan.schedule), chosen.why, execute.waits(chosen.question)
-    schedule, won = execute.schedule_and_why(*told)
-    waits = execute.waits(execute.question(*told))
+    schedule, won = execute.schedule_and_why(*request)
+    waits = execute.waits(execute.question(*request))
     if waits:
         with suppress(Unsupported):
             chosen, _ = of_any_size("never")

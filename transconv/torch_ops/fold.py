@@ -117,7 +117,7 @@ def _norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | N
 
 
 def _is_read(traced: fx.GraphModule, name: str) -> bool:
-    """Whether parameters of a module are used beside its call."""
+    """Whether parameters of a module are read outside its call."""
     return any(n.op == "get_attr" and str(n.target).rpartition(".")[0] == name
                for n in traced.graph.nodes)
 
@@ -148,7 +148,7 @@ def _activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _takes_one(user: fx.Node) -> bool:
-    """Whether a call has one operand, and at most says whether it is in place."""
+    """Whether a call has one operand, and no argument beside ``inplace``."""
     if len(user.args) == 1 and not {*user.kwargs} - {"inplace"}:
         return True
     return callable(user.target) and inspect.isfunction(user.target) and (
@@ -195,7 +195,7 @@ def _with_norm(conv: Any, norm: Any) -> Any:
 
 def _with_norm_transposed(made: Any, norm: Any) -> Any:
     """The same where the output channels of a group are the weight's second dim; torch's own function
-    knows no groups there."""
+    ignores groups there."""
     weight: Any = made.weight
     groups = made.groups
     grouped = weight.unflatten(0, (groups, -1)).transpose(0, 1)  # ic/g, g, oc/g, *k

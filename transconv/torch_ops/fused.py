@@ -9,7 +9,7 @@ gradients are asked for. A call that was seen before is found by its weight (war
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from transconv.torch_ops import (
     fused_route,
     library,
     shapes,
+    traced,
     warm,
 )
 from transconv.torch_ops.autocast import (
@@ -176,12 +177,19 @@ def _one_operator(given: list[Any], activation: str) -> bool:
 
 def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+                 activation: str | None = None, residual: Tensor | None = None,
+                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
     """activation(conv1d(input, weight, bias, ...) + residual) in one kernel where possible.
 
     ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6,
-    sigmoid, tanh, silu, gelu, gelu_tanh, hardswish, or None. Differentiable. RuntimeError as
-    conv1d's, and for an unknown activation or a residual that does not fit."""
+    sigmoid, tanh, silu, gelu, gelu_tanh, hardswish, or None. ``epilogue``: instead of these, any function
+    of the sums and of ``operands``, tensors that broadcast to the result, such as
+    ``lambda acc, res, gate: F.silu(acc + res) * gate`` (see ``transconv.epilogue``). Differentiable.
+    RuntimeError as conv1d's, and for an unknown activation or a tensor that does not fit; ComputeError for
+    what an epilogue cannot do."""
+    if epilogue is not None:
+        return _traced(_CONV1D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
+                       activation, residual)
     f = (_CONV1D if residual is None else _CONV1D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
@@ -189,8 +197,12 @@ def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
 
 def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+                 activation: str | None = None, residual: Tensor | None = None,
+                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
+    if epilogue is not None:
+        return _traced(_CONV2D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
+                       activation, residual)
     f = (_CONV2D if residual is None else _CONV2D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
@@ -198,11 +210,26 @@ def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
 
 def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
                  padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+                 activation: str | None = None, residual: Tensor | None = None,
+                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
+    if epilogue is not None:
+        return _traced(_CONV3D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
+                       activation, residual)
     f = (_CONV3D if residual is None else _CONV3D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
+
+
+def _traced(kinds: Kinds, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
+            groups: Any, function: Callable[..., Any], operands: Sequence[Any], activation: str | None,
+            residual: Any) -> Tensor:
+    if activation or residual is not None:
+        raise RuntimeError("an epilogue says all that follows the sums: expected no activation and no "
+                           "residual beside it")
+    f = kinds[None]
+    return traced.traced(f, f.plain, input, weight, bias, stride, padding, dilation, groups, function,
+                         operands)
 
 
 def broadcasting(kinds: Kinds, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes,

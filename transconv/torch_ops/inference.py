@@ -19,8 +19,8 @@ Tensor = torch.Tensor
 
 
 class Inference:
-    """Which weights of a model are laid out once, and what that costs. ``skipped``: the convolutions
-    whose weights are not, with the reason."""
+    """The weights of a model that are copied once, and the memory of the copies. ``skipped``: the other
+    convolutions, with reasons."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

@@ -63,7 +63,7 @@ register_fake("transconv::convolution_backward", _fake_backward, lib=library)
 
 
 def differentiated(*tensors: Tensor | None) -> bool:
-    """Whether anybody will ask for derivatives with respect to one of these."""
+    """Whether derivatives with respect to one of these may be needed."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -154,13 +154,13 @@ def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
     if forward_ad._current_level < 0 or input is None:
         return False
-    if input.device.type not in execute.replaced:  # else torch's operator comes back to us
+    if input.device.type not in execute.replaced:  # else torch's operator calls ours again
         stats.handed_over("transform:forward_ad")
     return True
 
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    # Transforms know the derivatives of torch's operators.
+    # Transforms have rules for the derivatives of torch's operators.
     if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, bias, numbers)
         return execute.aten_forward(input, weight, bias, p, dual=True)
@@ -186,7 +186,7 @@ def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
 
 library.impl("convolution", _with_derivatives, "Autograd")
 library.impl("convolution_backward", _backward_with_derivatives, "Autograd")
-for _key in ("CPU", "CUDA"):  # for those who come past autograd, as in inference mode
+for _key in ("CPU", "CUDA"):  # for calls that bypass autograd, as in inference mode
     library.impl("convolution", Convolution.forward, _key)
     library.impl("convolution_backward", ConvolutionBackward.forward, _key)
 

@@ -48,7 +48,7 @@ bwd_w: Callable[..., Tensor] = torch.ops.transconv.bwd_w.default
 
 
 class Numbers(NamedTuple):
-    """What the text of an operator says."""
+    """The parsed text of an operator."""
 
     params: Params
     activation: str
@@ -73,7 +73,7 @@ def _times(sizes: Sequence[int]) -> str:
 
 
 def read(text: str) -> Numbers:
-    """What ``spelled`` wrote. RuntimeError for any other text."""
+    """Parse a text of ``spelled``. RuntimeError for any other text."""
     found = _read.get(text)
     if found is None:
         if len(_read) >= routes.LIMIT:
@@ -103,7 +103,7 @@ def _parse(text: str) -> Numbers:
 
 
 # -- kernels ---------------------------------------------------------------------------------------
-# Compiled graphs wait for their kernels: what torch answered first would be measured, captured and kept.
+# Compiled graphs wait for their kernels: a first result by torch would be timed, captured and kept.
 
 
 def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,

@@ -1,4 +1,4 @@
-"""Torch border: the kernels of a model, compiled before it is needed."""
+"""Compiles the kernels of a model before its first call."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Tensor = torch.Tensor
 def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]] | None = None,
             backward: bool | None = None, workers: int | None = None,
             progress: bool = True) -> Prepared:
-    """Compile all kernels that a model will ask for, in processes of their own, and wait for them.
+    """Compile all kernels that a model will need, in child processes, and wait for them.
 
     The model runs once on ``inputs``, and once for each of ``sizes``: as many numbers as the last dims of
     the first input that they take the place of, such as ``(512, 640)``. torch computes meanwhile, and
     buffers, gradients and random numbers stay as they were. Its convolutions, fused modules and functions
     of transconv are noted, torch's own convolutions too, and those of ``backward`` (default: where a
-    parameter asks for a gradient). ``workers``: processes (default: one for each core); ``progress``: a
+    parameter requires a gradient). ``workers``: processes (default: one for each core); ``progress``: a
     bar on standard error. Model and inputs have to be where they will run.
 
     The next call of each finds its kernel; in other processes too, while the caches last. Its first
@@ -38,7 +38,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     if backward is None:
         backward = any(p.requires_grad for p in model.parameters())
     runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]
-    routes.forget()  # their calls are counted, and each is decided anew
+    routes.forget()  # adds up their calls; each route is decided anew
     with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
             _run(model, given, backward)

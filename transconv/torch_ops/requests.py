@@ -49,7 +49,7 @@ class Request:
         return p
 
 
-LIMIT = 4096  # sets of numbers known
+LIMIT = 4096  # sets of numbers kept
 
 _requests: dict[Hashable, Request] = {}
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from transconv.conv import Compiled
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
-Run = Callable[..., torch.Tensor]  # of the tensors that are given, to the one that is made
+Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 # Of the result's gradient, input and weight; None where they are of another kind.
 Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
                      "tuple[torch.Tensor | None, ...] | None"]
 
 
 def _laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    """What torch has made, with the strides of the rule; that it mostly has them is asked first."""
+    """torch's result with the strides of the rule; the common case, that it has them, is tested first."""
     if not channels_last and made.is_contiguous():
         return made
     return shapes.with_result_strides(made, channels_last)
@@ -69,13 +69,13 @@ class Route:
         self.shape = shape
         self.channels_last = channels_last
         self.strides = shapes.result_strides(shape, channels_last)
-        # What the problem calls that which the layer takes, and that which it gives.
+        # The problem's names of the layer's input and of its result.
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         self.compiled: Compiled | None = None
         self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
         self.any_size = False  # whether sizes are arguments of its kernel
-        self.stands_in = False  # until a kernel that is being compiled is there
+        self.stands_in = False  # until another kernel has been compiled
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
         self.aligned = False
@@ -92,7 +92,7 @@ class Route:
 
     @property
     def does(self) -> str:
-        """What its calls count as: the direction, or the reason for torch."""
+        """The name that its calls are counted under: the direction, or the reason for torch."""
         return self.reason or self.direction.value + " any size" * self.any_size
 
     def count(self) -> None:
@@ -128,7 +128,7 @@ class Route:
         return y
 
     def launch(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Run the plan on tensors by name, without copies of the weight that are there."""
+        """Run the plan on tensors by name; copies of the weight that exist are not made again."""
         halves, compiled = self.halves, self.compiled
         assert compiled is not None
         made = None if halves is None else frozen.find(halves, tensors["wei"])
@@ -139,17 +139,17 @@ class Route:
             execute.launch(halves.rest, **tensors, **dict(zip(names, made, strict=True)))
 
     def lay_out(self, w: torch.Tensor) -> None:
-        """Make the copies of a weight that stays, where the plan begins with such."""
+        """Make the copies of a frozen weight, where the plan begins with such copies."""
         if self.halves is not None:
             frozen.lay_out(self.halves, w)
 
     def of_given(self) -> Run:
-        """``forward``, of the tensors that are given and no others."""
+        """``forward`` as a function of the given tensors alone."""
         return self.forward
 
     def bound(self) -> Run:
-        """The same with nothing left to decide, where the kernel has its start function: for the
-        device that `start` is for."""
+        """The same without further checks, where the kernel has its start function: for the device
+        of `start`."""
         return self.start or self.of_given()
 
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
@@ -170,8 +170,8 @@ class Route:
         return made
 
     def bind(self, given: torch.Tensor, dtype: torch.dtype, *names: str) -> None:
-        """Keep the kernel's start function. ``names``: what the plan calls the tensors that a call
-        gives, in order, and then the result; ``given`` is any of the former."""
+        """Keep the kernel's start function. ``names``: the plan's names of a call's tensors in
+        order, then of the result; ``given`` is any of the former."""
         if self.start is not None or self.compiled is None:
             return
         device = given.device.index
@@ -234,7 +234,7 @@ class BackwardRoutes:
         self.data = data if data and data.compiled else None
         self.weight = weight if weight and weight.compiled else None
         self.aten = [r for r in (data, weight) if r and not r.compiled]
-        # torch sums the bias gradient on the way if it computes something anyway.
+        # torch sums the bias gradient too if it computes another gradient anyway.
         bias_with_aten = wants_bias and bool(self.aten)
         self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
         self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None

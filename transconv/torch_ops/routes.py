@@ -29,7 +29,7 @@ _routes: dict[Hashable, Any] = {}
 
 def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None) -> tuple[Hashable, execute.Flags, bool]:
-    """The key of a forward call, and the two parts of it that are not seen in the tensors."""
+    """The key of a forward call, and its flags and alignment."""
     flags = execute.flags(x.dtype)
     if b is None:
         aligned = not (x.data_ptr() | w.data_ptr()) & ALIGNMENT
@@ -85,7 +85,7 @@ def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
     if any(r.reason in PASSING for r in routes):
         for r in routes:
             stats.add(not r.reason, r.does, 1)
-        return value  # later there may be a kernel
+        return value  # a kernel may be ready later
     with stats.lock:
         value = _routes.setdefault(key, value)
         old = list(_routes)[: LIMIT // 4] if len(_routes) > LIMIT else []
@@ -113,7 +113,7 @@ def forget() -> None:
 
 
 def decide_anew() -> None:
-    """Drop the routes whose kernels stand in for others: one of those may be there."""
+    """Drop the routes with stand-in kernels: the kernels that they wait for may be compiled."""
     _drop(lambda item: any(r.stands_in for r in _of(item)))
 
 

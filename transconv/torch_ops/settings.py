@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def mode(self) -> str:
-        """``compile``, but now where torch may not answer meanwhile."""
+        """``compile``, but ``now`` where torch may not compute meanwhile."""
         background = self.compile == "background" and self.fallback == "error"
         return "now" if background else self.compile
 

@@ -67,7 +67,7 @@ def totals(reset: bool = False) -> Stats:
 
 @contextmanager
 def aside() -> Iterator[Callable[[], Stats]]:
-    """Inside, totals count from zero (the function given tells them); behind, they are as before."""
+    """Count from zero inside (the yielded function returns the totals); restore the totals at the end."""
     with lock:
         before = _native.copy(), _fallback.copy()
         _native.clear()
@@ -82,9 +82,9 @@ def aside() -> Iterator[Callable[[], Stats]]:
 
 
 def announce(reason: str, message: str = "", what: str = "convolution") -> None:
-    """Obey the fallback policy for one reason: nothing, one warning, or Unsupported. ``what`` torch would
-    have to compute."""
-    if reason == COMPILING:  # torch answers for a while, as was asked for
+    """Apply the fallback policy to one reason: nothing, one warning, or Unsupported. ``what``: the
+    operation that torch computes."""
+    if reason == COMPILING:  # torch computes meanwhile, as configured
         return
     policy = settings.fallback
     if policy == "error":
@@ -117,6 +117,6 @@ def forget_warnings() -> None:
 
 
 def handed_over(reason: str, what: str = "convolution") -> None:
-    """A call leaves for torch before any route is looked up: obey the policy and count it."""
+    """Apply the policy to a call that goes to torch before any route is looked up, and count it."""
     announce(reason, what=what)
     add(False, reason, 1)

@@ -3,11 +3,11 @@
 A layer calls with the same weight, the same numbers and mostly the same sizes. Its second call
 leaves an entry under the identity of the weight: a function that asks one guard of torch's compiler
 (type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors, the thread's
-modes included) and a few switches, and then runs the route. Identity is only where to look: what an
-address meant before does not matter, for everything that the route depends on is asked again.
+modes included) and a few switches, and then runs the route. The identity only finds the entry; a reused
+address does no harm, because everything that the route depends on is checked again.
 
-Any doubt sends the call on, at last to the general way. Without that guard in torch nothing is
-remembered here, and calls only cost more.
+A call that fails a check tries the next entry and at last the general way. Without that guard in torch
+there are no entries, and calls only cost more.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 CHAIN = 3  # entries under one weight: other sizes, training and inference
-KINDS = 4096  # weights and kinds of gradients known; beyond it all are forgotten
+KINDS = 4096  # weights and kinds of gradients kept; beyond it all are dropped
 PATIENCE = 2  # calls with a known route before an entry is made; doubles when entries had to go
 MOST_PATIENCE = 1 << 12
 
 _forward: dict[int, Call] = {}
-_backward: set[Route] = set()  # those that hold entries of their gradients
+_backward: set[Route] = set()  # routes with entries for their gradients
 _visits: dict[Hashable, list[int]] = {}  # calls since the last entry, calls to wait for, entries
 
 find = _forward.get
@@ -52,18 +52,18 @@ def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
     try:
         made = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[..., bool] = made.check
-        # One tensor in two roles is never recognised.
+        # A tensor that is passed twice gets no entry.
         return check if check(*tensors) else None
     except (AttributeError, TypeError, RuntimeError):
         return None
 
 
 _forgetting: list[Callable[[], None]] = []
-on_forget = _forgetting.append  # also call this where routes go
+on_forget = _forgetting.append  # registers a function to call when routes are dropped
 
 
 def forget() -> None:
-    """Every call goes the general way again."""
+    """Drop all entries."""
     for others in _forgetting:
         others()
     _forward.clear()
@@ -82,8 +82,8 @@ frozen.on_change(_without)
 
 
 def _due(key: Hashable, chain: int) -> int:
-    """Count a call that found no entry. 0: no entry is due; 1: the first, or all have to go; n: it
-    goes in front of the n - 1 there are."""
+    """Count a call that found no entry. 0: no entry is due; 1: the first, or a replacement of all; n: one
+    before the n - 1 existing ones."""
     visits = _visits.get(key)
     if visits is None:
         if len(_visits) >= KINDS:
@@ -93,7 +93,7 @@ def _due(key: Hashable, chain: int) -> int:
     if visits[0] < visits[1]:
         return 0
     visits[0] = 0
-    if visits[2] >= chain:  # wait longer: sizes that never come back earn no entries
+    if visits[2] >= chain:  # wait longer: sizes that do not repeat get no entries
         visits[1], visits[2] = min(2 * visits[1], MOST_PATIENCE), 0
     visits[2] += 1
     return visits[2]
@@ -101,7 +101,7 @@ def _due(key: Hashable, chain: int) -> int:
 
 def _onward(f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any,
             r: Any = None) -> Tensor:
-    """What is behind the last entry: the general way of the function that was called."""
+    """The end of a chain of entries: the general way of the function that was called."""
     made: Tensor = f.general(f, x, w, b, s, p, o, d, g, *() if r is None else (r,))
     return made
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-# Their results lie in memory of their own.
+# Functions that return new memory.
 _FRESH = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._BatchNorm, torch.nn.Linear)
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
              operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
@@ -29,7 +29,7 @@ _OWN = {"forward", "_conv_forward", "_call_impl"}
 
 def stays(traced: fx.GraphModule, value: fx.Node, first: fx.Node, last: fx.Node,
           chain: list[fx.Node]) -> bool:
-    """Whether ``value`` means the same at ``last`` as it did at ``first``, an earlier node. Nodes of
+    """Whether ``value`` is unchanged at ``last`` since ``first``, an earlier node. Nodes of
     ``chain`` write to their own results alone."""
     at = first.next
     while at is not last:
@@ -45,8 +45,7 @@ def _may_write(traced: fx.GraphModule, node: fx.Node, value: fx.Node) -> bool:
 
 
 def _may_share(traced: fx.GraphModule, written: Any, value: fx.Node) -> bool:
-    """Whether two nodes may be of one memory: what lies in fresh memory is shared only by what was
-    made of it."""
+    """Whether two nodes may share memory: new memory is shared only with views of it."""
     while isinstance(written, fx.Node) and written.op == "call_module":
         module = traced.get_submodule(str(written.target))
         if isinstance(module, _FRESH) and not is_hooked(module):
@@ -96,7 +95,7 @@ def _written_by_function(node: fx.Node, first: Any) -> list[Any] | None:
 
 
 def _inplace(node: fx.Node) -> bool:
-    """Whether `inplace` was asked for, by name or in its place."""
+    """Whether `inplace` is set, by keyword or by position."""
     target: Any = node.target
     try:
         given = inspect.signature(target).bind_partial(*node.args, **node.kwargs)

@@ -1,7 +1,7 @@
 """Measures one schedule of a workload in a worker process: whether it is right, and how fast.
 
 Some processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
-workloads stay on the GPU, because trials of several come in turn.
+workloads stay on the GPU, because their trials alternate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Found = dict[str, Any]
 
-SHARE = 0.4  # of the GPU's memory that kept workloads may take
+SHARE = 0.4  # of the GPU's memory, for workloads that are kept
 
 
 def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "") -> Found:
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal
-    is not told here: whoever measures meets it again."""
+    is not reported here: the measuring process meets it again."""
     from transconv.verify.case import device, warm
     from transconv.verify.timed import timed
 
@@ -66,7 +66,7 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 
 def case_of(text: str, direction: str, behind: str) -> Timed:
-    """A workload with its tensors, from among those kept."""
+    """A workload with its tensors, kept from an earlier trial or new."""
     from transconv.verify.timed import timed
 
     key = (text, direction, behind)
@@ -109,7 +109,7 @@ def _clock(where: str) -> Any:
 
 
 def _record(compiled: Plan, reason: str) -> None:
-    """Record a kernel as wrong for other processes. Of several kernels it is unknown which."""
+    """Record a kernel as wrong for other processes. Of a plan with several kernels none is recorded."""
     from transconv.runtime import verdicts
 
     if reason and len(compiled.steps) == 1:

@@ -2,8 +2,8 @@
 
 Best estimates first; the last part of the trials explores around the best schedule found: its
 neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the
-order of their estimates. What values a word may take is read off the proposals of the heuristics,
-so a new word takes part without being mentioned here.
+order of their estimates. The values of a word are those in the proposals, so a new word needs no
+change here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transconv.selection import believable, fitted, heuristics
 from transconv.target import Target
 
 EXPLORED = 0.4  # share of the trials that explore
-WAVES = 2  # in which they are asked for: the second starts from what the first found
-FACTOR = 3.0  # neighbours estimated to be so much slower than the best are not worth a compile
+WAVES = 2  # of exploring trials: the second starts from the best of the first
+FACTOR = 3.0  # neighbours whose estimate is this many times the best are not compiled
 NUMBERS = {"stages": (-1, 1), "warps": (0.5, 2), "split_k": (0.5, 2), "group_m": (0.5, 2)}
 
 
@@ -41,7 +41,7 @@ class Trial:
 class Search:
     """The trials of one workload. ``phases``: its computations, which share a schedule;
     ``seeds``: schedules to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
-    ranking, as fitting the estimate wants it."""
+    ranking, to fit the estimate's rates."""
 
     def __init__(self, phases: Sequence[Compute], target: Target, trials: int,
                  seeds: Sequence[Schedule] = (), explore: str = "near") -> None:
@@ -68,7 +68,7 @@ class Search:
         return min(right, key=lambda c: self.times[c], default=None)
 
     def tell(self, schedule: Schedule, us: float | None) -> None:
-        """A trial has ended: microseconds, or None for a schedule that is refused, wrong or hangs."""
+        """Record a trial's result: microseconds; None for a schedule that is refused, wrong or hangs."""
         self.waiting.discard(schedule)
         self.asked.add(schedule)
         self.times[schedule] = inf if us is None else us
@@ -161,7 +161,7 @@ def _changed(schedule: Schedule, search: Search) -> Iterator[Schedule]:
         for extent in (block.extent * 2, block.extent // 2):
             yield _with_extent(schedule, {i: extent})
         for j, other_block in enumerate(schedule.blocks):
-            if i != j and compute.kind(block.axes[0]) == compute.kind(other_block.axes[0]):
+            if i != j and compute.kind(block.first) == compute.kind(other_block.first):
                 yield _with_extent(schedule, {i: block.extent * 2, j: other_block.extent // 2})
     for word, steps in NUMBERS.items():
         for step in steps:
@@ -176,7 +176,7 @@ def _with_word(schedule: Schedule, word: str, value: Any) -> Schedule:
 
 
 def _by_kind(schedule: Schedule, compute: Compute) -> dict[str, tuple[Block, ...]]:
-    return {kind: tuple(b for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
+    return {kind: tuple(b for b in schedule.blocks if compute.kind(b.first) == kind)
             for kind in "BMNK"}
 
 

@@ -1,8 +1,8 @@
 """A tuning session: runs trials in worker processes, logs each, and saves the fastest schedules.
 
-Compiles run in several processes, measurements in one, each with a time limit. Some workloads are
-under way at a time, so that there is always something to compile while the first trials of a
-workload decide about its last ones. What the log has is not measured again.
+Compiles run in several processes, measurements in one, each with a time limit. Several workloads
+are tuned at a time, so that there is always something to compile while a workload's next trials wait
+for its first results. Trials in the log are not measured again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue",
            "machine", "trial", "origin", "rank", "config", "estimate", "us", "p20", "p80",
            "method", "verdict", "reason", "max_err", "lower_s", "triton_s", "device", "torch",
            "triton", "lowering")
-NAME = "layer"  # the column of what people call a workload
-ASKED = ("problem", "prop", "epilogue")  # the columns of its text, its direction, what is behind its sums
+NAME = "layer"  # the column of a workload's name
+ASKED = ("problem", "prop", "epilogue")  # the columns of its text, direction and epilogue
 SECONDS = ("lower_s", "triton_s")
 KEY = ("problem", "prop", "epilogue", "machine", "config", "triton", "lowering")
 
@@ -56,7 +56,7 @@ class Job:
     workload: Workload
     about: dict[str, str] = field(default_factory=dict)
     search: Search | None = None
-    tried: int = 0  # that were right
+    tried: int = 0  # trials with a right result
     ended: bool = False
 
     @property
@@ -65,15 +65,15 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
         return self.about.get(NAME, "")
 
     def phases(self) -> list[Compute]:
-        """What one schedule must serve; empty where there is nothing to compute."""
+        """The computations that share one schedule; empty where there is nothing to compute."""
         return [a for a in self.workload.computations if all(x.size for x in a.axes)]
 
     def seeds(self, phases: Sequence[Compute], target: Target) -> list[Schedule]:
-        """What the database says already."""
+        """The schedules that the database has."""
         first = choice.ranked(phases[0], target, self.workload)[0]
         return [] if first.row is None else [first.schedule]
 
@@ -92,8 +92,8 @@ class Session:
                          "machine": rows.machine(target)}
         self.say, self.workers = say, workers
         self.waiting: list[Job] = []
-        self.trials: dict[int, tuple[Job, Trial, Task]] = {}  # by the id of a task that is alive
-        self.seconds: dict[int, Found] = {}  # what the compile of a trial took
+        self.trials: dict[int, tuple[Job, Trial, Task]] = {}  # by the id of a running task
+        self.seconds: dict[int, Found] = {}  # compile time of a trial, by its id
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Session:
 
     def _follow(self, ends: Iterable[tuple[Task, Found]], pool: Pool, say: Callable[[str], None],
                 progress: Progress) -> None:
-        """Take what the processes find, and give them what follows from it."""
+        """Process the workers' results and start the tasks that follow."""
         for task, found in ends:
             job, trial, _ = self.trials[id(task)]
             error = str(found.get("error", ""))
@@ -128,7 +128,7 @@ class Session:
                 self.seconds[id(task)] = {c: found[c] for c in SECONDS if c in found}
                 continue  # its measurement follows
             if task.group == "compile" and error not in ("timeout", "crash"):
-                continue  # the measuring process compiles, or says why not
+                continue  # the measuring process compiles, or reports the refusal
             progress.step()
             self._answer(job, trial, task, found)
             for new in (*self._ask(job, say, progress.step), *self._refill(say, progress.step)):
@@ -149,7 +149,7 @@ class Session:
                 yield from self._ask(job, say, skip)
 
     def _open(self, job: Job) -> None:
-        """Make the search of a job and tell it what the log has. Raises Unsupported, ScheduleError."""
+        """Make a job's search with the trials of the log. Raises Unsupported, ScheduleError."""
         phases = job.phases()
         if not phases:
             return
@@ -187,7 +187,7 @@ class Session:
             say(self._line(job))
         return made
 
-    # -- what came of it ---------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def _answer(self, job: Job, trial: Trial, task: Task, found: Found) -> None:
         first = self.trials[id(task)][2]
@@ -222,7 +222,7 @@ class Session:
         return made
 
     def _line(self, job: Job) -> str:
-        """What came of a job, for people."""
+        """The result of a job, for people."""
         assert job.search is not None
         head = f"{job.name[:28]:28} {job.workload.direction:5}"
         best = job.search.best
@@ -235,7 +235,7 @@ class Session:
 
 
 def of_log(log: Iterable[Found]) -> list[Row]:
-    """The winners of all that a log holds, of whatever machine and version."""
+    """The winners of a whole log, of any machine and version."""
     best: dict[tuple[str, ...], Found] = {}
     tried: dict[tuple[str, ...], int] = {}
     for row in log:

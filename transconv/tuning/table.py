@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 class Table:
     """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them.
-    Raises ValueError for a file that has other columns, which would be lost."""
+    Raises ValueError for a file with other columns, which would be lost."""
 
     def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str]) -> None:
         self.path, self.columns, self.key = path, tuple(columns), tuple(key)
@@ -76,7 +76,7 @@ def header(path: Path) -> tuple[str, ...]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV file, as text, whatever is missing empty. Raises ValueError if it is no text."""
+    """The rows of a CSV file, as text, missing cells empty. Raises ValueError if it is no text."""
     try:
         return [{k: v or "" for k, v in row.items() if k is not None} for row in _lines(path)]
     except csv.Error as error:

@@ -23,7 +23,7 @@ GRAPH_US = 25.0
 FLUSH_BYTES = 256 << 20
 ROTATE_BYTES = 160 << 20
 SETS = 64
-FEW = 9  # calls in a row on a host, if they take at most PATIENCE times what the budget allows
+FEW = 9  # calls in a row on a host, where they take at most PATIENCE times the budget
 PATIENCE = 10
 
 
@@ -62,7 +62,7 @@ class Clock:
         self.flush = torch.empty(size, dtype=torch.int8, device=device)
 
     def compare(self, calls: dict[str, Make], footprint: int, rounds: int = 3) -> dict[str, Timing]:
-        """Time several calls in turn, ``rounds`` times around, so that drift meets all of them.
+        """Time several calls in turn, in ``rounds`` rounds, so that drift affects all alike.
         ``footprint``: bytes that one call touches."""
         runs = {name: self._prepare(make, footprint) for name, make in calls.items()}
         samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -96,7 +96,7 @@ class Clock:
         def run(budget_ms: float) -> list[float]:
             found: list[float] = []
             budget = budget_ms * 1e3
-            # A first call that waits for a core that another program has must not be the only one.
+            # The first call may have waited for a core that another program used: time more than one.
             while (not found or sum(found) + min(found) < min(budget, 100 * min(found))
                    or len(found) < FEW and sum(found) < PATIENCE * budget):
                 start = time.perf_counter()

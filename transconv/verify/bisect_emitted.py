@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from transconv.ir import Array, offsets_of
 from transconv.schedule import Schedule
 from transconv.target import Target, detect
 from transconv.verify.bisect_replay import Question
+
+if TYPE_CHECKING:
+    import torch
 
 CHILD_SECONDS = 300
 GUARD = 1 << 16  # elements around each tensor: a wrong kernel must not harm this process
@@ -156,13 +160,23 @@ def launch(compiled: Compiled, question: Question, device: str) -> tuple[Array, 
     around, made = {}, {}
     for name, values in question.buffers(tensors).items():
         dtype = torch_dtype(tensors[name].dtype)
-        whole = torch.full((len(values) + 2 * GUARD,), float("nan"), dtype=dtype, device=device)
+        empty = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+        whole = torch.full((len(values) + 2 * GUARD,), empty, dtype=dtype, device=device)
         around[name] = whole
         made[name] = whole[GUARD:GUARD + len(values)]
         made[name].copy_(torch.from_numpy(values))
     compiled.launch(**made)
     got = made[question.result].double().cpu().numpy()
     outside = [name for name, whole in around.items()
-               if not bool((whole[:GUARD].isnan().all() & whole[-GUARD:].isnan().all()).item())]
+               if not all(_is_empty(part) for part in (whole[:GUARD], whole[-GUARD:]))]
     return (np.asarray(got[offsets_of(tensors[question.result])]),
             f"wrote outside of {', '.join(outside)}" if outside else "")
+
+
+def _is_empty(memory: torch.Tensor) -> bool:
+    """Whether memory holds what stands around tensors: NaN, or the largest integer."""
+    import torch
+
+    if memory.dtype.is_floating_point:
+        return bool(memory.float().isnan().all())
+    return bool((memory == torch.iinfo(memory.dtype).max).all())

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.compute import Compute, is_exact
-from transconv.conv import ConvProblem, Epilogue, Prop, plan_steps
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, plan_steps, without_zeros
 from transconv.errors import ScheduleError
 from transconv.ir import (
     Array,
@@ -23,7 +23,6 @@ from transconv.ir import (
     Roles,
     Tensor,
     VerifyError,
-    convert,
     find,
     offsets_of,
     rewrite,
@@ -40,7 +39,8 @@ from transconv.target import Target
 @dataclass(slots=True)
 class Question:
     """One direction of one problem, with its data in logical shape by tensor name, and in f64 the
-    ``sums`` and the ``answer``, which the epilogue makes of them."""
+    ``sums``, the ``answer``, which the epilogue makes of them, and how far it may be ``off`` where the
+    epilogue rounds."""
 
     problem: ConvProblem
     prop: Prop
@@ -50,6 +50,7 @@ class Question:
     values: dict[str, Array] = field(default_factory=dict)
     sums: Array = field(default_factory=lambda: np.zeros(0))
     answer: Array = field(default_factory=lambda: np.zeros(0))
+    off: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
     def result(self) -> str:
@@ -67,33 +68,45 @@ class Question:
         """Draw the operands and work out the answer, with an oracle that knows no kernels."""
         import torch
 
-        from transconv.verify.data import density
-        from transconv.verify.oracle import after, convolve
+        from transconv.compute import with_error
+        from transconv.verify.data import density, whole_values
+        from transconv.verify.oracle import convolve, given_to
 
         p, random = self.problem, np.random.default_rng(seed)
         share = density(p, self.prop)
         for name in self.prop.operands:
+            if p.specs[name].dtype.kind == "int":
+                generator = torch.Generator().manual_seed(int(random.integers(1 << 30)))
+                whole = whole_values(p, self.prop, name, p.shapes[name], generator)
+                self.values[name] = whole.double().numpy()
+                continue
             drawn = random.integers(-2, 3, p.shapes[name]).astype(np.float64)
             self.values[name] = drawn * (random.random(drawn.shape) < share)
             share = 1.0
         for tensor in self.extra():
-            self.values[tensor.name] = random.integers(-8, 9, tensor.shape).astype(np.float64)
+            least = max(-8, tensor.dtype.limits[0]) if tensor.dtype.kind == "int" else -8
+            self.values[tensor.name] = random.integers(least, 9, tensor.shape).astype(np.float64)
         given = {n: torch.from_numpy(v) for n, v in self.values.items()}
-        a, b = (given[n] for n in self.prop.operands)
-        sums = convolve(p, self.prop, a, b)
+        sums = convolve(p, self.prop, *(given[n] for n in self.prop.operands))
         self.sums = sums.numpy()
-        self.answer = after(sums, slice(None), str(self.epilogue), given).numpy()
+        if self.epilogue.zeros:  # they are subtracted behind the sums
+            multiplied = without_zeros(given, self.epilogue.zeros)
+            sums = convolve(p, self.prop, *(multiplied[n] for n in self.prop.operands))
+        function, eps = self.epilogue.function, 2.0 ** -(23 if p.acc.bits == 32 else 52)
+        values = given_to(self.epilogue, sums, slice(None), given)
+        answer, off = with_error(function, values, {}, eps, not function.is_exact)
+        self.answer, self.off = answer.numpy(), off.expand(answer.shape).numpy()
 
     def extra(self) -> tuple[Tensor, ...]:
         """What the epilogue reads."""
-        made = plan_steps(self.problem, self.prop, self.target, self.schedule, self.epilogue)
-        return tuple(v.tensor for v in self.epilogue.views(made[0][0].c)) if made else ()
+        return ConvWorkload(self.problem, self.prop, self.epilogue).tensors[len(self.problem.specs):]
 
     def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
         """Memory for the tensors: operands in place, NaN everywhere else."""
         made = {}
         for name, tensor in tensors.items():
-            made[name] = np.full(tensor.layout.span, np.nan, tensor.dtype.numpy)
+            empty = np.nan if tensor.dtype.kind == "float" else tensor.dtype.limits[1]
+            made[name] = np.full(tensor.layout.span, empty, tensor.dtype.numpy)
             if name in self.values:
                 made[name][offsets_of(tensor)] = self.values[name]
         return made
@@ -101,11 +114,15 @@ class Question:
     def wrong(self, got: Array, slack: float = 0.0) -> str:
         """How a result in logical shape differs from the answer; empty where it does not.
         ``slack``: in spacings of the type, for machines that cut instead of rounding."""
+        import torch
+
+        from transconv.verify.oracle import stored
+
         dtype = getattr(self.problem, self.result).dtype
-        if not is_exact(self.epilogue.ops):
+        if not self.epilogue.function.is_exact:
             slack = max(slack, 4.0)
-        want = convert(self.answer, dtype).astype(np.float64)
-        return differing(self.result, got.astype(np.float64), want, slack * _spacing(dtype))
+        want = stored(torch.from_numpy(self.answer), dtype, self.problem.acc).numpy()
+        return differing(self.result, got.astype(np.float64), want, slack * _spacing(dtype), self.off)
 
 
 def _spacing(dtype: DType) -> float:
@@ -113,9 +130,12 @@ def _spacing(dtype: DType) -> float:
     return dtype.spacing * (4 if dtype.bits > 16 else 1)
 
 
-def differing(name: str, got: Array, want: Array, relative: float = 0.0) -> str:
-    """How two arrays differ, in words; empty where they do not."""
-    bad = ~(np.abs(got - want) <= relative * np.maximum(1.0, np.abs(want)))
+def differing(name: str, got: Array, want: Array, relative: float = 0.0, off: Array | float = 0.0) -> str:
+    """How two arrays differ by more than a share of their size, and more than they may be ``off``, in
+    words; empty where they do not."""
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(got - want) <= relative * np.maximum(1.0, np.abs(want)) + off)
+    bad &= ~((got == want) | (np.isnan(got) & np.isnan(want)))
     if not bad.any():
         return ""
     first = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -215,6 +235,9 @@ def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int
         buffers[question.result][:] = 0
     memory = Memory(buffers)
     for _, kernel in work:
+        for t in kernel.params:  # parts of several sums lie in one workspace, each in its own way
+            if t.parts_of and len(memory.buffers[t.name]) != t.layout.span:
+                memory = Memory(memory.buffers | question.buffers({t.name: t}))
         memory.new_launch()
         run(kernel, memory, seed=seed)
     result = holder(tensors, [launch.compute for launch, _ in work], question.result)

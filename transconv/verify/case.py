@@ -15,15 +15,23 @@ import torch
 
 from transconv import knobs, runtime
 from transconv.compute import Compute
-from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.conv import (
+    Compiled,
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    Prop,
+    compiler,
+    without_zeros,
+)
 from transconv.errors import ScheduleError
-from transconv.ir import DTYPES, Layout
+from transconv.ir import DTYPES, DType, Tensor
 from transconv.runtime import Choose, Plan, trust
 from transconv.schedule import Schedule, chain
 from transconv.selection import heuristics
 from transconv.target import TARGETS, Target, detect
 from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
-from transconv.verify.oracle import PIECE, Judgement, after, approximates, judge, pieces
+from transconv.verify.oracle import PIECE, Judgement, after, approximates, judge, pieces, stored
 
 
 def device() -> str:
@@ -58,33 +66,33 @@ def weight(p: ConvProblem) -> float:
     return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
 
 
-def epilogue_layouts(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Layout]:
-    """What an epilogue reads: ``bia`` per channel of the result, ``res`` like the result."""
-    spec, shape = getattr(p, prop.result), p.shapes[prop.result]
-    made = {}
-    if "bias" in epilogue.ops:
-        made["bia"] = Layout.dense(epilogue.bia or spec.dtype, (shape[1],))
-    if "res" in epilogue.ops:
-        made["res"] = spec.layout
-    return made
+def epilogue_operands(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Tensor]:
+    """The tensors that an epilogue reads, by name."""
+    workload = ConvWorkload(p, prop, epilogue)
+    return {t.name: t for t in workload.tensors[len(p.specs):]}
 
 
-def epilogue_values(shape: Sequence[int], mode: str, where: str, seed: int = 0) -> torch.Tensor:
-    """For a bias or a residual: integers up to 8 in size, or normally distributed."""
+def epilogue_values(tensor: Tensor, mode: str, where: str, seed: int = 0,
+                    halves: bool = False) -> torch.Tensor:
+    """For a bias, a residual and others: integers up to 8 in size, or normally distributed. ``halves``:
+    floats are halves of these integers, which a result of integers rounds."""
     generator = torch.Generator(where).manual_seed(seed)
-    if mode == "exact":
-        return torch.randint(-8, 9, tuple(shape), device=where, generator=generator)
-    return torch.randn(tuple(shape), device=where, generator=generator)
+    whole = tensor.dtype.kind == "int"
+    if mode == "exact" or whole:
+        least = max(-8, tensor.dtype.limits[0]) if whole else -8
+        drawn = torch.randint(least, 9, tensor.shape, device=where, generator=generator)
+        return drawn / 2 if halves and not whole else drawn
+    return torch.randn(tensor.shape, device=where, generator=generator)
 
 
 def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
                      where: str) -> dict[str, torch.Tensor]:
     """What an epilogue reads, without guards: for timing."""
     made = {}
-    for name, layout in epilogue_layouts(p, prop, Epilogue.parse(epilogue)).items():
-        like = torch.empty_strided(layout.extents, layout.strides() or (),
-                                   dtype=torch_dtype(layout.dtype), device=where)
-        made[name] = like.copy_(epilogue_values(like.shape, mode, where))
+    for name, tensor in epilogue_operands(p, prop, Epilogue.parse(epilogue)).items():
+        like = torch.empty_strided(tensor.shape, tensor.layout.strides() or (),
+                                   dtype=torch_dtype(tensor.dtype), device=where)
+        made[name] = like.copy_(epilogue_values(tensor, mode, where))
     return made
 
 
@@ -112,6 +120,7 @@ class Case:
     deterministic: bool = False
     numpy: bool = False
     beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
+    read: dict[str, Tensor] = field(default_factory=dict)  # what they are in the IR
 
     @property
     def after(self) -> Epilogue:
@@ -190,6 +199,16 @@ class Case:
         self.fill("float", seed)
         return trust.run(compiled, {n: t.view for n, t in self._all().items()})
 
+    def _operands(self) -> list[torch.Tensor]:
+        """What is multiplied: the operands, without zero points."""
+        held = {n: self.tensors[n].view for n in self.prop.operands}
+        whole = without_zeros(held | self.extra, self.after.zeros)
+        return [whole[n] for n in self.prop.operands]
+
+    @property
+    def _result(self) -> DType:
+        return self.problem.specs[self.prop.result].dtype
+
     def _all(self) -> dict[str, Guarded]:
         return self.tensors | self.beside
 
@@ -197,13 +216,15 @@ class Case:
         """New operands (``exact`` or ``float``), and a poisoned result."""
         if not self.tensors:
             self.tensors = allocate(self.problem, self.where, self.shift)
-            self.beside = {name: Guarded.make(layout, layout.extents, self.where, self.shift)
-                           for name, layout in
-                           epilogue_layouts(self.problem, self.prop, self.after).items()}
+            read = epilogue_operands(self.problem, self.prop, self.after)
+            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift)
+                           for name, t in read.items()}
+            self.read = read
         fill(self.tensors, self.problem, self.prop, mode, seed)
         self.filled = mode, seed
-        for place, tensor in enumerate(self.beside.values(), start=1 << 20):
-            tensor.put(epilogue_values(tensor.shape, mode, self.where, seed + place))
+        halves = self._result.kind == "int"
+        for place, (name, tensor) in enumerate(self.beside.items(), start=1 << 20):
+            tensor.put(epilogue_values(self.read[name], mode, self.where, seed + place, halves))
             tensor.seal()
         self.extra = {name: t.view for name, t in self.beside.items()}
 
@@ -225,7 +246,7 @@ class Case:
         self.fill(mode, seed)
         self.launch(compiled)
         synchronize()
-        a, b = (self.tensors[n].view for n in self.prop.operands)
+        a, b = self._operands()
         got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
                       longest_chain(compiled))
@@ -249,8 +270,8 @@ class Case:
             self.fill("exact", seed)
         result = self.tensors[self.prop.result]
         if self.answer is None or self.answered != seed:
-            a, b = (self.tensors[n].view for n in self.prop.operands)
-            found = [after(want, at, self.epilogue, self.extra)
+            a, b = self._operands()
+            found = [stored(after(want, at, self.epilogue, self.extra), self._result, self.problem.acc)
                      for at, want in pieces(self.problem, self.prop, a, b)]
             kept = torch.empty_like(result.view)
             self.answer = kept if not found else kept.copy_(torch.cat(found))
@@ -258,7 +279,7 @@ class Case:
         result.poison()
         self.launch(compiled)
         synchronize()
-        wrong = int((result.view != self.answer).sum())
+        wrong = int((result.view.double() != self.answer.double()).sum())
         told = Judgement(max_err=float("nan") if wrong else 0.0)
         if wrong:
             told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"

@@ -27,7 +27,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def most(dtype: DType) -> int:
-    """The largest exact value."""
+    """The largest exact value; of integers, the range is drawn (see ``whole_values``)."""
     return 2 if dtype.bits <= 16 else 8
 
 
@@ -54,11 +54,15 @@ def terms(p: ConvProblem, prop: Prop) -> int:
     return prod(p.k) * (p.icg if prop is Prop.FWD else p.ocg)
 
 
+FEWEST_DIGITS = 8
+
+
 def density(p: ConvProblem, prop: Prop) -> float:
     """The share of nonzero elements of the first operand that keeps typical sums of absolute
-    products within what the result's type (and the accumulator) holds exactly."""
+    products within what the result's type (and the accumulator) holds exactly; 8-bit floats round some of
+    them once."""
     a, b = (getattr(p, name).dtype for name in prop.operands)
-    digits = min(getattr(p, prop.result).dtype.digits, p.acc.digits)
+    digits = min(max(FEWEST_DIGITS, getattr(p, prop.result).dtype.digits), p.acc.digits)
     safe = float(2**digits) / (most(a) * most(b))
     return min(1.0, safe / max(1, terms(p, prop)))
 
@@ -129,7 +133,8 @@ class Guarded:
         blocks = self.memory.as_strided([b.size for b in self.layout.blocks],
                                         [b.stride for b in self.layout.blocks],
                                         self.start + self.layout.offset)
-        return not any(bool(blocks[box].any()) for box in self.layout.padding(self.shape))
+        boxes = (blocks[box] for box in self.layout.padding(self.shape))
+        return not any(bool((b.float() if b.itemsize == 1 else b).any()) for b in boxes)
 
     def poison(self) -> None:
         """Fill the whole buffer, the tensor too, and unseal it."""
@@ -168,10 +173,30 @@ def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: flo
     sign = torch.randint(0, 2, tuple(shape), device=device, generator=generator, dtype=torch.int8)
     size = torch.randint(1, most + 1, tuple(shape), device=device, generator=generator,
                          dtype=torch.int8)
-    values = ((2 * sign - 1) * size).to(dtype)
+    values = ((2 * sign - 1) * size).to(torch.float32 if dtype.itemsize == 1 else dtype)
     if share >= 1:
         return values
     return values * (torch.rand(tuple(shape), device=device, generator=generator) < share)
+
+
+FEW_BITS = 2  # the largest factor of full-range integers where the result is short
+
+
+def whole_values(p: ConvProblem, prop: Prop, name: str, shape: Sequence[int],
+                 generator: torch.Generator) -> torch.Tensor:
+    """Integers over the whole range of an operand's type. Where the result is short, those of the second
+    operand are small; where it has 8 bits, those of the first are thinned out, so that some results
+    saturate and some do not."""
+    dtype, result = getattr(p, name).dtype, getattr(p, prop.result).dtype
+    low, high = dtype.limits
+    if result.bits < 32 and name == prop.operands[1]:
+        low, high = max(low, -FEW_BITS), FEW_BITS
+    values = torch.randint(low, high + 1, tuple(shape), device=generator.device, generator=generator,
+                           dtype=torch.int16)
+    if result.bits == 8 and name == prop.operands[0]:
+        share = 4 / max(1, terms(p, prop))
+        values = values * (torch.rand(tuple(shape), device=generator.device, generator=generator) < share)
+    return values
 
 
 def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, seed: int) -> None:
@@ -180,7 +205,9 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
         tensor = tensors[name]
         generator = torch.Generator(tensor.memory.device)
         generator.manual_seed(seed * 2 + place)
-        if mode == "exact":
+        if getattr(p, name).dtype.kind == "int":
+            values = whole_values(p, prop, name, tensor.shape, generator)
+        elif mode == "exact":
             largest = most(getattr(p, name).dtype)
             share = density(p, prop) if place == 0 else 1.0
             values = exact_values(tensor.shape, tensor.memory.dtype, largest, share, generator)

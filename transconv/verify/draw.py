@@ -22,6 +22,10 @@ from transconv.ir import DType, Layout, LayoutBlock
 T = TypeVar("T")
 
 DTYPES = ("f16",) * 4 + ("bf16",) * 4 + ("f32",) * 5 + ("f64",)
+F8 = ("f8e4m3", "f8e5m2")
+# Operands, mixed or of one type, and the results of them.
+SMALL = ((("i8", "u8"), ("i32", "i32", "i8", "u8", "f32", "f16", "bf16")),
+         (F8, (*F8, "f16", "bf16", "f32")), (("f16", "bf16", "f32"), ("i8", "u8", "f8e4m3")))
 MANY = 32  # images: enough for copies of f32 that have them innermost
 MATHS = ("ieee", "ieee", "tf32", "tf32", "tf32x3")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 16, 17, 20, 24, 32, 32, 33, 40)
@@ -156,7 +160,13 @@ def tiny(rng: Random, ndims: int = 0, dtype: str = "f32") -> ConvProblem:
 def _dtypes(rng: Random, given: str, prop: Prop | None) -> tuple[str, str, str]:
     name = given or rng.choice(DTYPES)
     names = {"src": name, "wei": name, "dst": name}
-    if prop is not None and not given and name in ("f16", "bf16") and chance(rng, 8):
+    if prop is not None and not given and chance(rng, 6):
+        operands, outcomes = rng.choice(SMALL)
+        names = {n: rng.choice(operands) for n in names}
+        names[prop.result] = rng.choice(outcomes)
+        if not {*operands} <= {"i8", "u8", *F8}:
+            names |= dict.fromkeys(prop.operands, names[prop.operands[0]])
+    elif prop is not None and not given and name in ("f16", "bf16") and chance(rng, 8):
         names[prop.result] = "f32"
     return names["src"], names["wei"], names["dst"]
 
@@ -216,12 +226,52 @@ def epilogue(rng: Random, prop: Prop, dtype: str) -> str:
     operations that keep whole numbers whole, so that results are compared bit for bit."""
     if prop is Prop.BWD_W or not chance(rng, 3):
         return ""
+    if chance(rng, 2):
+        return chain(rng)
     words = [word for word in ("bias", "res") if chance(rng, 2)]
     if rng.randrange(3):
         words.append(rng.choice(tuple(EXACT if rng.randrange(3) else DRAWN)))
     if chance(rng, 6):
         rng.shuffle(words)
     return "+".join(words)
+
+
+EXACT_WORDS = ("relu", "relu:0.5", "relu:-2", "clip:-4:8", "linear:0.5:1.5", "linear:2:-3", "abs", "round",
+               "bias", "res", "sum:0.5", "sum:2:1", "mul:0.25", "add:3", "max:-1", "min:4")
+ROUNDED_WORDS = ("elu:0.3", "swish:-0.5", "soft_relu:-2", "pow:0.5:2", "tanh:0:0:2.5", "mish",
+                 "hardsigmoid:0.3:0.4", "hardswish:0.2:0.6", "linear:0.3:0.1", "logistic", "div:3",
+                 "square")
+READ = ("add", "add", "mul", "sub", "max", "min", "ge", "lt", "ne", "prelu", "select", "div")
+READ_TYPES = ("f32", "f32", "f16", "bf16", "s8", "u8")
+READ_MASKS = ("common", "per_oc", "per_oc", "per_tensor", "per_dim_0", "per_dim_01", "4", "5")
+LONGEST_CHAIN = 7
+
+
+def chain(rng: Random) -> str:
+    """Post-ops in any order, with numbers and tensors; of most the words keep whole numbers exact. The
+    words of scales may stand around them."""
+    rounded = chance(rng, 3)
+    words: list[str] = []
+    for _ in range(rng.randint(1, LONGEST_CHAIN)):
+        way = rng.randrange(3)
+        if way == 0:
+            words.append(_read(rng, rounded))
+        else:
+            words.append(rng.choice(ROUNDED_WORDS if rounded and way == 1 else EXACT_WORDS))
+    once = {w for w in ("bias",) if w in words}
+    kept = [w for i, w in enumerate(words) if w not in once or words.index(w) == i]
+    if chance(rng, 4):
+        kept = ["mul:f32:per_oc", *kept, rng.choice(("div:2", "mul:0.5"))]
+    return "+".join(kept)
+
+
+def _read(rng: Random, rounded: bool) -> str:
+    name, mask = rng.choice(READ if rounded else READ[:-1]), rng.choice(READ_MASKS)
+    if name == "prelu":
+        return f"prelu:{mask}"
+    if name == "select":
+        return f"select:{rng.choice(READ_TYPES)}.{mask}:{rng.choice(READ_MASKS)}"
+    return f"{name}:{rng.choice(READ_TYPES)}:{mask}"
 
 
 def drawn(rng: Random, prop: Prop) -> ConvProblem:

@@ -160,7 +160,8 @@ def _random_blocks(rng: Random, computes: Sequence[Compute], target: Target) -> 
         unit = "fma" if compute.b is None or compute.acc.name == "f64" or chance(rng, 3) else "mma"
         blocks: list[Block] = []
         for kind in "BMNK":
-            least = 16 if unit == "mma" and kind != "B" else 1
+            least = 1 if unit == "fma" or kind == "B" else 16 if kind != "K" else target.least_steps(
+                *(f.var.type for f in compute.factors or ()))
             most = 1 if unit == "mma" and kind == "B" else 64 if unit == "mma" else 16
             blocks += _blocks_of(rng, compute.axes_of(kind), least, most)
         made = Schedule(tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)),

@@ -2,12 +2,13 @@
 
     post-ops := PO { "+" PO }
     PO       := sum[:SCALE[:ZERO[:DT]]] | FUNCTION[:ALPHA[:BETA[:SCALE]]] | OP:DT[:MASK[:TAG]] | ...
+    scales   := ARG:MASK[:SCALE][:DT] { "+" ... }
 """
 
 from __future__ import annotations
 
-from transconv.compute import ACTIVATIONS, OPS
-from transconv.ir import multiplied
+from transconv.conv import MOST_OPERATIONS, known, post_op, split
+from transconv.errors import ScheduleError
 
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"
 
@@ -21,100 +22,129 @@ class Refused(Exception):
 
 
 
-def functions(name: str) -> list[tuple[str, float, float]]:
-    """What benchdnn's function of this name is here: our word for it, with its alpha and beta."""
-    found = [(op.name, alpha, beta) for op in OPS.values() if op.activation
-             for theirs, alpha, beta in op.onednn if theirs == name]
-    return [("", 1, 0)] if name == "linear" else found
+def post_ops(text: str, ndims: int) -> list[str]:
+    """The words of an epilogue, which are benchdnn's own; ``ndims`` counts the result's dimensions. Raises
+    Refused, for the post-op that is to blame."""
+    words = split(text)
+    for word in words:
+        name, *arguments = word.split(":")
+        if name == "dw" or name.startswith("dw_k"):
+            raise Refused(UNIMPLEMENTED, f"post-op {word}: another convolution behind the first would "
+                          "compute its rows several times; it is a kernel of its own")
+        if given := [w for a in arguments for w in a.split(".") if w in OTHERS]:
+            raise Refused(UNIMPLEMENTED, f"post-op {word}: no tensor has the type {given[0]}")
+        try:
+            found = post_op(word)
+        except ScheduleError as error:
+            raise Refused(INVALID, str(error)) from error
+        if found is None:
+            raise Refused(INVALID, f"post-op '{word}' is unknown; expected one of {', '.join(known())}")
+        if any(o.mask >= 1 << ndims for o in found.operands):
+            raise Refused(INVALID, f"post-op '{word}' has a mask for more than the {ndims} dimensions of "
+                          "the result")
+    if len(words) > MOST_OPERATIONS:
+        raise Refused(INVALID, f"{len(words)} post-ops; expected at most {MOST_OPERATIONS}")
+    return words
 
 
-OTHER_FUNCTIONS = ("abs", "elu", "exp", "hardsigmoid", "log", "mish", "pow", "round", "soft_relu",
-                   "sqrt", "square", "clip_v2_dst", "elu_dst", "exp_dst", "logistic_dst",
-                   "relu_dst", "sqrt_dst", "tanh_dst")
-BINARY = ("add", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "sub")
-OTHERS = ("dw", "prelu", "select")
-NEAR = 1e-4  # what 1/6 is written as differs between files
+OTHERS = ("e8m0", "f4_e2m1", "f4_e3m0", "s4", "u4")
 
 
-def post_ops(text: str, result: str, ndims: int, tag: str) -> tuple[list[str], str]:
-    """The words of an epilogue, and the bias's element type if there is one among them. ``result``
-    is the type of what is stored, ``ndims`` counts its dimensions, ``tag`` is its layout. Raises
+# -- scales ----------------------------------------------------------------------------------------
+
+
+def scales(text: str, grouped: bool, forward: bool) -> tuple[list[str], list[str]]:
+    """The words before the bias, and those behind all post-ops: ``ARG:MASK[:SCALE][:TYPE[:GROUPS]]``,
+    joined by ``+``. Sums are multiplied by the scales of src and wei, and divided by that of dst. Raises
     Refused."""
-    words: list[str] = []
-    bia = ""
+    ahead: list[str] = []
+    behind: list[str] = []
     for part in filter(None, text.split("+")):
-        name, *arguments = part.split(":")
-        if name == "sum":
-            words.append(_sum(part, arguments, result))
-        elif functions(name):
-            words += filter(None, [_function(part, name, arguments)])
-        elif name in BINARY:
-            word, dtype = _binary(part, name, arguments, result, ndims, tag)
-            words.append(word)
-            bia = dtype if word == "bias" else bia
-        elif name in (*OTHER_FUNCTIONS, *OTHERS) or name.startswith("dw_k"):
-            raise Refused(UNIMPLEMENTED, f"post-op {name}: epilogues have "
-                          f"{', '.join(ACTIVATIONS)}, a bias and a residual")
+        argument, *words = part.split(":")
+        if argument not in ("src", "wei", "dst"):
+            raise Refused(INVALID, f"--attr-scales={part}: scales are of src, wei and dst")
+        mask, *rest = words or ["common"]
+        along = _scaled_along(part, argument, mask, grouped)
+        if along and argument == "wei" and not forward:
+            raise Refused(UNIMPLEMENTED, f"--attr-scales={part}: the channels of these scales are summed, "
+                          "so that no factor of a sum says them")
+        number, kind = _scale(part, rest)
+        word = f":{kind}:per_oc" if along else f":{number}"
+        if argument == "dst":
+            behind.append(f"div{word}")
         else:
-            raise Refused(INVALID, f"post-op '{part}' is unknown")
-    return words, bia
+            ahead.append(f"mul{word}")
+    return ahead, behind
 
 
-def _numbers(part: str, words: list[str], defaults: tuple[float, ...]) -> list[float]:
-    try:
-        given = [float(w) if w else d for w, d in zip(words, defaults, strict=False)]
-    except ValueError:
-        raise Refused(INVALID, f"post-op '{part}' has an argument that is no number") from None
-    return given + list(defaults[len(given):])
+def _scaled_along(part: str, argument: str, mask: str, grouped: bool) -> bool:
+    """Whether there is a scale for each channel; else there is one."""
+    legal = {"src": (), "wei": ("per_oc", "3" if grouped else "1"), "dst": ("per_oc", "per_dim_1", "2")}
+    if mask in ("", "common", "0", "host_scalar"):
+        return False
+    if mask in legal[argument]:
+        return True
+    known = " ".join(("common", *legal[argument]))
+    raise Refused(UNIMPLEMENTED, f"--attr-scales={part}: oneDNN's convolutions have no scales of "
+                  f"{argument} with the mask {mask}; expected one of {known}")
 
 
-def _sum(part: str, arguments: list[str], result: str) -> str:
-    scale, zero = _numbers(part, arguments[:2], (1, 0))
-    dtype = arguments[2] if len(arguments) > 2 else ""
-    if scale != 1 or zero != 0:
-        raise Refused(UNIMPLEMENTED, "post-op sum with a scale or a zero point: a residual is "
-                      "added as it is")
-    if dtype not in ("", result):
-        raise Refused(UNIMPLEMENTED, f"post-op sum of {dtype} to {result}: a residual is of the "
-                      "result's type")
-    return "res"
+def _scale(part: str, words: list[str]) -> tuple[float, str]:
+    """The number (1 if it is left out), and the type of many."""
+    number, kind = 1.0, "f32"
+    for word in filter(None, words):
+        try:
+            number = float(word)
+            continue
+        except ValueError:
+            pass
+        if word not in ("f32", "f16", "bf16"):
+            raise Refused(UNIMPLEMENTED if "x" in word or word in OTHERS else INVALID,
+                          f"--attr-scales={part}: '{word}'; expected a number, and f32, f16 or bf16: "
+                          "groups of scales and other types are for oneDNN's matrix products")
+        kind = word
+    if not number > 0 or number == float("inf"):
+        raise Refused(INVALID, f"--attr-scales={part}: expected a scale that is greater than 0")
+    return number, kind
 
 
-def _function(part: str, name: str, arguments: list[str]) -> str:
-    alpha, beta, scale = _numbers(part, arguments, (0, 0, 1))
-    for ours, a, b in functions(name):
-        if abs(alpha - a) < NEAR and abs(beta - b) < NEAR and scale == 1:
-            return ours
-    wanted = " or ".join(f"{name}:{a:.4g}:{b:.4g}" for _, a, b in functions(name))
-    raise Refused(UNIMPLEMENTED, f"post-op {name} with alpha {alpha:g}, beta {beta:g}, scale "
-                  f"{scale:g}: epilogues have {wanted}")
+# -- zero points -----------------------------------------------------------------------------------
+
+CHANNELS = ("per_oc", "per_ic", "per_dim_1", "2")
 
 
-def _binary(part: str, name: str, arguments: list[str], result: str, ndims: int,
-            tag: str) -> tuple[str, str]:
-    """``bias`` for one value per channel, ``res`` for a tensor like the result."""
-    if not arguments:
-        raise Refused(INVALID, f"post-op '{part}' has no type; expected {name}:DT")
-    if name != "add":
-        raise Refused(UNIMPLEMENTED, f"post-op {name}: of tensors, epilogues only add")
-    dtype, mask, layout = (*arguments, "", "")[:3]
-    masks = {"": 0, "common": 0, "per_oc": 2, "per_dim_1": 2, "per_tensor": 2**ndims - 1}
-    if mask not in masks and not mask.isdecimal():
-        raise Refused(INVALID, f"post-op '{part}' has the mask '{mask}', which is unknown")
-    bits = masks[mask] if mask in masks else int(mask)
-    if bits == 2 and dtype in (t.name for t in multiplied("float")):
-        return "bias", dtype
-    if bits == 2**ndims - 1 and dtype == result and layout in ("", "any", tag):
-        return "res", ""
-    raise Refused(UNIMPLEMENTED, "post-op add: epilogues add one value per channel, or a tensor "
-                  f"of the result's type ({result}) and layout")
+def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
+    """The words before everything else, and those behind it: ``ARG:MASK[:ZERO][:TYPE]``, joined by ``+``.
+    The zero points of operands are drawn; that of the result is added last. Raises Refused."""
+    ahead: list[str] = []
+    behind: list[str] = []
+    for part in filter(None, text.split("+")):
+        argument, *words = part.split(":")
+        mask, *rest = words or ["common"]
+        along = mask in CHANNELS
+        if argument not in ("src", "wei", "dst"):
+            raise Refused(INVALID, f"--attr-zero-points={part}: zero points are of src, wei and dst")
+        if not along and mask not in ("", "common", "0", "host_scalar") or along and argument == "wei":
+            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
+                          f"points of {argument} with the mask {mask}")
+        if any("x" in word for word in rest) or not forward:
+            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN has zero points of gradients "
+                          "and groups of them for matrix products alone")
+        numbers = [word for word in rest if word.lstrip("-").isdecimal()]
+        if argument != "dst":
+            ahead.append(f"zero:{argument}{':per_ic' if along else ''}")
+        elif along or not numbers:
+            behind.append(f"add:s32:{'per_oc' if along else 'common'}")
+        else:
+            behind.append(f"add:{numbers[0]}")
+    return ahead, behind
 
+
+# -- other attributes ------------------------------------------------------------------------------
 
 # Attributes that have one value here; any other word is a reason.
 FIXED = {
-    "attr-scales": (("",), "scales of tensors: nothing here is quantised"),
-    "attr-zero-points": (("",), "zero points: nothing here is quantised"),
-    "attr-acc-mode": (("strict", "relaxed", "any", "f32"), "sums are kept in f32, or in f64 for f64"),
+    "attr-acc-mode": (("", "strict", "relaxed", "any", "f32", "f16", "s32"), "accumulators of that type"),
     "attr-rounding-mode": (("", "dst:environment"), "results are rounded to the nearest"),
     "attr-dropout": (("",), "dropout: no epilogue draws random numbers"),
     "alg": (("DIRECT", "AUTO", "direct", "auto"), "Winograd: products are summed directly"),
@@ -128,13 +158,11 @@ def fixed(option: str, value: str) -> None:
         raise Refused(UNIMPLEMENTED, f"{reason} (--{option})")
 
 
-def math_of(fpmath: str, dtype: str) -> str:
+def math_of(fpmath: str) -> str:
     """How f32 is multiplied: ``tf32`` or ``ieee``. Raises Refused."""
     mode, _, integers = fpmath.partition(":")
     if mode not in ("strict", "tf32", "any", "f16", "bf16") or integers not in ("", "true", "false"):
         raise Refused(INVALID, f"--attr-fpmath={fpmath} is unknown; expected strict, tf32, any, "
                       "bf16 or f16")
-    if mode in ("f16", "bf16") and dtype == "f32":
-        raise Refused(UNIMPLEMENTED, f"f32 multiplied as {mode}: ieee and tf32 are there "
-                      "(--attr-fpmath)")
-    return "ieee" if mode in ("strict", "f16", "bf16") else "tf32"
+    # A mode is a permission: tf32 has at least the digits and the range of both 16-bit types.
+    return "ieee" if mode == "strict" else "tf32"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.conv import ConvProblem, Epilogue, Prop, TensorSpec, parse_descriptor
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, TensorSpec, parse_descriptor
 from transconv.errors import ProblemError, ScheduleError, TransconvError
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import Layout
@@ -25,11 +25,12 @@ from transconv.verify.driver_attr import (
     fixed,
     math_of,
     post_ops,
+    scales,
+    zero_points,
 )
 
-DTYPES = ROWS.table(lambda t: t if t.operand and t.kind == "float" else None)
-OTHER_DTYPES = ("s8", "u8", "s32", "s4", "u4", "s64", "boolean", "f8_e5m2", "f8_e4m3", "e8m0",
-                "f4_e2m1", "f4_e3m0")
+DTYPES = ROWS.table(lambda t: t if t.result else None)
+OTHER_DTYPES = ("s4", "u4", "s64", "boolean", "e8m0", "f4_e2m1", "f4_e3m0")
 NEXT = " ;; "  # between the schedules of a plan's kernels
 
 
@@ -59,7 +60,7 @@ def job_of(request: Request, schedules: str = "best") -> Job:
         fixed(option, request[option])
     mode = _mode(request.mode)
     dtypes, is_tf32 = _dtypes(request)
-    math = "tf32" if is_tf32 else math_of(request["attr-fpmath"], dtypes[0])
+    math = "tf32" if is_tf32 else math_of(request["attr-fpmath"])
     try:
         p = _problem(request, dtypes, math)
         epilogue, bia = _epilogue(request, prop, p, dtypes)
@@ -102,15 +103,21 @@ def _dtypes(request: Request) -> tuple[list[str], bool]:
     for word in words:
         if word in OTHER_DTYPES:
             raise Refused(UNIMPLEMENTED, f"dtype {word}: kernels compute with {' '.join(DTYPES)}")
-        if word not in DTYPES:
+        if _ours(word) not in DTYPES:
             raise Refused(INVALID, f"dtype '{word}' is unknown; expected one of "
                           f"{' '.join(DTYPES)}, or tf32")
-    return words, is_tf32
+    return [_ours(w) for w in words], is_tf32
+
+
+def _ours(word: str) -> str:
+    """The name here of benchdnn's type (i8 for s8)."""
+    return next((t.name for t in DTYPES.values() if word in t.aliases), word)
 
 
 def _legacy(cfg: str) -> list[str]:
     """The types in a word such as ``bf16bf16f32``."""
-    names = "|".join(sorted((*DTYPES, *OTHER_DTYPES), key=len, reverse=True))
+    known = [*DTYPES, *(name for t in DTYPES.values() for name in t.aliases), *OTHER_DTYPES]
+    names = "|".join(sorted(known, key=len, reverse=True))
     found = re.findall(names, cfg)
     if "".join(found) != cfg or len(found) not in (1, 2, 3):
         raise Refused(INVALID, f"--cfg={cfg} is unknown; expected types as --dt has them")
@@ -194,26 +201,29 @@ def _with_room(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 def _epilogue(request: Request, prop: Prop, p: ConvProblem,
               dtypes: list[str]) -> tuple[str, str]:
     """The epilogue's text and the bias's type: of the direction, the post-ops, or our own words."""
-    result = dict(zip(p.specs, dtypes, strict=True))[prop.result]
     default = "f64" if "f64" in dtypes else "f32"
-    bia = request["bia-dt"] or default
+    bia = _ours(request["bia-dt"] or default)
     if bia not in DTYPES:
         status = UNIMPLEMENTED if bia in OTHER_DTYPES else INVALID
         raise Refused(status, f"--bia-dt={bia}: expected one of {' '.join(DTYPES)}")
-    words, other = post_ops(request["attr-post-ops"], result, p.ndims + 2, request["dtag"])
-    if request["dir"] == "FWD_B" and not request["epilogue"]:
-        if other:
-            raise Refused(UNIMPLEMENTED, "two values per channel: a bias and a post-op add "
-                          "(--dir=FWD_D has no bias)")
-        words.insert(0, "bias")
+    words = post_ops(request["attr-post-ops"], p.ndims + 2)
+    forward = request["dir"].startswith("FWD")
+    zeros, added = zero_points(request["attr-zero-points"], forward)
+    ahead, behind = scales(request["attr-scales"], p.g > 1, forward)
+    ahead, behind = [*zeros, *ahead], [*behind, *added]
     if request["epilogue"]:
-        if words:
-            raise Refused(INVALID, "--epilogue and --attr-post-ops say the same; expected one")
-        words = request["epilogue"].split("+")
+        if words or ahead or behind:
+            raise Refused(INVALID, "--epilogue and --attr-post-ops or --attr-scales say the same; "
+                          "expected one")
+        words = [request["epilogue"]]
+    elif request["dir"] == "FWD_B":
+        words.insert(0, "bias")
+    words = [*ahead, *words, *behind]
     if words and prop is Prop.BWD_W:
         raise Refused(UNIMPLEMENTED, "an epilogue of the weight gradient")
     try:
-        Epilogue.parse("+".join(words))
+        made = Epilogue.parse("+".join(words), ROWS[bia])
+        ConvWorkload(p, prop, made).tensors  # noqa: B018  its masks and tags fit, or say why not
     except ScheduleError as error:
-        raise Refused(UNIMPLEMENTED if "twice" in str(error) else INVALID, str(error)) from error
-    return "+".join(words), (other or bia) if "bias" in words else ""
+        raise Refused(INVALID, str(error)) from error
+    return str(replace(made, bia=None)), bia if made.bia else ""

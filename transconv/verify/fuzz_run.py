@@ -143,14 +143,13 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
     """The tensors on the CPU, guarded: operands with data of a kind, the result poisoned."""
     import torch
 
-    from transconv.verify.case import epilogue_layouts, epilogue_values
+    from transconv.verify.case import epilogue_operands, epilogue_values
     from transconv.verify.data import Guarded, fill, torch_dtype
 
     p, after = trial.problem, Epilogue.parse(trial.epilogue)
     layouts = {n: (spec.layout, p.shapes[n]) for n, spec in p.specs.items()}
-    shapes = {"bia": p.shapes[trial.prop.result][1:2], "res": p.shapes[trial.prop.result]}
-    layouts |= {n: (made, shapes[n]) for n, made in
-                epilogue_layouts(p, trial.prop, after).items()}
+    read = epilogue_operands(p, trial.prop, after)
+    layouts |= {n: (t.layout, t.shape) for n, t in read.items()}
     tensors: Tensors = {}
     for name, (layout, shape) in layouts.items():
         memory = torch.empty(max(1, layout.span) + 2 * GUARD + trial.shift,
@@ -158,10 +157,9 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
         tensors[name] = Guarded(memory, layout, tuple(shape), GUARD + trial.shift)
         tensors[name].poison()
     fill(tensors, p, trial.prop, data, seed)
-    for place, name in enumerate(("bia", "res")):
-        if name in tensors:
-            tensors[name].put(epilogue_values(tensors[name].shape, data, "cpu", seed + place))
-            tensors[name].seal()
+    for place, (name, tensor) in enumerate(read.items()):
+        tensors[name].put(epilogue_values(tensor, data, "cpu", seed + place))
+        tensors[name].seal()
     return tensors
 
 
@@ -173,7 +171,7 @@ def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Ro
 
     a, b = (tensors[n].view for n in trial.prop.operands)
     result = tensors[trial.prop.result]
-    extra = {n: t.view for n, t in tensors.items() if n in ("bia", "res")}
+    extra = {n: t.view for n, t in tensors.items() if n not in trial.problem.specs}
     found = judge(trial.problem, trial.prop, a, b, result.view, data, trial.epilogue, extra,
                   longest_chain(compiled))
     reasons = [found.reason] if found.reason else []

@@ -111,7 +111,7 @@ class Trial:
                  "padding": "negative" if min(p.pad_hi) < 0 else
                  "none" if not any((*p.pad_lo, *p.pad_hi)) else
                  "even" if p.pad_lo == p.pad_hi else "uneven",
-                 "epilogue": self.epilogue or "none",
+                 "epilogue": "chain" if ":" in self.epilogue else self.epilogue or "none",
                  "passes": "default" if not self.passes else "switched",
                  "alignment": "shifted" if self.shift else "aligned"}
         if p.src.dtype.name == "f32":

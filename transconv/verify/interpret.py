@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.conv import Compiled
-from transconv.ir import Memory, offsets_of, run, verify
+from transconv.ir import DType, Memory, offsets_of, run, verify
+from transconv.verify.data import poison
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
                 span = (space if tensor.copy_of else tensor).layout.span
                 room = memory.buffers.get(tensor.name)
                 if room is None or len(room) != span:  # parts of sums lie in each one's own way
-                    fresh = np.full(span, np.nan, tensor.dtype.numpy)
+                    fresh = np.full(span, unset(tensor.dtype), tensor.dtype.numpy)
                     memory = Memory({**memory.buffers, tensor.name: fresh})
         verify(step.kernel, "explicit")
         if step.zero is not None:
@@ -44,21 +45,31 @@ def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
         _keep(_place(guarded), memory.buffers[name])
 
 
+def unset(dtype: DType) -> float | int:
+    """What stands for nothing: NaN, or the least integer."""
+    return dtype.limits[0] if dtype.kind == "int" else float("nan")
+
+
 def _place(tensor: Guarded) -> torch.Tensor:
     return tensor.memory[tensor.start:tensor.start + tensor.layout.span]
 
 
 def _numpy(memory: torch.Tensor) -> Any:
-    """A copy as the interpreter holds it: bf16 lives in f32."""
+    """A copy as the interpreter holds it: bf16 and 8-bit floats live in f32."""
     import torch
 
-    return (memory.float() if memory.dtype is torch.bfloat16 else memory).numpy().copy()
+    held = memory.dtype is torch.bfloat16 or memory.is_floating_point() and memory.itemsize == 1
+    return (memory.float() if held else memory).numpy().copy()
 
 
 def _keep(place: torch.Tensor, made: Any) -> None:
     """Take over what is no NaN: the poison keeps its pattern where nothing was written."""
     import torch
 
-    values = torch.from_numpy(np.ascontiguousarray(made)).to(place.dtype)
+    values = torch.from_numpy(np.ascontiguousarray(made))
+    if not place.is_floating_point():
+        place.copy_(values)
+        return
     written = ~values.isnan()
-    place[written] = values[written]
+    bits = poison(place.dtype)[0]  # torch does not select among 8-bit floats
+    place.view(bits)[written] = values.to(place.dtype).view(bits)[written]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from math import inf, prod
 
-from transconv.compute import OPS
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import DType, f32
 from transconv.verify.data import terms
@@ -23,6 +22,8 @@ MANY = 256
 # Where a sum lies close to the middle of two numbers, its own error decides: so many elements may
 # be neighbours of the answer. Rounded twice are a fifth of them or more.
 NEIGHBOURS = 0.1
+STEP = 2.0**-10  # by which sums are moved to see how steep an epilogue is
+SLACK = 1.5  # errors are not as even as that
 FEW = 2  # elements that may be, in the smallest results
 
 
@@ -36,6 +37,8 @@ def per_element(p: ConvProblem, prop: Prop) -> float:
     """The share of the sum of absolute products that an element may be off before it is stored."""
     if is_tf32(p, prop):
         return TF32
+    if p.acc.kind == "int":
+        return 0.0
     return (terms(p, prop) + 4) * 2.0 ** -(23 if p.acc.bits == 32 else 52)
 
 
@@ -50,17 +53,20 @@ def drift(p: ConvProblem, prop: Prop, chain: int) -> float:
 
 def norm(p: ConvProblem, prop: Prop, result: DType, chain: int = 0) -> float:
     """The largest relative error in the 2-norm."""
+    if result.kind == "int":  # its rounding is no share of a number
+        return inf
     if result.digits >= p.acc.digits and min(_numbers(p, name) for name in p.specs) < MANY:
         return inf  # one sum that comes to nothing decides
     own = max(2.0**-result.digits, 2e-6 if result.digits <= 24 else 1e-14)
     return max(own, is_tf32(p, prop) * NEAREST_TF32) + drift(p, prop, chain)
 
 
-def flattened(epilogue: str, before: float, after: float) -> float:
-    """How many times as large the relative error of a result may be as that of its sums, by their sums of
-    squares: what flattens them, as tanh does, leaves the small ones, whose errors are as large."""
-    steep = prod(OPS[word].steepest for word in epilogue.split("+") if word in OPS)
-    return max(1.0, steep * (before / after) ** 0.5) if after else 1.0
+def steepened(moved: float, before: float, after: float) -> float:
+    """How many times as large the relative error of a result may be as that of its sums, by sums of
+    squares: ``before`` of the sums, ``after`` of what the epilogue makes of them, ``moved`` of how far it
+    is off if they are off by ``STEP``. What flattens sums, as tanh does, leaves the small ones, whose
+    errors are as large."""
+    return max(1.0, SLACK * (moved / after) ** 0.5 / STEP) if after and before else 1.0
 
 
 def neighbours(p: ConvProblem, prop: Prop, result: DType, chain: int = 0) -> float:

@@ -8,15 +8,17 @@ in pieces of the batch, so that the f64 copies of large tensors never exist as a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from transconv.compute import is_exact, table
-from transconv.conv import ConvProblem, Prop
+from transconv.compute import in_torch, with_error
+from transconv.conv import ConvProblem, Epilogue, Prop
+from transconv.ir import DType
 from transconv.verify import limits
+from transconv.verify.data import FEW_BITS, most, terms, torch_dtype
 
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
 
@@ -121,7 +123,7 @@ def pieces(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: i
         at = slice(start, min(p.mb, start + step))
         x, y = a[at], b[at] if prop is Prop.BWD_W else b
         if absolute:
-            x, y = x.abs(), y.abs()
+            x, y = (t.double().abs() if t.itemsize == 1 else t.abs() for t in (x, y))
         made = convolve(p, prop, x, y)
         if prop is not Prop.BWD_W:
             yield at, made
@@ -130,6 +132,16 @@ def pieces(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: i
     if prop is Prop.BWD_W:
         empty = torch.zeros(p.shapes["wei"], dtype=torch.float64, device=a.device)
         yield slice(0, p.oc), empty if total is None else total
+
+
+def stored(want: torch.Tensor, result: DType, acc: DType) -> torch.Tensor:
+    """f64 values as a result of a type holds them, in f64: rounded once (sums of integers are f32 before
+    they become shorter floats), in the range of integers and of 8-bit floats."""
+    if result.kind == "int":
+        return want.round().clamp(*result.range)
+    if acc.kind == "int" and result.bits < 32:
+        want = want.float()
+    return want.clamp(*result.range).to(torch_dtype(result)).double()
 
 
 @dataclass(slots=True)
@@ -179,26 +191,23 @@ def reached(p: ConvProblem, prop: Prop) -> float:
     return share
 
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = table(
-    lambda op: op.function() if op.activation else None)
+def given_to(epilogue: Epilogue, want: torch.Tensor, at: slice,
+             extra: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the function of an epilogue is given for a piece of the answer."""
+    found = epilogue.in_torch(want, extra)
+    return {n: t[at] if n not in ("acc", "bia") and t.shape[0] > 1 else t for n, t in found.items()}
 
 
 def after(want: torch.Tensor, at: slice, epilogue: str,
           extra: dict[str, torch.Tensor]) -> torch.Tensor:
     """The epilogue applied to a piece of the answer."""
-    for word in filter(None, epilogue.split("+")):
-        if word == "bias":
-            want = want + extra["bia"].double().view(-1, *[1] * (want.ndim - 2))
-        elif word == "res":
-            want = want + extra["res"][at].double()
-        else:
-            want = ACTIVATIONS[word](want)
-    return want
+    parsed = Epilogue.parse(epilogue)
+    return in_torch(parsed.function, given_to(parsed, want, at, extra)) if parsed else want
 
 
 def approximates(epilogue: str) -> bool:
-    """Whether hardware gives its functions only to some bits."""
-    return not is_exact(tuple(filter(None, epilogue.split("+"))))
+    """Whether kernels compute its functions only to some bits."""
+    return not Epilogue.parse(epilogue).function.is_exact
 
 
 def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: torch.Tensor,
@@ -207,57 +216,88 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     """Compare a result with the answer. ``chain``: how many products the matrix unit adds to one
     accumulator.
 
-    ``exact``: bit for bit after one rounding; where the epilogue has a function that the hardware
-    approximates, within 32 eps_acc (1 + |y|) of it and one rounding. ``float``: each element within
-    (n+4) eps_acc sum|a||b| + 2 eps_out |y| (with an epilogue 3 eps_out (1 + |y|)), and half the
-    smallest f16 where that rounds, and the whole within the limits of limits.py.
+    ``exact``: bit for bit after one rounding; where the epilogue rounds, or has a function that the
+    hardware approximates, within its own error and one rounding. ``float``: each element within (n+4)
+    eps_acc sum|a||b|, carried through the epilogue with the error of each of its operations, + 2 eps_out
+    |y| (with an epilogue 3 eps_out (1 + |y|)), and half the smallest f16 where that rounds, and the whole
+    within the limits of limits.py.
     """
     found = Judgement()
     result = getattr(p, prop.result).dtype
-    acc = limits.per_element(p, prop)
-    out = result.spacing
-    approximate = approximates(epilogue) * 32 * 2.0 ** (-23 if p.acc.bits == 32 else -52)
+    parsed = Epilogue.parse(epilogue)
+    whole = result.kind == "int"
+    out, eps = 0.0 if whole else result.spacing, 2.0 ** -(23 if p.acc.bits == 32 else 52)
+    nearest = 0.5 if whole else result.tiny
+    exact = mode == "exact" and parsed.function.is_exact_of(_bits(p, prop))
+    infinite = torch.finfo(got.dtype).max if result.range[1] == float("inf") else float("inf")
+    share = limits.per_element(p, prop)
     wrong = seen = kept = other = 0
-    error = size = before = 0.0
+    error = size = before = moved = 0.0
     absolute = pieces(p, prop, a, b, absolute=True) if mode == "float" else itertools.repeat(None)
     for (at, want), magnitude in zip(pieces(p, prop, a, b), absolute, strict=False):
         have = got[at].double()
         before += float(want.square().sum())
-        want = after(want, at, epilogue, extra or {})
-        if mode == "exact":
-            near = approximate * (1 + want.abs())
-            want = want.to(got.dtype).double()
-        gap = (have - want).abs().nan_to_num(nan=float("inf"))
-        if mode == "exact":
-            bad = ~(gap <= near + out * want.abs()) if approximate else have != want
+        off = torch.zeros_like(want) if magnitude is None else share * magnitude[1]
+        if parsed:
+            values = given_to(parsed, want, at, extra or {})
+            if mode == "float" and not parsed.function.jumps:
+                moved += _moved(parsed, values)
+            want, off = with_error(parsed.function, values, {"acc": off}, eps, not exact)
+        once = stored(want, result, p.acc)
+        same = (have == once) | (have.isnan() & want.isnan())
+        goal = once if exact or mode == "exact" and not whole else want.clamp(*result.range)
+        gap = torch.where(same, 0.0, (have - goal).abs().nan_to_num(nan=float("inf")))
+        if exact:
+            bad = ~same
         else:
-            assert magnitude is not None
-            room = 3 * (1 + want.abs()) if epilogue else 2 * want.abs()
-            allowed = acc * magnitude[1] + out * room + result.tiny + 1e-30
-            share = gap / allowed
-            found.of_bound = max(found.of_bound, float(share.max()))
-            bad = ~(share <= 1)
-            once = want.to(got.dtype).double()
-            odd = (have != once) & (want != 0)
-            other += int(odd.sum())
+            scale = goal.abs().nan_to_num(nan=0.0, posinf=0.0)
+            room = scale if mode == "exact" else 3 * (1 + scale) if epilogue else 2 * scale
+            allowed = off + out * room + (nearest + 1e-30) * (mode == "float" or whole)
+            over = scale + allowed > infinite  # infinity may be right as well
+            bad = ~(same | (gap <= allowed) | over)
+            gap = gap.where(~over, 0.0)
+        if mode == "float":
+            found.of_bound = max(found.of_bound, float((gap / allowed).nan_to_num(posinf=0.0).max())
+                                 if not bad.any() else float("inf"))
+            other += int((~same & (want != 0)).sum())
         wrong += int(bad.sum())
         seen += want.numel()
         kept += int((want != 0).sum())
         found.max_err = max(found.max_err, float(gap.max()))
         error += float(gap.square().sum())
-        size += float(want.square().sum())
-    # Of nothing, everything is told; a bias or a residual reaches every element.
-    by_products = seen * (reached(p, prop) if not {"bias", "res"} & set(epilogue.split("+")) else 1)
+        size += float(want.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
+    # Of nothing, everything is told; a tensor that is read reaches every element.
+    by_products = seen * (reached(p, prop) if not parsed.operands else 1)
     found.nonzero = min(1.0, kept / by_products) if by_products else 1.0
     found.rms = (error / size) ** 0.5 if size else 0.0 if error == 0 else float("inf")
     found.neighbours = other / kept if kept else 0.0
     if wrong:
         found.reason = f"{wrong} of {seen} elements are wrong"
-    elif mode == "float":
-        norm = limits.norm(p, prop, result, chain) * limits.flattened(epilogue, before, size)
+    elif mode == "float" and not parsed.function.jumps:
+        norm = limits.norm(p, prop, result, chain) * limits.steepened(moved, before, size)
         found.reason = _imprecise(found, norm,
                                   limits.neighbours(p, prop, result, chain), epilogue, kept)
     return found
+
+
+def _bits(p: ConvProblem, prop: Prop) -> int:
+    """The bits of sums of exact data, whose signs are random."""
+    if p.acc.kind == "int":
+        largest = 255 * (FEW_BITS if p.specs[prop.result].dtype.bits < 32 else 255)
+    else:
+        largest = max(most(p.specs[name].dtype) for name in prop.operands) ** 2
+    return int(4 * largest * max(1, terms(p, prop)) ** 0.5).bit_length()
+
+
+def _moved(epilogue: Epilogue, values: dict[str, torch.Tensor]) -> float:
+    """The squares of what an epilogue makes of sums that are off by ``limits.STEP`` of their size."""
+    acc = values["acc"]
+    if not acc.numel():
+        return 0.0
+    step = limits.STEP * float(acc.square().mean()) ** 0.5
+    function = epilogue.function
+    apart = in_torch(function, {**values, "acc": acc + step}) - in_torch(function, values)
+    return float(apart.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
 
 
 def _imprecise(found: Judgement, norm: float, share: float, epilogue: str, kept: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from transconv.conv import ConvProblem
+from transconv.conv import ConvProblem, Epilogue
 from transconv.errors import TransconvError
 from transconv.ir import Layout, LayoutBlock
 from transconv.schedule import Block, Schedule
@@ -72,7 +72,7 @@ def _ways(trial: Trial) -> Iterator[Trial]:
         yield replace(trial, passes=())
         for one in trial.passes:
             yield replace(trial, passes=tuple(p for p in trial.passes if p != one))
-    ops = trial.epilogue.split("+") if trial.epilogue else []
+    ops = Epilogue.parse(trial.epilogue).ops
     if ops:
         yield replace(trial, epilogue="")
     for at in range(len(ops)):

@@ -24,13 +24,14 @@ from transconv.verify.matrix.jobs import job_of
 class Case:
     """A problem and how it is asked for. ``schedules``: of the directions that have a fixed one;
     ``epilogue`` is the forward direction's; ``boxes``: whether the copy engine may be used (it may
-    not where a tensor is misaligned)."""
+    not where a tensor is misaligned); ``ways``: the directions."""
 
     name: str
     problem: str
     schedules: dict[Prop, str] = field(default_factory=dict)
     epilogue: str = ""
     boxes: bool = True
+    ways: tuple[Prop, ...] = tuple(Prop)
 
 
 DENSE = "mb32ic64ih56oc64oh56kh3ph1"
@@ -44,6 +45,12 @@ CASES: dict[str, Case] = {c.name: c for c in (
     Case("dense_tf32", f"{DENSE} dt=f32 tag=nhwc math=tf32"),
     Case("dense_ieee", f"{DENSE} dt=f32 tag=nhwc math=ieee"),
     Case("dense_f64", "mb4ic64ih28oc64oh28kh3ph1 dt=f64 tag=nhwc"),
+    Case("dense_s8", f"{DENSE} dt=s8:s8:s32 tag=nhwc",
+         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, ways=(Prop.FWD,)),
+    Case("dense_f8", f"{DENSE} dt=f8e4m3:f8e4m3:bf16 tag=nhwc",
+         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, ways=(Prop.FWD,)),
+    Case("dense_f8_gradient", f"{DENSE} dt=bf16:f8e4m3:f8e5m2 tag=nhwc", ways=(Prop.BWD_D,)),
+    Case("depthwise_u8", "g96mb8ic96ih28oc96oh28kh3ph1 dt=u8:s8:s8 tag=nhwc", ways=(Prop.FWD,)),
     Case("strided", "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
          {Prop.BWD_D: "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4",
           Prop.BWD_W: "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4"}),
@@ -77,13 +84,15 @@ class Planned:
 
 
 def planned(case: Case, target: Target) -> list[Planned]:
-    """Every kernel of a case for a chip, direction by direction. Raises Unsupported for a direction
-    with no legal schedule at all."""
+    """Every kernel of a case for a chip, direction by direction; none where the chip has no such types.
+    Raises Unsupported for a direction with no legal schedule at all."""
     made: list[Planned] = []
     problem = ConvProblem.parse(case.problem)
+    if any(target.why_not_held(t) for t in problem.dtypes):
+        return made
     if not case.boxes:
         target = replace(target, features=target.features - {"box"})
-    for way in Prop:
+    for way in case.ways:
         for step in _plan(case, problem, way, target).steps:
             made.append(Planned(
                 case.name, way.value, step.compute.name, target.name, str(step.schedule),

@@ -96,7 +96,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
     element. (Fused axes are left out: their masks and divisions may forbid it.)"""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
-    along = next((b.axes[0] for b in blocks if len(b.axes) == 1 and strides[b.axes[0]] == 1), None)
+    along = next((b.first for b in blocks if len(b.axes) == 1 and strides[b.first] == 1), None)
     if along is None or along_k and compute.kind(along) != "K":
         return size
     steps = [strides[x.name] for x in compute.axes if x.name != along and x.size > 1]
@@ -119,14 +119,17 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(lambda f: f.matrix and "wgmma" in f.features and f.asynchronous and not f.exact32,
-         ("HGMMA",), "the schedule says mma, and its tile fills the asynchronous matrix unit"),
-    Rule(lambda f: f.matrix and "tcgen05" in f.features and f.asynchronous and not f.exact32,
+         ("HGMMA", "IGMMA", "QGMMA"),
+         "the schedule says mma, and its tile fills the asynchronous matrix unit"),
+    Rule(lambda f: f.matrix and "tcgen05" in f.features and f.asynchronous and not f.exact32
+         and f.bits > 8,
          ("UTCHMMA",), "the schedule says mma, and its tile fills the asynchronous matrix unit"),
     Rule(lambda f: f.matrix and f.cuda and not f.exact32,
-         ("HMMA", "HGMMA", "UTCHMMA"), "the schedule says mma"),
+         ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "UTCQMMA",
+          "UTCIMMA"), "the schedule says mma"),
     Rule(lambda f: f.matrix and f.backend == "hip" and f.lanes == 64,
          ("v_mfma",), "the schedule says mma"),
-    Rule(lambda f: f.matrix and f.backend == "hip" and f.lanes == 32 and f.bits == 16,
+    Rule(lambda f: f.matrix and f.backend == "hip" and f.lanes == 32 and f.bits <= 16,
          ("v_wmma",), "the schedule says mma"),
     Rule(lambda f: f.cuda and f.bits == 32 and (f.exact32 or not f.matrix) and not f.sums_only,
          ("FFMA", "FFMA2"), "f32 is multiplied as it is"),

@@ -39,8 +39,8 @@ class Call:
 
 
 def recorded(model: torch.nn.Module, inputs: Sequence[Any], backward: bool) -> list[Call]:
-    """Run a model once and tell its convolutions in their order; with ``backward`` the gradients of what
-    requires one, too. Raises what the model raises."""
+    """Run a model once and return its convolutions in order; with ``backward`` also the gradients of
+    tensors that require one. Raises the model's errors."""
     recorder = _Recorder(backward)
     hooks = []
     for name, module in model.named_modules():
@@ -73,7 +73,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _call(module: str, args: Sequence[Any], backward: bool) -> Call:
     x, w, b, stride, padding, dilation, transposed, output_padding, groups = args
-    # Where a model runs is not where its kernels will.
+    # The model may run on another device than its kernels will.
     why = [r for r in execute.reasons(x, w) if not r.startswith("device:")]
     if why:
         return Call(module, (), why_not="; ".join(why))
@@ -89,7 +89,7 @@ def _call(module: str, args: Sequence[Any], backward: bool) -> Call:
 
 
 def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool]) -> list[Part]:
-    """What is computed, each with the strides that torch's rule gives to what is made."""
+    """The computed tensors, each with the strides of torch's rule for results."""
     channels_last = shapes.channels_last_result(x, w)
     shape = shapes.output_shape(x.shape, w.shape, p)
     math = execute.flags(x.dtype).math

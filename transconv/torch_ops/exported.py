@@ -10,24 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, build
 from transconv.errors import ScheduleError, TransconvError, Unsupported
-from transconv.standalone import folder
-from transconv.standalone.files import code_folder, files_of
-from transconv.standalone.package import Package, described, packaged
-from transconv.standalone.python_file import templates
+from transconv.standalone import (
+    Package,
+    check,
+    code_folder,
+    described,
+    files_of,
+    packaged,
+    templates,
+    write,
+)
 from transconv.target import Target, detect
 from transconv.version import __version__
 
 if TYPE_CHECKING:
     import torch
 
-    from transconv.standalone.calls import Call, Part
+    from transconv.torch_ops.recorded import Call, Part
 
-BIAS_BEHIND = "the bias is not added by the kernel: add it behind"
+BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
 
 
 @dataclass(frozen=True)
 class Use:
-    """What one call of a module computes with: the kernel of its result and of each gradient, by name."""
+    """The kernels of one call of a module, by name: for its result and for each gradient."""
 
     module: str
     kernels: dict[str, str]
@@ -36,8 +42,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported: the folder, what is said of each kernel by name, who uses which, and why other
-    convolutions were left out."""
+    """The result of an export: the folder, each kernel's description by name, the modules' uses of them,
+    and why other convolutions were left out."""
 
     directory: Path
     kernels: dict[str, dict[str, Any]]
@@ -58,8 +64,8 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
 
     The model runs once on ``inputs`` (tensors of any device, also of torch's ``meta``), as it is: call
     ``model.eval()`` first if a run must not change it. Sizes, strides and types of that run become
-    constants of the kernels. ``target``: a chip (``sm_90``), default the one at hand, or Triton's
-    interpreter where there is no GPU; ``backward``: also the gradients of what requires one; ``aot``:
+    constants of the kernels. ``target``: a chip (``sm_90``), default this machine's, or Triton's
+    interpreter without a GPU; ``backward``: also the gradients of what requires one; ``aot``:
     machine code beside each file, made by ``workers`` processes; ``force``: write into a folder that is
     not empty.
 
@@ -67,10 +73,10 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     that is unknown, FileExistsError for a folder that is not empty, OSError where nothing can be written,
     and what the model raises. Nothing is half-written.
     """
-    from transconv.standalone.calls import recorded
+    from transconv.torch_ops.recorded import recorded
 
     directory = Path(directory)
-    folder.check(directory, force)
+    check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
     calls = recorded(model, inputs, backward)
     made = _Kernels(chip)
@@ -91,7 +97,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     files["index.json"] = (json.dumps(_index(done, chip), indent=1) + "\n").encode()
     files["README.md"] = templates().get_template("README.md.jinja").render(
         **_index(done, chip)).encode()
-    folder.write(directory, files, force)
+    write(directory, files, force)
     return done
 
 
@@ -140,7 +146,7 @@ class _Kernels:
 
 
 def _described(package: Package, ahead: bool) -> dict[str, Any]:
-    """What an index says of a kernel."""
+    """A kernel's entry in the index."""
     workload = package.plan.workload
     assert isinstance(workload, ConvWorkload)
     return {"file": f"{package.name}.py", "problem": str(workload.problem),

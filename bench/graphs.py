@@ -1,0 +1,92 @@
+"""``python -m bench graphs``: whole models through ``torch.compile(model, backend="transconv")``, beside
+torch as it is and torch's own compiler.
+
+A row for each model, side and layout, appended to ``graphs.csv`` as it comes: a run that is repeated skips
+the rows that are there. Each is measured by a process of its own, with a time limit. ``--quick`` has a
+small size of every model, for a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from bench.environment import at_hand, versions, worker_environment
+from bench.graph_measures import LAYOUTS, SIDES, STEPS, Row
+from bench.graph_models import MODELS
+from bench.graph_table import graphs_table
+from transconv.cli import ranges
+from transconv.tuning.progress import Progress
+from transconv.tuning.table import Table
+from transconv.verify.pool import Group, Pool, Task
+
+COLUMNS = ("model", "what", "side", "layout", "ms", "gpu_ms", "peak_mb", "kernels", "ours", "copies",
+           "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s", "note", "error",
+           "device", "torch", "triton", "commit")
+KEY = ("model", "side", "layout")
+ONE = ("max-autotune", "transconv")  # sides that are measured in the first layout alone
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS))
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES))
+    parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS),
+                        help="max-autotune and transconv are measured in the first alone")
+    parser.add_argument("--quick", action="store_true", help="a small size of every model")
+    parser.add_argument("--device", type=at_hand, default=at_hand())
+    parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
+    parser.add_argument("--steps", type=ranges.at_least(1), default=STEPS, help="of training")
+    parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds for one row")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=540,
+                        help="seconds; then no new row begins")
+    parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
+    parser.add_argument("--cache", default="", help="folder of compiled kernels")
+
+
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """The rows to fill, model by model."""
+    layouts = options.layouts.split(",")
+    return [{"model": model, "side": side, "layout": layout,
+             "what": "training" if MODELS[model].classes else "inference"}
+            for model in options.models.split(",") for side in options.sides.split(",")
+            for layout in (layouts[:1] if side in ONE else layouts)]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Fill ``graphs.csv``. Returns 1 if a row has no time."""
+    table = Table(Path(options.out) / "graphs.csv", COLUMNS, KEY)
+    if options.retry:
+        table.drop(options.retry.split(","), "error")
+    rows = rows_of(options)
+    todo = [r for r in rows if not table.has(r)]
+    print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
+    variables = worker_environment(options.cache)
+    if options.device == "cpu":
+        variables["TRITON_INTERPRET"] = "1"
+    setting = {"device": options.device, "quick": options.quick, "seconds": options.seconds,
+               "steps": options.steps}
+    progress, about = Progress(len(todo), "row"), versions()
+    end = time.monotonic() + options.time_budget
+    for row in todo:  # a process each, so that caches and memory of one do not affect the next
+        if time.monotonic() > end:
+            break
+        pool = Pool({"measure": Group("bench.graph_measures:measure", 1, variables)})
+        payload = {k: row[k] for k in KEY} | setting
+        for _, found in pool.run([Task("measure", payload, options.limit)]):
+            table.add(row | about | found)
+            progress.say(line(row | found))
+        progress.step()
+    progress.close()
+    print(graphs_table(table.rows), flush=True)
+    return 1 if any(r["error"] for r in table.rows) else 0
+
+
+def line(row: Row) -> str:
+    """One row, for people."""
+    if row.get("error"):
+        return f"{row['model']:18} {row['side']:12} {row['layout']}  {row['error'][:200]}"
+    peak = f"{row['peak_mb']:8.0f} MB" if isinstance(row["peak_mb"], float) else ""
+    return (f"{row['model']:18} {row['side']:12} {row['layout']}  {row['ms']:9.3f} ms {peak}  "
+            f"{row.get('kernels', '-')} kernels, {row.get('copies', '-')} copies, RMSE {row['rmse']:.2e}, "
+            f"{row['compile_s']:.0f} s  {row.get('note', '')[:80]}")

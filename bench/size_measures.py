@@ -1,0 +1,165 @@
+"""What the children of ``python -m bench sizes`` measure, a function for each group of processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+import transconv
+from bench import reference
+from bench.size_calls import Compilations, Subject, host_us, same, switched
+from bench.size_layers import Size, chosen, problem_at
+from transconv.backend_triton import SizedLauncher
+from transconv.conv import Compiled, ConvProblem, Epilogue, Layer, Registry
+from transconv.errors import TransconvError
+from transconv.target import detect
+from transconv.tuning.table import Row
+from transconv.tuning.timing import Clock
+from transconv.verify.case import Case, device, warm
+from transconv.verify.timed import OfProblem
+
+CALLS = 8  # of a size; the last of them are later ones
+LATER = 4
+_registries: dict[tuple[str, str], Registry] = {}
+
+
+def compile_plans(name: str, direction: str, quick: bool, size: str = "") -> Row:
+    """Compile the plans of a layer for any size; with a size, the plan for it alone."""
+    layer, start = _layer(name, quick), time.perf_counter()
+    if size:
+        p = problem_at(layer, Size.parse(size), _dtype())
+        plans = [Case(p, layer.prop(direction)).plan()]
+    else:
+        plans = _plans(_registry(name, direction, quick))
+    if device() == "cuda":
+        for plan in plans:
+            warm(plan)
+    return {"seconds": time.perf_counter() - start}
+
+
+def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed: Sequence[str],
+            beside: Sequence[str], budget_ms: float) -> Row:
+    """A row for each size: whether its result is exact, and host times; of those in ``timed`` device times
+    of ours and of cuDNN's heuristics; of those in ``beside`` also of the kernel for this size and of
+    cuDNN's benchmark."""
+    subject = Subject(_layer(name, quick), direction)
+    reference.settings(tf32=False, benchmark=False)
+    rows = []
+    with switched(sizes="any", compile="now", fallback="silent"), torch.no_grad():
+        registry = _registry(name, direction, quick)
+        _first_uses(subject, registry)
+        for text in sizes:
+            p = problem_at(subject.layer, Size.parse(text), _dtype())
+            row = {"size": text, **_called(subject, registry, p)}
+            if text in timed:
+                row |= _device_times(subject, registry, p, text in beside, budget_ms)
+            rows.append(row)
+    if device() == "cuda":
+        torch.cuda.empty_cache()
+    return {"rows": rows}
+
+
+def _layer(name: str, quick: bool) -> Layer:
+    return next(x for x in chosen(quick) if x.name == name)
+
+
+def _dtype() -> str:
+    return "bf16" if device() == "cuda" else "f32"
+
+
+def _registry(name: str, direction: str, quick: bool) -> Registry:
+    """The registry that calls of a layer use: its plans are the same objects."""
+    if (name, direction) not in _registries:
+        layer = _layer(name, quick)
+        p = problem_at(layer, Size(2, tuple(16 * s for s in layer.shape.stride)), _dtype())
+        _registries[name, direction] = Registry(
+            p, layer.prop(direction), detect(), Epilogue(), aligned=True, deterministic=False)
+    return _registries[name, direction]
+
+
+def _plans(registry: Registry) -> list[Compiled]:
+    registry.choose([16] * len(registry.questions[0].workload.open), "now")
+    return [k.plan for k in registry.there.values()]
+
+
+def _first_uses(subject: Subject, registry: Registry) -> None:
+    """Make the layer's plans, and on a GPU call it at the size that each was made for: kernels are loaded,
+    and first results checked."""
+    _plans(registry)
+    for question in registry.questions:
+        like = question.workload.problem
+        p = subject.layer.problem(_dtype()).at(like.mb, like.i, like.o)
+        if device() == "cuda":
+            subject.call("ours", p, subject.operands(p, 0))()
+
+
+def _loaded(registry: Registry) -> int:
+    """How many kernels were started for the first time."""
+    steps = [step for k in registry.there.values() for step in k.plan.steps]
+    return sum(len(s.launcher.starts if isinstance(s.launcher, SizedLauncher) else s.launcher.kept)
+               for s in steps)
+
+
+def _called(subject: Subject, registry: Registry, p: ConvProblem) -> Row:
+    """One size for the first time, and again."""
+    given = subject.operands(p, 1)
+    ours, torchs = (subject.call(side, p, given) for side in ("ours", "torch"))
+    their_first, theirs = host_us(torchs)  # its result's memory is also what ours will take
+    theirs_later = [host_us(torchs)[0] for _ in range(LATER)] if device() == "cuda" else []
+    transconv.stats(reset=True)
+    loaded = _loaded(registry)
+    with Compilations() as compilations:
+        first, result = host_us(ours)
+    count = CALLS if device() == "cuda" else 1
+    later = [host_us(ours)[0] for _ in range(count)]
+    counted = transconv.stats(reset=True)
+    elsewhere = counted.total - sum(n for what, n in counted.native.items() if what.endswith("any size"))
+    found = {"wrong": same(subject, p, given, result, theirs), "compiled": compilations.count,
+             "first_use": int(_loaded(registry) > loaded), "elsewhere": elsewhere,
+             "kernels": sum(len(plan.steps) for plan in _plans(registry)),
+             "first_us": first, "later_us": median(later[-LATER:]), "cudnn_first_us": their_first}
+    if theirs_later:
+        found["cudnn_later_us"] = median(theirs_later)
+    try:
+        sizes = (p.mb, *p.i)
+        taken = registry.choose(sizes, "now")
+        found |= {"schedule": str(taken.plan.schedule), "estimate_us": taken.us}
+    except TransconvError as refusal:
+        found["schedule"] = f"refused: {refusal}"[:200]
+    return found
+
+
+def _device_times(subject: Subject, registry: Registry, p: ConvProblem, beside: bool,
+                  budget_ms: float) -> Row:
+    """Device times, in turn; schedules of the kernel that is made for this size."""
+    case = Case(p, subject.prop)
+    sides, found = {}, {}
+    try:
+        sides["us"] = OfProblem(case).make(registry.choose((p.mb, *p.i), "now").plan)
+    except TransconvError:
+        return {}
+    if beside:
+        plan = case.plan()
+        sides["exact_us"], found["exact_schedule"] = OfProblem(case).make(plan), str(plan.schedule)
+    if device() == "cuda":
+        def torchs(benchmark: bool) -> Any:
+            def make(index: int) -> Any:
+                call = subject.call("torch", p, subject.operands(p, index))
+
+                def run() -> torch.Tensor:
+                    torch.backends.cudnn.benchmark = benchmark
+                    return call()
+                return run
+            return make
+
+        sides["cudnn_us"] = torchs(False)
+        if beside:
+            sides["benchmark_us"] = torchs(True)
+    timings = Clock(device(), budget_ms).compare(sides, p.bytes_moved(), rounds=2)
+    torch.backends.cudnn.benchmark = False
+    case.release()
+    return found | {name: timing.us for name, timing in timings.items()}

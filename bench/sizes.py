@@ -1,0 +1,189 @@
+"""``python -m bench sizes``: layers at drawn image sizes with kernels whose sizes are arguments, beside
+the kernels for these sizes and cuDNN. ``<gpu>_sizes.csv`` has a row for each layer, direction and size,
+``<gpu>_size_models.csv`` one for each side of six OCR layers and of a graph with symbolic sizes.
+
+First processes compile, then children of one process a group measure, each with a time limit; rows are
+written as they come, and a repeated run skips those that are there. ``--quick`` runs small layers in
+Triton's interpreter, where times say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import environment
+from bench.issues import short
+from bench.size_layers import Size, chosen, chunks, drawn
+from bench.size_table import models_table, sizes_table
+from transconv.cli import ranges
+from transconv.conv import DIRECTIONS, Layer
+from transconv.tuning.table import Row, Table
+from transconv.verify.pool import Group, Pool, Task
+
+COLUMNS = ("layer", "kind", "direction", "size", "seed", "wrong", "kernels", "compiled", "elsewhere",
+           "first_use", "first_us", "later_us", "cudnn_first_us", "cudnn_later_us", "us", "exact_us",
+           "cudnn_us", "benchmark_us", "schedule", "estimate_us", "exact_schedule", "device", "torch",
+           "triton", "commit")
+KEY = ("layer", "direction", "size", "device")
+MODEL_COLUMNS = ("case", "side", "sizes", "plans", "graphs", "prepare_s", "first_ms", "worst_ms", "stalls",
+                 "later_ms", "later_worst_ms", "compiled", "native", "far", "device", "torch", "triton",
+                 "commit")
+MODEL_KEY = ("case", "side", "device")
+SIDES = (("ocr", "torch heuristics"), ("ocr", "torch benchmark"), ("ocr", "prepared"),
+         ("ocr", "background"), ("dynamic", "ours"))
+COMPILING = 0.4  # of the time limit, at most, before measurements begin
+MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit
+OFF = 1e-3  # the error of an f32 model, as a share of its largest element, beyond which it is wrong
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    cores = max(1, (os.cpu_count() or 2) - 2)
+    parser.add_argument("--count", type=ranges.at_least(1), default=0,
+                        help="sizes for each layer (default: 200, with --quick 3)")
+    parser.add_argument("--seed", type=ranges.at_least(0), default=1, help="of the draws")
+    parser.add_argument("--timed", type=ranges.at_least(0), default=40,
+                        help="how many of the sizes are timed on the device (default: 40)")
+    parser.add_argument("--share", type=ranges.at_least(0), default=8,
+                        help="how many of these beside a kernel of their own and cuDNN's benchmark")
+    parser.add_argument("--only", default="", metavar="WORDS", help="only layers with one of these words, "
+                        "joined by commas, in their names; models: the models alone")
+    parser.add_argument("--props", type=ranges.some_of(*DIRECTIONS), default=",".join(DIRECTIONS))
+    parser.add_argument("--quick", action="store_true", help="small layers, for Triton's interpreter")
+    parser.add_argument("--limit", type=ranges.seconds, default=480, help="seconds in all (default: 480)")
+    parser.add_argument("--chunk", type=ranges.at_least(1), default=20, help="sizes of one task")
+    parser.add_argument("--task-limit", type=ranges.limit, default=90, help="seconds for one task")
+    parser.add_argument("--budget-ms", type=ranges.milliseconds, default=6, help="timing of one side")
+    parser.add_argument("--workers", type=ranges.processes, default=cores, help="processes that compile")
+    parser.add_argument("--cache", default="", help="folder of compiled kernels")
+
+
+def main(options: argparse.Namespace) -> int:
+    """1 if a result is wrong or a task failed. Raises ValueError if no layer is selected, or if there is
+    no GPU for layers as they are."""
+    versions = environment.versions()
+    if versions["device"] == "cpu" and not options.quick:
+        raise ValueError("there is no GPU; --quick has small layers for Triton's interpreter")
+    options.count = options.count or (3 if options.quick else 200)
+    return Run(options, versions).go()
+
+
+class Run:
+    """The rows of a run. Measurements run in children: size_measures.py, size_models.py."""
+
+    def __init__(self, options: argparse.Namespace, versions: Row) -> None:
+        self.options, self.versions = options, versions
+        self.end = time.monotonic() + options.limit
+        name = short(versions["device"])
+        out = Path(options.out)
+        self.table = Table(out / f"{name}_sizes.csv", COLUMNS, KEY)
+        self.models = Table(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
+        self.layers = [] if options.only == "models" else chosen(options.quick, options.only)
+        self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
+        self.lost = 0
+        on_cpu = versions["device"] == "cpu"
+        self.variables = environment.worker_environment(options.cache) | (
+            {"OMP_NUM_THREADS": environment.threads()} if on_cpu else {})
+
+    def go(self) -> int:
+        compiling = [] if self.options.quick else list(self.compilations())
+        if compiling:
+            pool = Pool({"compile": Group("bench.size_measures:compile_plans", self.options.workers,
+                                          self.variables)})
+            self.drain(pool, compiling, COMPILING * self.left(), "compiled")
+        kept = min(MODELS_S, self.left() / 4)
+        measuring = list(self.measurements())
+        if measuring:
+            pool = Pool({"measure": Group("bench.size_measures:measure", 1, self.variables)})
+            self.drain(pool, measuring, self.left() - kept, "measured")
+        self.measure_models()
+        print(f"{len(self.table.rows)} rows are in {self.table.path}\n\n{sizes_table(self.table.rows)}\n\n"
+              f"{models_table(self.models.rows)}", flush=True)
+        wrong = [r for r in self.table.rows if r["wrong"]]
+        wrong += [r for r in self.models.rows if float(r["far"] or 0) > OFF]
+        for row in wrong:
+            print(f"wrong: {row}", file=sys.stderr)
+        return int(bool(wrong or self.lost))
+
+    def left(self) -> float:
+        return max(1.0, self.end - time.monotonic())
+
+    def todo(self) -> Iterator[tuple[Layer, str, list[Size]]]:
+        """Layers and directions with the sizes that have no row yet."""
+        for layer in self.layers:
+            for direction in self.options.props.split(","):
+                about = {"layer": layer.name, "direction": direction, "device": self.versions["device"]}
+                left = [s for s in self.sizes[layer.name] if not self.table.has({**about, "size": s})]
+                if left:
+                    yield layer, direction, left
+
+    def beside(self, layer: Layer) -> list[str]:
+        """The sizes that get a kernel of their own: they are drawn like all others, and come first."""
+        return [str(s) for s in self.sizes[layer.name][:self.options.share]]
+
+    def compilations(self) -> Iterator[Task]:
+        """Plans for any size first, then those for one."""
+        quick, limit = self.options.quick, self.options.task_limit
+        todo = list(self.todo())
+        for layer, direction, _ in todo:
+            yield Task("compile", {"name": layer.name, "direction": direction, "quick": quick}, limit)
+        for layer, direction, sizes in todo:
+            for size in {*self.beside(layer)} & {str(s) for s in sizes}:
+                yield Task("compile", {"name": layer.name, "direction": direction, "quick": quick,
+                                       "size": size}, limit)
+
+    def measurements(self) -> Iterator[Task]:
+        """The first chunk of every layer and direction, then the second ones: where time is short, all
+        have rows."""
+        found: list[tuple[int, Task]] = []
+        for layer, direction, sizes in self.todo():
+            timed = [str(s) for s in self.sizes[layer.name][:self.options.timed]]
+            for at, piece in enumerate(chunks(sizes, self.options.chunk)):
+                payload = {"name": layer.name, "direction": direction, "quick": self.options.quick,
+                           "sizes": [str(s) for s in piece], "timed": timed,
+                           "beside": self.beside(layer), "budget_ms": self.options.budget_ms}
+                found.append((at, Task("measure", payload, self.options.task_limit)))
+        yield from (task for _, task in sorted(found, key=lambda f: f[0]))
+
+    def drain(self, pool: Pool, tasks: list[Task], budget_s: float, did: str) -> None:
+        """Run tasks, keep their rows, and say how far it is."""
+        began, kinds = time.monotonic(), {x.name: x.kind for x in self.layers}
+        print(f"{len(tasks)} tasks in at most {budget_s:.0f} s", flush=True)
+        for done, (task, answer) in enumerate(pool.run(tasks, budget_s), 1):
+            about = task.payload
+            if error := answer.get("error"):
+                self.lost += error != "out of budget"
+                print(f"not {did}: {about['name']} {about['direction']}: {error}", flush=True)
+            for row in answer.get("rows", ()):
+                head = {"layer": about["name"], "kind": kinds[about["name"]],
+                        "direction": about["direction"], "seed": self.options.seed}
+                self.table.add({**head, **row, **self.versions})
+            spent = time.monotonic() - began
+            left = min(spent / done * (len(tasks) - done), budget_s - spent)
+            print(f"{did} {about['name']} {about['direction']}: {done} of {len(tasks)}, {spent:.0f} s, "
+                  f"about {max(0.0, left):.0f} s left", flush=True)
+
+    def measure_models(self) -> None:
+        """Each side in a process of its own, with empty caches."""
+        todo = [(case, side) for case, side in SIDES if not self.models.has(
+            {"case": case, "side": side, "device": self.versions["device"]})]
+        for case, side in todo if self.options.only in ("", "models") else ():
+            payload = {"side": side, "quick": self.options.quick, "workers": self.options.workers}
+            with tempfile.TemporaryDirectory(prefix="bench-sizes-") as place:
+                group = Group(f"bench.size_models:{case}", 1, self.variables | {
+                    "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
+                limit: Any = max(5.0, self.left())
+                for _, answer in Pool({case: group}).run([Task(case, payload, limit)], limit):
+                    if error := answer.get("error"):
+                        self.lost += error != "out of budget"
+                        print(f"not measured: {case} {side}: {error}", flush=True)
+                        continue
+                    self.models.add({**answer, **self.versions})
+                    print(f"measured {case} {side}: first calls {answer['first_ms']:.1f} ms, worst "
+                          f"{answer['worst_ms']:.1f} ms", flush=True)

@@ -1,0 +1,133 @@
+"""``python -m bench sizes``: drawn sizes are legal and repeatable, rows are written and resumed, a wrong
+result is named, and the tables say it."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import reference, size_layers, size_measures, size_models
+from bench.__main__ import main, understood
+from bench.size_calls import Subject, same, switched
+from bench.size_layers import Size
+from bench.size_table import models_table, sizes_table
+from transconv import knobs
+from transconv.conv import Epilogue, Prop, Registry
+from transconv.errors import ProblemError, Unsupported
+from transconv.target import Target
+from transconv.torch_ops import any_size, decide
+from transconv.tuning.table import read
+
+LAYERS = size_layers.chosen(quick=False)
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+
+
+def test_drawn_sizes_are_those_of_the_layer() -> None:
+    kinds = {(x.kind, x.shape.ndims, x.transposed) for x in LAYERS}
+    assert len(LAYERS) == 12 and {k for k, _, _ in kinds} == {"dense", "first", "depthwise", "grouped"}
+    assert {n for _, n, _ in kinds} == {1, 2, 3} and {t for *_, t in kinds} == {False, True}
+    for layer in LAYERS:
+        sizes = size_layers.drawn(layer, 9, 1)
+        assert sizes == size_layers.drawn(layer, 9, 1) != size_layers.drawn(layer, 9, 2)
+        assert len({*sizes}) == 9 and [Size.parse(str(s)) for s in sizes] == sizes
+        for size in sizes:
+            p = size_layers.problem_at(layer, size, "bf16")
+            assert 1 <= p.mb <= 16 and min(p.o) >= 1 and p.shapes["wei"] == layer.shape.shapes["wei"]
+            assert 2 * (prod(p.shapes["src"]) + prod(p.shapes["dst"])) <= size_layers.MOST_BYTES
+    with pytest.raises(ValueError, match="no layer has this in its name"):
+        size_layers.chosen(False, "nothing")
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
+def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
+    """Its requirements follow from the layer: the sizes of dst are those that the kernels compute."""
+    for size in size_layers.drawn(layer, 4, 1):
+        p = size_layers.problem_at(layer, size, "bf16")
+        try:
+            made = Registry(p, Prop.FWD, Target.parse("sm_90"), Epilogue(), True, False)
+        except ProblemError as error:
+            pytest.fail(str(error))
+        for question in made.questions:
+            (compute,) = question.workload.computations
+            at = dict(zip(compute.named.names, (p.mb, *p.i), strict=True))
+            assert not compute.named.why_not(at), size
+
+
+@interpreted
+def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sizes", "--quick", "--out", str(tmp_path), "--only", "quick_dense", "--props", "fwd",
+             "--count", "2", "--share", "1", "--timed", "1", "--budget-ms", "1"]
+    assert main(words) == 0
+    found = read(tmp_path / "cpu_sizes.csv")
+    told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
+    assert told == [("", "0", "0", "3")] * 2 and all(float(r["first_us"]) for r in found)
+    assert [bool(r["exact_us"]) for r in found] == [True, False]
+    said = capsys.readouterr().out
+    assert "1 of 1" in said and "about 0 s left" in said
+    assert "| quick_dense | fwd | 2 | 2 of 2 | 3 | 0 | 0 |" in said
+    assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
+    with pytest.raises(SystemExit):
+        understood(["sizes", "--count", "0"])
+    if not torch.cuda.is_available():
+        assert main(["sizes", "--out", str(tmp_path)]) == 2
+
+
+def test_a_wrong_result_is_named() -> None:
+    subject = Subject(size_measures._layer("quick_dense", True), "fwd")
+    p = size_layers.problem_at(subject.layer, Size(1, (4, 5)), "f32")
+    given = subject.operands(p, 1)
+    right = subject.call("torch", p, given)()
+    wrong = right.clone()
+    wrong[0, 1, 2, 3] += 1
+    assert same(subject, p, given, right, wrong) == "", "ours is the exact sum, whatever torch has"
+    assert same(subject, p, given, wrong, right) == "1 of 160 elements differ from the exact sums"
+    assert "its shape is" in same(subject, p, given, wrong[:, :1], right)
+
+
+@interpreted
+@pytest.mark.slow
+def test_sixteen_sizes_and_one_graph() -> None:
+    found = size_models.ocr("prepared", True, 1)
+    assert found["compiled"] == 0 and found["native"] == 1.0 and found["far"] < 1e-5
+    found |= {"device": "cpu"}
+    graph = size_models.dynamic("ours", True, 1)
+    assert graph["graphs"] == 1 and graph["compiled"] == 0 and graph["far"] < 1e-5
+    table = models_table([{k: str(v) for k, v in row.items()} for row in (found, graph)])
+    assert table.count("\n") == 3 and "| dynamic | ours | 3 | 1 |" in table
+
+
+def test_the_table_counts_first_uses_apart() -> None:
+    row = {"layer": "a", "direction": "fwd", "wrong": "", "kernels": "3", "compiled": "0",
+           "elsewhere": "0"}
+    rows = [{**row, "first_use": "1", "first_us": "9000", "later_us": "5", "us": "10", "exact_us": "8"},
+            {**row, "first_use": "0", "first_us": "70", "later_us": "7", "us": "20", "exact_us": "20"},
+            {**row, "first_use": "0", "first_us": "80", "later_us": "6", "wrong": "1 of 2"}]
+    line = sizes_table(rows).splitlines()[-1]
+    assert line == "| a | fwd | 3 | 2 of 3 | 3 | 0 | 0 | 75 | 80 | 6 | - | 0.89, 0.80 (2) | - | - |"
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["whisper_l3_conv1", "x3d_m_dw3_54", "dcgan_up_512_256"])
+def test_calls_ask_for_the_plans_that_are_timed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry of a measurement has the questions of the calls' own."""
+    asked: list[Registry] = []
+    any_size.forget()
+
+    def choose(self: Registry, *given: object) -> None:
+        asked.append(self)
+        raise Unsupported("sizes:refused", "only looked at")
+
+    monkeypatch.setattr(Registry, "choose", choose)
+    monkeypatch.setattr(decide._Call, "of_this_size", choose)
+    monkeypatch.setattr(size_measures, "_registries", {})
+    subject = Subject(size_measures._layer(name, False), "fwd")
+    sides = tuple(4 * s for s in subject.layer.shape.stride)
+    p = size_layers.problem_at(subject.layer, Size(1, sides), "f32")
+    reference.settings(tf32=False)
+    with switched(sizes="any", fallback="silent"), torch.no_grad():
+        found = size_measures._registry(name, "fwd", False)
+        subject.call("ours", p, subject.operands(p, 0))()  # torch's, in the end
+    assert asked[0].questions == found.questions

@@ -1,0 +1,47 @@
+"""The report of a compiled model: estimates of the cost room, the page, what is held in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.graph import networks
+from tests.graph.meant import by_meaning
+from transconv.compute import Alone, parse
+from transconv.cost import estimate
+from transconv.graph import TorchRow, backend, report
+from transconv.graph.reporting import GraphReport, Report
+from transconv.selection import shortlist
+from transconv.target import TARGETS
+
+H100 = TARGETS["sm_90"]
+
+
+def test_estimates_and_pages() -> None:
+    run = torch.compile(networks.Normalized().eval(), backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        run(torch.randn(1, 8, 4, 6))
+    found = report(run, measure=True)
+    rows, first = found.graphs[0].kernels, parse(found.graphs[0].kernels[0].text)
+    (listed,) = shortlist(1, first, H100, Alone(first))
+    assert rows[0].us == pytest.approx(estimate(listed.schedule, first, H100))
+    assert all(r.measured_us is None for r in rows), "nothing is measured on a CPU"
+    page = found.html()
+    assert all(f"<td>{r.name}</td>" in page for r in rows) and "a product reads an element of" in page
+    # The normalised image, then it and the result.
+    assert found.graphs[0].peak == 2 * 8 * 4 * 6 * 4 and "MB held" in str(found)
+
+
+def test_regions_of_torch_are_on_the_page() -> None:
+    graph = GraphReport("forward", (TorchRow("inductor", "sort <x>", ("no row",)),), (), "all of it")
+    page = Report((graph,)).html()
+    assert "sort &lt;x&gt;: no row" in page and "<p>all of it</p>" in page
+
+
+@pytest.mark.gpu
+def test_kernels_are_timed_on_the_device() -> None:
+    run = torch.compile(networks.Normalized().eval().cuda().bfloat16(), backend=backend)
+    with torch.no_grad():
+        run(torch.randn(1, 8, 64, 64, device="cuda", dtype=torch.bfloat16))
+    for row in report(run, measure=True).graphs[0].kernels:
+        assert row.measured_us is not None and 0.5 < row.measured_us < 1e5

@@ -1,0 +1,129 @@
+"""A convolution of a graph gets the schedule, and up to names the kernel, of the call of that layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from transconv.conv import ConvProblem, Prop, Surrounded, compiler
+from transconv.graph import decompositions
+from transconv.graph.compiled import Kernel, launches
+from transconv.graph.partition import regions
+from transconv.graph.price import Price
+from transconv.runtime import Plan, ready
+from transconv.target import TARGETS
+
+CPU, H200 = torch.device("cpu"), TARGETS["sm_90"]
+Like = tuple[Sequence[int], Sequence[int], torch.dtype]
+WORD = re.compile(r"[A-Za-z_]\w*")
+
+# The first has tuned rows of its own and one image; the second takes four stride phases, and its rows are
+# those of neighbours. Then groups, one tap, other layouts, a volume.
+LAYERS = [
+    "mb1ic512ih128oc512oh128kh3ph1 dt=bf16 tag=nhwc",
+    "mb8ic64ih56oc64oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+    *(pytest.param(text, marks=pytest.mark.slow) for text in (
+        "g64mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+        "mb32ic256ih56oc64oh56kh1ph0 dt=bf16 tag=nhwc",
+        "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nchw",
+        "mb32ic3ih224oc64oh112kh7sh2ph3 dt=bf16 tag=nhwc",
+        "mb1ic128id16ih64iw64oc128od16oh64ow64kd3kh3kw3pd1ph1pw1 dt=bf16 tag=ndhwc"))]
+
+
+def kernels(f: Callable[..., Any], *like: Like) -> list[Kernel]:
+    """The kernels of a function of tensors of these shapes, strides and types, on an H200."""
+    with FakeTensorMode():
+        tensors = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in like]
+        graph = make_fx(f, decomposition_table=decompositions.table())(*tensors).graph
+    graph.eliminate_dead_code()
+    (region,) = (r for r in regions(graph, CPU) if r.nodes)
+    return launches(region, CPU, H200, Price(H200), lambda *_: ()).kernels
+
+
+def like(p: ConvProblem, name: str) -> Like:
+    spec = p.specs[name]
+    strides = spec.layout.strides()
+    assert strides is not None
+    return p.shapes[name], strides, getattr(torch, spec.dtype.torch)
+
+
+def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) -> list[Kernel]:
+    """The kernels of a direction."""
+    rest = [[*p.stride], [*p.pad_lo], [*p.dilation], False, [0] * p.ndims, p.g]
+    back = torch.ops.aten.convolution_backward
+    if prop is Prop.FWD:
+        def forward(x: Any, w: Any, *more: Any) -> Any:
+            y = torch.ops.aten.convolution(x, w, None, *rest)
+            return behind(y, *more) if behind else y
+        more = [like(p, "dst")] if behind else []
+        return kernels(forward, like(p, "src"), like(p, "wei"), *more)
+    if prop is Prop.BWD_D:
+        return kernels(lambda dy, w, x: back(dy, x, w, None, *rest, [True, False, False])[0],
+                       *(like(p, name) for name in ("dst", "wei", "src")))
+    return kernels(lambda x, dy, w: back(dy, x, w, None, *rest, [False, True, False])[1],
+                   *(like(p, name) for name in ("src", "dst", "wei")))
+
+
+def plan(kernel: Kernel) -> Plan:
+    assert isinstance(kernel.asked, Surrounded)
+    return ready(kernel.asked, H200, None, False, Plan, True, "now")
+
+
+def plain(source: str) -> str:
+    """A text without comments, line ends and names: these are numbered as they come."""
+    lines = (line.partition("#")[0] for line in source.splitlines())
+    numbers: dict[str, str] = {}
+    text = " ".join(" ".join(lines).split())
+    return WORD.sub(lambda m: numbers.setdefault(m[0], f"v{len(numbers)}"), text)
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_kernels_are_those_of_calls(text: str) -> None:
+    p = ConvProblem.parse(text)
+    for prop in Prop:
+        (kernel,) = layer(p, prop)
+        ours, call = plan(kernel), compiler.plan(p, prop, H200)
+        assert ours.why == call.why
+        assert [plain(s.source) for s in ours.steps] == [plain(s.source) for s in call.steps]
+
+
+def test_what_stands_behind_does_not_cost_the_schedule() -> None:
+    p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=bf16 tag=nhwc")
+    (kernel,) = layer(p, Prop.FWD, lambda y, z: torch.relu(y + z))
+    call = compiler.plan(p, Prop.FWD, H200, epilogue="res+relu")
+    ours = plan(kernel)
+    assert str(ours.schedule) == str(call.schedule) and "via=gluon" in str(ours.schedule)
+    assert ours.why == call.why and len(ours.steps) == 1
+
+
+def test_what_a_product_reads_may_be_added_to_it() -> None:
+    """A residual of the very tensor that is convolved: one kernel."""
+    p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=bf16 tag=nhwc")
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    (kernel,) = kernels(lambda x, w: x + torch.ops.aten.convolution(x, w, None, *rest),
+                        like(p, "src"), like(p, "wei"))
+    assert [s.schedule.via for s in plan(kernel).steps] == ["gluon"]
+
+
+def enlarged(channels: int, size: int) -> list[Kernel]:
+    """A convolution of an image that is twice as large by nearest neighbours."""
+    shape, rest = (1, channels, size, size), [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    strides = (channels * size * size, 1, channels * size, channels)
+    return kernels(lambda x, w: torch.ops.aten.convolution(
+        torch.nn.functional.interpolate(x, scale_factor=2.0), w, None, *rest),
+        (shape, strides, torch.bfloat16),
+        ((channels, channels, 3, 3), (9 * channels, 1, 3 * channels, channels), torch.bfloat16))
+
+
+def test_estimates_decide_what_is_written_before_a_convolution() -> None:
+    """A large one has boxes only where what it reads lies in memory; for a small one that is a launch."""
+    assert len(enlarged(16, 8)) == 1
+    first, second = enlarged(512, 256)
+    assert first.group.labels == ["upsample"] and "via=gluon" in str(plan(second).schedule)
+    assert first.memory[0].strides == (512 * 512 * 512, 1, 512 * 512, 512)

@@ -1,0 +1,179 @@
+"""TMA boxes of tensors whose sizes are arguments: one kernel, the descriptors of each size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import transconv
+from transconv.backend_triton import Resources, SizedLauncher, compile_offline, launch, sized_launch
+from transconv.compute import Compute, parse
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
+from transconv.ir import BoxLoad, BoxStore, Kernel, find, substitute
+from transconv.runtime import Plan, build_compute, kept
+from transconv.schedule import Schedule, why_not
+from transconv.selection import heuristics
+from transconv.target import Target
+from transconv.verify import any_size as sizes
+from transconv.verify.case import executable
+from transconv.verify.computation import Case
+from transconv.verify.matrix.jobs import job_of
+
+SM90 = Target.parse("sm_90")
+POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"
+LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
+    (POINTWISE, Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4"),
+    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
+     "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"),
+    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_D,
+     "ih:4 iw:8 ic:16 oc:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
+    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
+     "oh:4 ow:8 oc:16 ic:16 | mma | a=gather b=box | c=box stages=2 warps=4"),
+    (POINTWISE, Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | a=box b=box | c=box stages=2 warps=4"))
+NAMES = ("pointwise", "window", "gradient", "strided", "weight")
+
+
+def layer(text: str, prop: Prop) -> Compute:
+    plain, names = marked(text)
+    (compute,) = any_size(ConvProblem.parse(plain), prop, names)
+    return compute
+
+
+@cache
+def built(at: int, target: Target = SM90) -> tuple[Compute, Plan]:
+    text, prop, schedule = LAYERS[at]
+    compute = layer(text, prop)
+    return compute, build_compute(compute, target, Schedule.parse(schedule))
+
+
+@pytest.mark.parametrize("at", range(len(LAYERS)), ids=NAMES)
+def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the IR's interpreter, which reads beyond no tensor, and in Triton's."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compute, plan = built(at)
+    kernel = plan.steps[0].kernel
+    assert find(kernel, BoxLoad) and bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
+    _, run = built(at, executable(SM90, "cpu"))
+    for n, drawn in enumerate(sizes.drawn(compute, 5)):
+        case = Case(compute.at(**drawn))
+        judged = case.interpreted(kernel.at(drawn)) if n < 3 else case.launched(run, "cpu")
+        assert not judged.problem, (drawn, judged.problem)
+
+
+def test_kernels_are_read_back() -> None:
+    compute = built(1)[0]
+    for stage, kernel in transconv.lower(compute, LAYERS[1][2], "sm_90"):
+        assert Kernel.parse(str(kernel)) is kernel, stage
+
+
+def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
+    """Planted: descriptors of the example for all sizes."""
+    compute, plan = built(0)
+    kernel = plan.steps[0].kernel
+    fixed = {t: replace(t, extents=()) for t in kernel.params}
+    body = kernel.body
+    wrong = replace(kernel, params=tuple(fixed.values()), body=substitute(body, fixed))
+    drawn = {"MB": 3, "IH": 9, "IW": 11}
+    with pytest.raises(Exception, match="memory|elements|shape"):
+        judged = Case(compute.at(**drawn)).interpreted(wrong.at(drawn))
+        assert not judged.problem, f"elements differ: {judged.problem}"
+
+
+@pytest.mark.parametrize("text, prop, schedule, reason", [
+    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[1][2], "planes of sizes that are"),
+    ("mb2?ic20ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[0][2],
+     "which is not a multiple of 16 bytes"),
+    ("mb2?ic16ih6?oc16oh6kh1 dt=f16 tag=nchw", Prop.FWD, LAYERS[1][2], "not a multiple of 16 bytes"),
+    (POINTWISE, Prop.BWD_W, LAYERS[4][2].replace("c=box", "split_k=4"), "boxes have no mask"),
+    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
+     "ic:16 oc:16 oh:2 ow:8 | mma | a=box b=box | stages=2 warps=4", "goes on beyond it")])
+def test_what_has_no_descriptor_is_refused(text: str, prop: Prop, schedule: str, reason: str) -> None:
+    assert reason in (why_not(Schedule.parse(schedule), layer(text, prop), SM90) or "legal")
+
+
+def test_a_condition_makes_strides_multiples_of_16_bytes() -> None:
+    text = """compute product
+        sizes M=32 in 1..4096, K=64 in 8..4096, K % 8 == 0
+        tensor X f16 [M, K]
+        tensor W f16 [64, K]
+        tensor Y f16 [M, 64]
+        axes m=M n=64 | k=K
+        read x = X[m, k]
+        read w = W[n, k]
+        store Y[m, n] = sum(x*w; k)"""
+    schedule = Schedule.parse("m:32 n:16 k:16 | mma | a=box b=box | c=box stages=2 warps=4")
+    assert why_not(schedule, parse(text), SM90) is None
+    reason = why_not(schedule, parse(text.replace(", K % 8 == 0", "")), SM90)
+    assert reason is not None and "has stride K, which is not a multiple of 16 bytes" in reason
+    compute = parse(text)
+    kernel = build_compute(compute, SM90, schedule).steps[0].kernel
+    for drawn in ({"M": 1, "K": 8}, {"M": 33, "K": 40}):
+        assert not Case(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem
+
+
+def test_the_longest_stride_is_a_requirement() -> None:
+    """A descriptor has 40 bits for it."""
+    long = layer("mb2?ic16384ih6?oc16oh6kh3ph1 dt=f32 tag=nhwc", Prop.FWD)
+    plan = build_compute(long, SM90, Schedule.parse(LAYERS[1][2]))
+    assert plan.required is not None and "1099511627775" in str(plan.required.sizes)
+    assert "1099511627775" not in str(built(1)[1].required)
+    assert plan.required.sizes.why_not({"MB": 1, "IH": 16384, "IW": 16384}).endswith("IH=16384 IW=16384")
+
+
+def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plan = built(1)
+    run = plan.steps[0].launcher
+    assert isinstance(run, SizedLauncher) and sum(b is not None for b in run.boxes) == 3
+    described: list[tuple[int, ...]] = []
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launch, "encode", lambda made, meta, box: [made, meta])
+    monkeypatch.setattr(run, "describe", lambda t, box, extents: described.append(box.shape) or box.shape)
+    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
+    start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
+    for images in (2, 3, 2, 2):
+        start(7, (images, 5, 6), tensors, "stream")
+    assert len(described) == 6, "three for each of two sizes"
+    assert {s for s in described if len(s) == 4} == {(2, 5, 6, 16), (3, 5, 6, 16)}
+    assert started[0][-9:] == ((2, 5, 6, 16), "x", (16, 144), "y", (2, 5, 6, 16), "z", 2, 5, 6)
+    assert started[0] == started[2] == started[3] != started[1]
+    for images in range(1, 2 * sized_launch.SIZES_KEPT):
+        start(7, (images, 5, 6), tensors, "stream")
+    assert len(start.known) <= sized_launch.SIZES_KEPT
+
+
+def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    step = built(1)[1].steps[0]
+    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    assert again.launcher.boxes == step.launcher.boxes
+    assert any(b and b[0].extents for b in step.launcher.boxes)
+
+
+def test_tensors_between_multiples_of_16_bytes_have_kernels_without_boxes() -> None:
+    problem = ConvProblem.parse("mb2ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc")
+    for aligned in (True, False):
+        registry = Registry(problem, Prop.FWD, SM90, Epilogue(), aligned, False)
+        registry.choose((8, 56, 56), "now")
+        boxes = [bool(s.launcher.boxes) for k in registry.there.values() for s in k.plan.steps]
+        assert any(boxes) == aligned, [str(k.plan.schedule) for k in registry.there.values()]
+
+
+def test_proposals_have_boxes() -> None:
+    problem = ConvProblem.parse("mb8ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc")
+    work = ConvWorkload(problem, Prop.FWD, Epilogue(), frozenset({"mb", "ih", "iw"}))
+    (compute,) = work.computations
+    found = heuristics.candidates(compute, SM90)
+    assert any(s.a == "box" and s.c == "box" for s in found) and any(s.a == "gather" for s in found)
+    assert all(why_not(s, compute, SM90) is None for s in found)
+
+
+def test_the_machine_code_moves_boxes() -> None:
+    (found,) = compile_offline([job_of(built(1)[1].steps[0], SM90)])
+    assert isinstance(found, Resources), found
+    assert {"UTMALDG", "UTMASTG"} <= found.words.keys() and not found.spill_bytes

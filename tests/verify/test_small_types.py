@@ -1,0 +1,214 @@
+"""Convolutions of 8-bit integers and floats: right results, and wrong ones that the check finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from transconv import ir, knobs
+from transconv.backend_triton import Resources
+from transconv.backend_triton.offline import compile_offline
+from transconv.conv import ConvProblem, Epilogue, Prop, compiler, epilogue, zero_points
+from transconv.errors import ProblemError, ScheduleError, Unsupported
+from transconv.ir import Call, Cast, Const, Evaluator, Expr, Memory, saturated
+from transconv.selection import heuristics
+from transconv.target import TARGETS
+from transconv.verify.bisect import blame
+from transconv.verify.case import Case
+from transconv.verify.matrix.jobs import job_of
+from transconv.verify.oracle import Judgement
+
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+
+CASES = [
+    ("mb2ic16ih7oc24oh7kh3ph1 dt=s8:s8:s32 tag=nhwc", "fwd", ""),
+    ("g4mb1ic16iw9oc8ow5kw3sw2pw1 dt=u8:s8:s8", "fwd", "bias+relu"),
+    ("g8mb2ic8ih6oc8oh6kh3ph1 dt=u8:u8:u8 tag=nhwc", "fwd", ""),
+    ("mb1ic16ih9oc16oh5kh4sh2ph1dh1 dt=s8:u8:f16", "fwd", "bias"),
+    ("mb2ic16ih7oc24oh7kh3ph1 dt=s8:s8:u8", "bwd_d", ""),
+    ("mb1ic16ih5oc16oh10kh2sh2 dt=f32:f32:s8", "fwd", "bias"),
+    ("mb2ic16ih7oc24oh7kh3ph1 dt=f8e4m3:f8e5m2:f8e4m3 tag=nhwc", "fwd", ""),
+    ("mb1ic16ih9oc16oh5kh4sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc", "bwd_d", ""),
+    ("mb2ic16ih7oc24oh7kh3ph1 dt=f8e4m3:f32:f8e5m2", "bwd_w", ""),
+    ("mb1ic4id3ih3iw3oc4od3oh3ow3kd3kh3kw3pd1ph1pw1 dt=f16:f16:f8e5m2", "fwd", ""),
+]
+
+
+def judged(problem: str, prop: str, words: str, numpy: bool, mode: str = "exact") -> Judgement:
+    case = Case(ConvProblem.parse(problem), Prop(prop), words, "cpu", bia="f32" if "bias" in words else "",
+                numpy=numpy)
+    return case.judge(case.plan(), mode, 3)
+
+
+@pytest.mark.parametrize(("problem", "prop", "words"), CASES)
+def test_results(problem: str, prop: str, words: str) -> None:
+    found = judged(problem, prop, words, numpy=True)
+    assert found.reason == "" and found.nonzero > 0.02
+
+
+@interpreted
+@pytest.mark.parametrize(("problem", "prop", "words"), CASES)
+def test_results_in_tritons_interpreter(problem: str, prop: str, words: str) -> None:
+    assert judged(problem, prop, words, numpy=False, mode="float").reason == ""
+
+
+# -- zero points -----------------------------------------------------------------------------------
+
+ZEROS = [
+    ("mb2ic16ih7oc24oh7kh3ph1 dt=s8:s8:s32 tag=nhwc", "zero:src"),
+    ("mb2ic16ih8oc24oh4kh3sh2ph1 dt=u8:s8:s8 tag=nhwc", "zero:src:per_ic+zero:wei+bias"),
+    ("g4mb1ic16iw9oc8ow5kw3sw2pw1 dt=u8:s8:s32", "zero:src:per_ic"),
+    ("g8mb2ic8ih6oc8oh6kh3ph1 dt=u8:u8:u8", "zero:src"),
+    ("mb1ic3id4ih4iw4oc5od4oh4ow4kd3kh3kw3pd1ph1pw1 dt=s8:s8:f32", "zero:src+zero:wei"),
+    ("mb1ic4ih12oc8oh20kh3ph6 dt=s8:u8:s32", "zero:wei"),
+    ("mb1ic4ih12oc8oh12kh5ph4dh1 dt=s8:s8:s32", "zero:src:per_ic")]
+
+
+@pytest.mark.parametrize(("problem", "words"), ZEROS)
+def test_zero_points(problem: str, words: str) -> None:
+    assert judged(problem, "fwd", words, numpy=True).reason == ""
+
+
+@interpreted
+@pytest.mark.parametrize(("problem", "words"), ZEROS[1::3])
+def test_zero_points_in_tritons_interpreter(problem: str, words: str) -> None:
+    assert judged(problem, "fwd", words, numpy=False).reason == ""
+
+
+def test_a_given_schedule_is_that_of_the_product() -> None:
+    given = "mb.oh.ow:32 oc:32 ic:16 | mma | stages=2"
+    case = Case(ConvProblem.parse(ZEROS[0][0]), Prop.FWD, "zero:src", "cpu", numpy=True)
+    plan = case.plan(given)
+    assert [s.compute.name for s in plan.steps] == ["zero_src", "fwd"] and plan.schedule.unit == "mma"
+    assert plan.steps[0].compute.sizes == {"oh": 3, "ow": 3, "oc": 24, "kh": 3, "kw": 3, "ic": 16}
+    assert case.judge(plan, "exact", 1).reason == ""
+
+
+def test_padding_that_counts_as_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero_points, "_inside", lambda *_: ir.TRUE)
+    assert "wrong" in judged("mb1ic3ih6oc5oh6kh3ph1 dt=s8:s8:s32", "fwd", "zero:src", numpy=True).reason
+
+
+@pytest.mark.parametrize(("problem", "prop", "words", "reason"), [
+    ("mb1ic8ih5oc8oh5kh3ph1 dt=f16", "fwd", "zero:src", "zero points are for integers; src is f16"),
+    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "bwd_d", "zero:src", "those of a forward convolution; bwd_d has none"),
+    ("g2mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei", "for one group; there are 2")])
+def test_refused_zero_points(problem: str, prop: str, words: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        judged(problem, prop, words, numpy=True)
+
+
+def test_words_of_zero_points() -> None:
+    assert str(Epilogue.parse("zero:wei+zero:src:common+relu")) == "zero:src+zero:wei+relu"
+    with pytest.raises(ScheduleError, match="'zero:dst' is no zero point"):
+        Epilogue.parse("zero:dst")
+
+
+# -- explicit kernels ------------------------------------------------------------------------------
+
+BOXES = "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4"
+
+
+@pytest.mark.parametrize(("types", "words"), [
+    ("s8:s8:s8", "zero:src+bias+relu"), ("f8e4m3:f8e5m2:bf16", "")])
+def test_explicit_kernels(types: str, words: str) -> None:
+    problem = ConvProblem.parse(f"mb1ic64ih16oc64oh16kh3ph1 dt={types} tag=nhwc")
+    case = Case(problem, Prop.FWD, words, "cpu", target=TARGETS["sm_90"], numpy=True,
+                bia="f32" if words else "")
+    assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("types", "word"), [("s8:s8:s32", "IGMMA"), ("f8e4m3:f8e5m2:bf16", "QGMMA")])
+def test_what_sm_90_chooses_is_asynchronous(types: str, word: str) -> None:
+    plan = compiler.build(ConvProblem.parse(f"mb32ic64ih56oc64oh56kh3ph1 dt={types} tag=nhwc"), Prop.FWD,
+                          TARGETS["sm_90"], choose=heuristics.default)
+    assert plan.schedule.via == "gluon"
+    found, = compile_offline([job_of(s, TARGETS["sm_90"]) for s in plan.steps])
+    assert isinstance(found, Resources) and any(w.startswith(word) for w in found.words)
+
+
+@pytest.mark.parametrize(("problem", "prop", "reason"), [
+    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
+    ("mb1ic64ih16oc64oh16kh3ph1 dt=s8:s8:s32 tag=nhwc:hwio:nhwc", "fwd", "elements than those of the sum"),
+])
+def test_refused_explicit_kernels(problem: str, prop: str, reason: str) -> None:
+    with pytest.raises(ScheduleError, match=reason):
+        Case(ConvProblem.parse(problem), Prop(prop), "", "cpu", target=TARGETS["sm_90"]).plan(BOXES)
+
+
+# -- wrong answers ---------------------------------------------------------------------------------
+
+
+def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epilogue, "saturated", Cast)
+    assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "", numpy=True).reason
+
+
+def test_halves_that_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = replace(ir.CALLS["nearest"], numpy=lambda x: np.floor(x + 0.5))
+    monkeypatch.setitem(ir.CALLS, "nearest", away)
+    assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "bias", numpy=True).reason
+
+
+def test_bytes_without_a_sign_taken_for_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Evaluator._Load
+
+    def signed(self: Evaluator, e: ir.Load) -> ir.Array:
+        made = honest(self, e)
+        return made.astype(np.int8) if made.dtype == np.uint8 else made
+
+    monkeypatch.setattr(Evaluator, "_Load", signed)
+    assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=u8:s8:s32", "fwd", "", numpy=True).reason
+
+
+def test_bisection_blames_nothing_right_and_finds_the_wrong() -> None:
+    problem, words = "mb1ic8ih6oc8oh6kh3ph1 dt=u8:s8:s8", "zero:src+zero:wei"
+    assert blame(problem, "fwd", "sm_90", epilogue=words, parts=("ir",)).stage == ""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(epilogue, "saturated", Cast)
+        found = blame(problem.replace("ih6", "ih7").replace("oh6", "oh7"), "fwd", "sm_90", parts=("ir",))
+    assert found.stage == "naive"
+
+
+# -- the conversion --------------------------------------------------------------------------------
+
+
+def value(e: Expr) -> float:
+    return float(Evaluator(Memory({}), {}, 1).compute(e).item())
+
+
+@pytest.mark.parametrize(("x", "to", "want"), [
+    (2.5, "i8", 2), (3.5, "i8", 4), (-2.5, "i8", -2), (-129.0, "i8", -128), (1e30, "u8", 255),
+    (-0.5, "u8", 0), (254.5, "u8", 254), (2.0**31, "i32", 2**31 - 1), (-3e9, "i32", -2**31),
+    (8388609.0, "i32", 8388609), (4194304.5, "i32", 4194304), (460.0, "f8e4m3", 448.0),
+    (1e9, "f8e5m2", 57344.0), (1.0625, "f8e4m3", 1.0), (1.1875, "f8e4m3", 1.25)])
+def test_floats_to_short_types(x: float, to: str, want: float) -> None:
+    assert value(saturated(Const(x, ir.f32), ir.type_named(to))) == want
+
+
+def test_nearest_in_triton_is_nearest() -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    exec(ir.CALLS["nearest"].helper.replace("@{jit}", "").replace("{tl}", "torch").replace(
+        "x.dtype.primitive_bitwidth", "8 * x.dtype.itemsize"), scope)
+    x = torch.cat([torch.arange(-20, 20) / 4, torch.tensor([8388607.5, 4194304.5, -4194305.5, 3e9, 1e30])])
+    assert torch.equal(scope["nearest"](x), x.round())
+    assert value(Call("nearest", (Const(-1.5, ir.f32),))) == -2
+
+
+# -- types that do not go together -----------------------------------------------------------------
+
+
+def test_refused_types() -> None:
+    with pytest.raises(Unsupported, match="src and wei: i8 is multiplied by f16; expected two types of"):
+        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f16:s8"), Prop.FWD, where="cpu").plan()
+    with pytest.raises(Unsupported, match="i32 is the type of results; operands are"):
+        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s32"), Prop.BWD_D, where="cpu").plan()
+    with pytest.raises(Unsupported, match="src: Triton has no f8e4m3 for sm_80; expected f8e5m2, or"):
+        compiler.build(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=f8e4m3"), Prop.FWD, TARGETS["sm_80"])
+    with pytest.raises(ProblemError, match="dt=s7 is unknown; expected one of"):
+        ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s7")

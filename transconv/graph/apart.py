@@ -1,0 +1,76 @@
+"""Whether a product reads its factors through views and maps, or a kernel before it writes them.
+
+The estimates of the cost room decide: of the product as it is written, and of the plain one, which may
+have boxes and tuned rows that views rule out, with the time to write its factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transconv.compute import Workload
+from transconv.conv import ConvProblem, ConvWorkload, Surrounded
+from transconv.errors import TransconvError
+from transconv.graph import price
+from transconv.graph.kernel import Kernel
+from transconv.graph.pieces import Constant, Piece, Product, Source
+from transconv.graph.plan import Plan
+from transconv.graph.price import Price
+from transconv.graph.seconds import estimated
+from transconv.graph.sizes import like
+from transconv.ir import Layout
+from transconv.selection import shortlist
+from transconv.target import Target
+
+REFUSED = "no schedule of the product computes its factor, too"
+DEARER = "is seen through views by every tile: {:.3g} us, written and read in boxes {:.3g} us"
+
+
+def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
+    """Why the factors of a product's kernel should be written first; empty if they should not, or are."""
+    product, work = kernel.group.product, kernel.workload
+    assert product is not None
+    seen = [f.of for f in product.factors
+            if f.of not in plan.stored and not isinstance(f.of, (Source, Constant))]
+    if not seen:
+        return ""
+    if not _schedules(work, target):
+        return REFUSED
+    if not isinstance(work, Surrounded):
+        return ""
+    try:
+        through = estimated(work, rates.target)
+        plain = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
+    except TransconvError:
+        return ""
+    stored = {*plan.stored} - {*kernel.group.stores}
+    own = {x for f in product.factors for x in price.sources(f.of, stored)}
+    plain += rates.moved(sum(x.bytes for x in {*kernel.given} - own))  # what is read behind the sum
+    plain += sum(_written(x, stored, rates) for x in seen)
+    return DEARER.format(through, plain) if plain < through else ""
+
+
+def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:
+    """The problem, where factors that are written have their features last."""
+    specs = work.problem.specs
+    for name, factor in zip(work.prop.operands, product.factors, strict=True):
+        shape = work.problem.shapes[name]
+        if factor.of in seen:
+            order = (0, *range(2, len(shape)), 1)
+            specs[name] = replace(specs[name], layout=Layout.dense(specs[name].dtype, shape, order))
+    return replace(work.problem, src=specs["src"], wei=specs["wei"], dst=specs["dst"])
+
+
+def _written(piece: Piece, stored: set[Piece], rates: Price) -> float:
+    """Microseconds of the kernel that writes a value."""
+    read = sum(x.bytes for x in price.sources(piece, stored))
+    return rates.kernel(read + piece.bytes, price.work(piece, stored) * like(piece.size), None)
+
+
+def _schedules(work: Workload, target: Target) -> bool:
+    """Whether a product whose factors are computed has a schedule: not every one has."""
+    try:
+        return all(not c.prologue or shortlist(1, c, target, work) for c in work.computations)
+    except TransconvError:
+        return False

@@ -1,0 +1,139 @@
+"""Rows of gradients that gather: each element of the input sums those of the result that it went to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece
+from transconv.graph.reduction_rows import reduced, window_numbers
+from transconv.graph.rows import Call, NotOurs, mapped, row
+from transconv.graph.sizes import Length
+from transconv.ir import TRUE, Expr, all_of, as_expr, eq
+
+
+def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
+            padding: Sequence[int], dilation: Sequence[int]) -> Piece:
+    """(..., i, k): the gradient of the window that has element i at its place k; 0 where there is none."""
+    n = len(window)
+    lead = len(grad.shape) - n
+
+    def ahead(at: Index) -> list[Expr]:
+        return [at[lead + d] + padding[d] - at[lead + n + d] * dilation[d] for d in range(n)]
+
+    def move(at: Index) -> Index:
+        return (*at[:lead], *(e // s if s > 1 else e for e, s in zip(ahead(at), stride, strict=True)))
+
+    def where(at: Index) -> Expr:
+        begun = [eq(e % s, 0) for e, s in zip(ahead(at), stride, strict=True) if s > 1]
+        moved = move(at)[lead:]
+        inside = [c for e, size in zip(moved, grad.shape[lead:], strict=True) for c in (e >= 0, e < size)]
+        return all_of([*inside, *begun])
+    shape = (*grad.shape[:lead], *sizes, *window)
+    nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
+    return Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
+        Part(grad, move, where), Part(nothing, lambda at: at)))
+
+
+@row("avg_pool2d_backward", "avg_pool3d_backward")
+def _avg_pool_backward(call: Call) -> Piece:
+    grad, x = call.args[:2]
+    n = 3 if "3d" in call.name else 2
+    window, stride, padding = window_numbers(call, n, 2)
+    ceil, counts_all, divisor = call.arg(5, "ceil_mode"), call.arg(6, "count_include_pad"), call.arg(
+        7, "divisor_override")
+    if ceil or any(padding) and not counts_all:
+        raise NotOurs("windows of unlike counts")
+    seen = _spread(grad, x.shape[-n:], window, stride, padding, [1] * n)
+    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
+    wide = torch.float32 if call.dtype.itemsize < 4 else call.dtype
+    total = reduced("sum", dims, seen, dtype=wide, label="pool gradient")
+    return mapped(f"{{}} / {divisor or prod(window)}".format, total, dtype=call.dtype,
+                  label="pool gradient")
+
+
+@row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _max_pool_backward(call: Call) -> Piece:
+    grad, x = call.args[:2]
+    n = 3 if "3d" in call.name else 2
+    window, stride, padding = window_numbers(call, n, 2)
+    given = call.args[5]
+    dilation = list(given) * (n if len(given) == 1 else 1)
+    sizes = x.shape[-n:]
+    grads, places = (_spread(t, sizes, window, stride, padding, dilation) for t in (grad, call.args[7]))
+    lead = len(grad.shape) - n
+
+    def own(at: Index) -> Index:
+        flat = at[lead]
+        for d in range(1, n):
+            flat = flat * sizes[d] + at[lead + d]
+        return (flat,)
+    # An element that is in no window reads the place 0, and a gradient of 0.
+    chosen = Mapped(shape=grads.shape, dtype=grad.dtype, inputs=(grads, places), place=own, work=2,
+                    write="where({1} == {2}, {0}, 0.0)".format, label="chosen")
+    dims = tuple(range(len(grads.shape) - n, len(grads.shape)))
+    return reduced("sum", dims, chosen, dtype=call.dtype, label="pool gradient")
+
+
+@row("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
+def _replicate_backward(call: Call) -> Piece:
+    """Of the places of a window as wide as both pads the middle one counts, and at an end those beyond."""
+    grad, x, sides = call.args
+    n = len(sides) // 2
+    before, behind = [*sides[::2]][::-1], [*sides[1::2]][::-1]
+    if min(*before, *behind) < 0:
+        raise NotOurs("a pad that takes away")
+    lead = len(grad.shape) - n
+    sizes = x.shape[lead:]
+
+    def move(at: Index) -> Index:
+        return (*at[:lead], *(at[lead + d] + at[lead + n + d] for d in range(n)))
+
+    def where(at: Index) -> Expr:
+        found = []
+        for d in range(n):
+            i, k = at[lead + d], at[lead + n + d]
+            found.append(eq(k, before[d]) | ((k < before[d]) & eq(i, 0)) | (
+                (k > before[d]) & eq(i, sizes[d] - 1)))
+        return all_of(found)
+    shape = (*x.shape, *(a + b + 1 for a, b in zip(before, behind, strict=True)))
+    nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
+    seen = Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
+        Part(grad, move, where), Part(nothing, lambda at: at)))
+    dims = tuple(range(lead + n, lead + 2 * n))
+    return reduced("sum", dims, seen, dtype=call.dtype, label="pad gradient")
+
+
+@row("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
+def _reflect_backward(call: Call) -> Piece:
+    """Along each dim an element, and its images before the first and behind the last one."""
+    found, x, sides = call.args
+    rank = len(x.shape)
+    for d in range(len(sides) // 2):
+        dim, before, behind = rank - 1 - d, sides[2 * d], sides[2 * d + 1]
+        if min(before, behind) < 0:
+            raise NotOurs("a pad that takes away")
+        found = _folded(found, dim, x.shape[dim], before, behind)
+    return mapped(str, found, dtype=call.dtype, label="pad gradient", work=0)
+
+
+def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Piece:
+    shape = (*grad.shape[:dim], size, *grad.shape[dim + 1:])
+    wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype
+
+    def image(place: Callable[[Expr], Expr], where: Callable[[Expr], Expr]) -> Piece:
+        part = Part(grad, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1:]), lambda at: where(at[dim]))
+        nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
+        return Chosen(shape=shape, dtype=grad.dtype, label="pad gradient", parts=(
+            part, Part(nothing, lambda at: at)))
+    images = [image(lambda i: i + before, lambda i: TRUE)]
+    if before:
+        images.append(image(lambda i: as_expr(before) - i, lambda i: (i >= 1) & (i <= before)))
+    if behind:
+        last = size - 1
+        images.append(image(lambda i: as_expr(last * 2 + before) - i,
+                            lambda i: (i >= last - behind) & (i < last)))
+    return mapped(" + ".join(["{}"] * len(images)).format, *images, dtype=wide, label="pad gradient",
+                  work=len(images) - 1)

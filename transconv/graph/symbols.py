@@ -1,0 +1,228 @@
+"""The symbols of torch's dynamic shapes as sizes: which names a graph has, what its guards tell of them,
+and where a call tells their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+from torch.utils._sympy import functions
+
+from transconv.graph.rows import NotOurs, Result
+from transconv.graph.sizes import Fraction, Known, Length
+from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
+
+ROUNDED = tuple(found for name in ("TruncToInt", "FloorToInt", "CeilToInt")
+                if (found := getattr(functions, name, None)))
+EXTREMES = tuple(found for name in ("Max", "Min") if (found := getattr(functions, name, None)))
+DIVIDED = tuple(found for name in ("IntTrueDiv", "FloatTrueDiv")
+                if (found := getattr(functions, name, None)))
+TIMES = tuple(found for name in ("FloatTrueMul", "FloatMul") if (found := getattr(functions, name, None)))
+
+
+class Told(NamedTuple):
+    """Where the value of a symbol is: an input, or a dim of one; it is a multiple of ``times``."""
+
+    place: int
+    dim: int | None
+    times: int
+
+
+class Symbols:
+    """The symbols of a graph. ``values``: an example, in the order of ``told``; default: torch's own."""
+
+    def __init__(self, graph: fx.Graph, values: Sequence[int] = ()) -> None:
+        self.known = Known()
+        self.told: list[Told] = []
+        self.names: dict[sympy.Symbol, Expr] = {}
+        self.missing = ""
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        env = next((s.node.shape_env for n in graph.nodes for s in _symbolic(n.meta.get("val"))), None)
+        if env is not None:
+            self._enter(env, _places(placeholders), values)
+
+    @property
+    def any(self) -> bool:
+        """Whether the graph has any."""
+        return bool(self.told)
+
+    def _enter(self, env: Any, places: Mapping[sympy.Symbol, tuple[int, int | None]],
+               values: Sequence[int]) -> None:
+        guards = [g.expr for g in env.guards]
+        for i, (symbol, (place, dim)) in enumerate(places.items()):
+            times = _times(symbol, guards)
+            reach = env.var_to_range.get(symbol)
+            example = values[i] * times if values else int(_examples(env)[symbol])
+            least = int(reach.lower) if reach is not None and reach.lower.is_Integer else 0
+            most = int(reach.upper) if reach is not None and reach.upper.is_Integer else LARGEST_SIZE
+            var = self.known.name(example // times, -(-least // times), most // times)
+            self.names[symbol] = var * times if times > 1 else var
+            self.told.append(Told(place, dim, times))
+
+    def values(self, given: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the names, in their order, of a call's inputs."""
+        return tuple([(int(given[t.place]) if t.dim is None else given[t.place].shape[t.dim]) // t.times
+                      for t in self.told])
+
+    def by_name(self, values: Sequence[int]) -> dict[str, int]:
+        """The same by name, derived ones too."""
+        known = self.known
+        first = dict(zip(known.names, values, strict=True))
+        return first | {v.name: value_at(e, first) for v, e in known.derived.items() if isinstance(v, Var)}
+
+    def length(self, n: Any) -> Length:
+        """A size of torch's. Raises NotOurs for one that data tell."""
+        if not isinstance(n, torch.SymInt):
+            return int(n)
+        return self._product(n.node.expr)
+
+    def result(self, t: torch.Tensor) -> Result:
+        """Shape, type and strides of a tensor without values. Raises NotOurs."""
+        return Result(tuple([self.length(n) for n in t.shape]), t.dtype,
+                      tuple([self.length(n) for n in t.stride()]))
+
+    def number(self, n: Any) -> Length | Fraction:
+        """A number of torch's, whole or broken. Raises NotOurs for one that data tell."""
+        if isinstance(n, torch.SymFloat):
+            return Fraction(self._broken(n.node.expr))
+        return self.length(n)
+
+    def numbered(self, n: Any, values: Sequence[int]) -> int | float:
+        """The value of a number for sizes of a call."""
+        if isinstance(n, torch.SymFloat):
+            whole = {s: value_at(e, dict(zip(self.known.names, values, strict=True)))
+                     for s, e in self.names.items()}
+            return float(n.node.expr.subs(whole))
+        return self.known.value(self.length(n), self.by_name(values))
+
+    def _broken(self, e: Any) -> str:
+        """A broken number as a text. Raises NotOurs."""
+        if isinstance(e, sympy.Float):
+            return repr(float(e))
+        if isinstance(e, DIVIDED):
+            over, under = (self._broken(x) for x in e.args)
+            return f"({over} / {under})"
+        if isinstance(e, (sympy.Add, sympy.Mul)) and any(not x.is_integer for x in e.args):
+            return f"({(' + ' if isinstance(e, sympy.Add) else ' * ').join(map(self._broken, e.args))})"
+        whole = _args(e)[0] if isinstance(e, functions.ToFloat) else e
+        return f"({self._product(whole)} * 1.0)"
+
+    def _product(self, e: sympy.Expr) -> Length:
+        if isinstance(e, sympy.Mul):
+            found: Length = 1
+            for x in e.args:
+                found = found * self._product(x)
+            return found
+        return self.known.made(self._expr(e))
+
+    def _expr(self, e: Any) -> Expr:
+        """An expression of sympy. Raises NotOurs."""
+        if isinstance(e, sympy.Integer):
+            return as_expr(int(e))
+        if isinstance(e, sympy.Symbol):
+            if e not in self.names:
+                raise NotOurs("a size that data tell")
+            return self.names[e]
+        if isinstance(e, ROUNDED) and (whole := _whole(e.args[0])) is not None:
+            return self._expr(whole)
+        if isinstance(e, sympy.Pow) and e.exp.is_Integer and 0 < e.exp <= 4:
+            return math.prod([self._expr(e.base)] * int(e.exp), start=as_expr(1))
+        args: list[Expr] = [self._expr(x) for x in e.args] if isinstance(e, (
+            sympy.Add, sympy.Mul, functions.FloorDiv, functions.Mod, functions.PythonMod)) else []
+        if isinstance(e, (sympy.Max, sympy.Min, *EXTREMES)):
+            return self._extreme(e)
+        if isinstance(e, sympy.Add):
+            return sum(args[1:], start=args[0])
+        if isinstance(e, sympy.Mul):
+            return math.prod(args[1:], start=args[0])
+        if isinstance(e, functions.FloorDiv):
+            return args[0] // args[1]
+        if args:
+            return args[0] % args[1]
+        raise NotOurs(f"a size that is {e}")
+
+    def _extreme(self, e: Any) -> Expr:
+        """One of several sizes: the one that it is for the example, which is assumed."""
+        found, *rest = [self._expr(x) for x in e.args]
+        upper = "Max" in type(e).__name__
+        for other in rest:
+            if self.known.assume(other > found if upper else other < found):
+                found = other
+        return found
+
+
+def _symbolic(val: Any) -> Iterable[torch.SymInt]:
+    """The sizes in what a node has for a value."""
+    if isinstance(val, torch.SymInt):
+        return [val]
+    if isinstance(val, torch.Tensor):
+        sizes: Sequence[Any] = val.shape
+        return [n for n in sizes if isinstance(n, torch.SymInt)]
+    return []
+
+
+def _places(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+    """Of each symbol, the first input that is it, or has it as a dim."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    for i, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        sizes: list[tuple[Any, int | None]] = []
+        if isinstance(val, torch.SymInt):
+            sizes = [(val, None)]
+        elif isinstance(val, torch.Tensor):
+            sizes = [(n, d) for d, n in enumerate(val.shape)]
+        for n, d in sizes:
+            if isinstance(n, torch.SymInt) and isinstance(n.node.expr, sympy.Symbol) and (
+                    n.node.expr in _examples(n.node.shape_env)):
+                found.setdefault(n.node.expr, (i, d))
+    return found
+
+
+def _examples(env: Any) -> Mapping[Any, Any]:
+    """The sizes of the call for which a graph was made, by symbol: none for those that data tell."""
+    found: Mapping[Any, Any] = (env.backed_var_to_val if hasattr(env, "backed_var_to_val")
+                                else env.var_to_val)
+    return found
+
+
+def _times(symbol: sympy.Symbol, guards: Sequence[Any]) -> int:
+    """What the guards say that a symbol is a multiple of."""
+    found = 1
+    for e in guards:
+        if not isinstance(e, sympy.Eq) or e.free_symbols != {symbol}:
+            continue
+        a, b = e.args
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, (functions.Mod, functions.PythonMod)) and other == 0:
+                if one.args[0] == symbol and one.args[1].is_Integer:
+                    found = math.lcm(found, int(one.args[1]))
+            elif one == symbol and not other.is_Integer:
+                found = math.lcm(found, _content(other))
+    return found
+
+
+def _content(e: sympy.Expr) -> int:
+    """The greatest number that divides each term of a sum."""
+    terms = e.args if isinstance(e, sympy.Add) else (e,)
+    return math.gcd(*(int(x.as_coeff_Mul()[0]) if x.as_coeff_Mul()[0].is_Integer else 1 for x in terms))
+
+
+def _args(e: Any) -> Sequence[Any]:
+    found: Sequence[Any] = e.args
+    return found
+
+
+def _whole(e: Any) -> Any:
+    """What a product of fractions is where its factors are whole numbers; else None."""
+    if isinstance(e, functions.ToFloat):
+        return _args(e)[0]
+    if isinstance(e, sympy.Float) and e == int(e):
+        return sympy.Integer(int(e))
+    if isinstance(e, (sympy.Mul, *TIMES)):
+        parts = [_whole(x) for x in _args(e)]
+        return None if None in parts else sympy.Mul(*parts)
+    return None
