@@ -57,8 +57,9 @@ def test_one_compilation_for_drawn_sizes(compute: Compute) -> None:
             continue
         assert not judged.problem, (drawn, judged.problem)
     assert refused < 10
-    for step in plan.steps:
-        assert isinstance(step.launcher, SizedLauncher) and step.launcher.compiled == 1
+    # What sums up partial weight gradients has the weight's size alone, which is known.
+    sized = [s.launcher for s in plan.steps if isinstance(s.launcher, SizedLauncher)]
+    assert sized and all(launcher.compiled == 1 for launcher in sized)
 
 
 @pytest.mark.gpu
