@@ -107,8 +107,8 @@ def test_a_type_from_outside(short: DType) -> None:
 
 
 def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -> None:
-    """By quantised calls, by benchdnn's words, and by the compiler's process, which has no such row. Torch's
-    own convolutions take no floats of 8 bits, and the calls that stand for them neither."""
+    """By quantised calls, by benchdnn's words, and by the compiler's process, which has no such row.
+    Torch's own convolutions take no floats of 8 bits, and the calls that stand for them neither."""
     element = data.torch_dtype(short)
     assert quantized.OPERANDS[element] is short and quantized.RESULTS[element] is short
     assert short.name in driver_job.DTYPES and element not in execute.DTYPES
