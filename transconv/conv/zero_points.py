@@ -1,4 +1,4 @@
-"""Zero points of integer operands: ``sum (data - z[channel])*(wei - y)`` over the points inside of the data.
+"""Zero points of integer operands: ``sum (data - z[channel])*(wei - y)`` over the points inside of data.
 
 The data are src in a forward convolution, dst in the gradient of src, which is a transposed convolution.
 What lies outside of them is exact: it counts as the zero point, which subtracted is 0. The product is that
@@ -176,15 +176,15 @@ def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> tuple
     """The computations before the product ``main``, which subtracts what they store. ``label``: of its
     stride phase, for names."""
     made = []
-    data, wei = main.a, main.b
-    assert wei is not None
+    assert main.b is not None
     if zeros.data:
         sums, states = _of_data(zeros, main, label)
         axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
                      for x in main.axes if x.name != main.c.tensor.dims[0])
         at = {Var(n): s.position(Var(n)) for n, s in states.items()}
         stored = View(sums, (ViewDim(main.c.dims[1].coord), *(ViewDim(x.var) for x in _places(main))))
-        made.append(product(f"zero_{zeros.data}{label}", axes, _zero(p, zeros, main, at), wei, stored, i32))
+        zero = _zero(p, zeros, main, at)
+        made.append(product(f"zero_{zeros.data}{label}", axes, zero, main.b, stored, i32))
     if zeros.wei:
         made.append(_sums_of_data(p, zeros, main, label))
     return tuple(made)
@@ -236,7 +236,8 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
     if prop.roles[1] != "wei":
         return f"zero points are those of products with weights; {prop} has none"
     if zeros.data and zeros.data != prop.roles[0]:
-        return f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of {zeros.data}"
+        return (f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of "
+                f"{zeros.data}")
     if p.acc is not i32:
         types = " and ".join(f"{n} is {p.specs[n].dtype}" for n in prop.operands)
         return f"zero points are for integers; {types}"
