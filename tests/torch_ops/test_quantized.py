@@ -127,12 +127,31 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
     assert transconv.stats().native == {"fwd": warm.PATIENCE + 3}
     for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
-                  {**q, "activation": "relu"}, {**q, "input_scale": torch.tensor([0.1])}, {n: q[n] for n in [*q][::-1]}):
+                  {**q, "activation": "relu"}, {**q, "input_scale": torch.tensor([0.1])},
+                  {n: q[n] for n in [*q][::-1]}):
         asked.clear()
         got = quantized.conv1d(x, w, b, 1, 1, **other)
         limits = torch.iinfo(got.dtype)
         want = expected(x, w, b, {"padding": 1}, other).round().clamp(limits.min, limits.max)
         assert asked and torch.equal(got, want.to(got.dtype))
+
+
+@pytest.mark.parametrize("padding", ["same", 1])
+def test_compilers_see_one_operator(padding: Any) -> None:
+    x, w = drawn((1, 4, 5, 5), torch.uint8, 1), drawn((8, 4, 2, 3), torch.int8, 2)
+    q = {"input_zero_point": 120, "input_scale": torch.tensor(0.1), "output_dtype": torch.int8}
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return quantized.conv2d(x, w, None, 1, padding, **q).float() + 1
+
+    graphs: list[str] = []
+
+    def seen(module: Any, _: Any) -> Any:
+        graphs.append(str(module.graph))
+        return module
+
+    assert torch.equal(torch.compile(layer, backend=seen, fullgraph=True)(x), layer(x))
+    assert "transconv.quantized_convolution" in graphs[0]
 
 
 def test_a_call_that_torch_may_not_compute() -> None:

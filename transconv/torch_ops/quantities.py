@@ -12,7 +12,8 @@ from transconv.conv import Epilogue
 from transconv.errors import ScheduleError, TensorError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType
-from transconv.torch_ops import execute
+from transconv.torch_ops import arguments, execute
+from transconv.torch_ops.dispatch import Function
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -192,6 +193,18 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
                               f"got one on {t.device}")
     for what in ("input_scale", "weight_scale", "output_scale"):
         _check_scale(name, what, getattr(q, what))
+
+
+def wrong_number(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+                 groups: Any) -> TensorError:
+    """The error of the first of these that is neither an integer nor one for each dimension."""
+    for what, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding),
+                        ("dilation", dilation)):
+        worded = what == "padding" and isinstance(value, str) and not f.transposed
+        if arguments.ints(value, f.ndims) is None and not worded:
+            return TensorError(f"{f.name}: {what}: expected an integer, or {f.ndims} of them, got "
+                               f"{value!r}")
+    return TensorError(f"{f.name}: groups: expected an integer, got {groups!r}")
 
 
 def refuse_gradients(name: str, *tensors: Any) -> None:

@@ -17,19 +17,27 @@ from typing import Any
 
 import torch
 
-from transconv.errors import TensorError
-from transconv.torch_ops import arguments, dispatch, quantities, quantized_route, quantized_warm
+from transconv.torch_ops import (
+    arguments,
+    dispatch,
+    quantities,
+    quantized_operator,
+    quantized_route,
+    quantized_warm,
+)
 from transconv.torch_ops.dispatch import Function
 
 Tensor = torch.Tensor
 
+# Compilers see one constant here, and only the general way.
+_compiling = torch.compiler.is_dynamo_compiling
 _seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = quantized_warm.find
 
 
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
     """The convolution of quantised tensors (mb, ic, iw) and (oc, ic/groups, kw); see ``conv2d``."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(_CONV1D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
@@ -39,7 +47,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: An
     float8_e4m3fn and float8_e5m2, both integers or both floats. ``bias`` (oc,) is in real numbers. Other
     arguments are torch.nn.functional.conv2d's, and by name those of ``Quantities``. Raises TypeError for
     an unknown name, TensorError and Unsupported, which name the argument, before anything runs."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(_CONV2D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
@@ -47,7 +55,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: An
            dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
     """The convolution of quantised tensors (mb, ic, id, ih, iw) and (oc, ic/groups, kd, kh, kw); see
     ``conv2d``."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(_CONV3D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
@@ -56,7 +64,7 @@ def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, iw) and (ic, oc/groups, kw); see
     ``conv2d``."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(
         _CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
@@ -66,7 +74,7 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, ih, iw) and (ic, oc/groups, kh, kw); see
     ``conv2d``."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(
         _CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
@@ -76,23 +84,25 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, id, ih, iw) and (ic, oc/groups, kd, kh,
     kw); see ``conv2d``."""
-    call = _seen(id(weight), _general)
+    call = _general if _compiling() else _seen(id(weight), _general)
     return call(
         _CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 
 def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
           output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+    if _compiling():
+        return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
+                                       groups, given)
     req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
-        raise _wrong_number(f, stride, padding, output_padding, dilation, groups)
+        raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         quantities.check(f.name, f.ndims, input, weight, bias, quantities.Quantities(**given))
     if torch.is_grad_enabled():
         quantities.refuse_gradients(f.name, input, weight, bias)
     if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:
-        made = quantized_route.decided(req, input, weight, bias, given)
-        return made.by_torch(input, weight, made.named(made.operands(bias, given)))
+        return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
     found = quantized_route.find(req, input, weight, bias, given)
     route = found.route
@@ -102,17 +112,6 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
                             found.aligned)
     route.lay_out(weight)
     return route.run(input, weight, bias, given)
-
-
-def _wrong_number(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-                  groups: Any) -> TensorError:
-    for name, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding),
-                        ("dilation", dilation)):
-        worded = name == "padding" and isinstance(value, str) and not f.transposed
-        if arguments.ints(value, f.ndims) is None and not worded:
-            return TensorError(f"{f.name}: {name}: expected an integer, or {f.ndims} of them, got "
-                               f"{value!r}")
-    return TensorError(f"{f.name}: groups: expected an integer, got {groups!r}")
 
 
 def _function(name: str, public: Callable[..., Tensor]) -> Function:

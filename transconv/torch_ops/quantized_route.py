@@ -151,9 +151,17 @@ def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
 def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> QuantizedRoute:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     q = quantities.Quantities(**given)
-    quantities.check(req.name, req.ndims, x, w, bias, q)
+    name = req.name or "transconv::quantized_convolution"
+    quantities.check(name, req.ndims, x, w, bias, q)
     params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
-                               req.padding, req.dilation, req.transposed, req.output_padding, req.groups)
+                               req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
+                               two_sided=not req.name)
     shape = shapes.output_shape(x.shape, w.shape, params)
-    call = Call(req.name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q)
+    call = Call(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q)
     return QuantizedRoute(params, shape, call, Words.of(call))
+
+
+def alone(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
+    """The result of torch for tensors that no kernel can read: fakes, and other classes."""
+    made = decided(req, x, w, bias, given)
+    return made.by_torch(x, w, made.named(made.operands(bias, given)))
