@@ -192,6 +192,14 @@ def test_floats_to_short_types(x: float, to: str, want: float) -> None:
     assert value(saturated(Const(x, ir.f32), ir.type_named(to))) == want
 
 
+def test_quotients_that_become_integers_are_rounded_to_nearest() -> None:
+    """The language's own division may be off in the last place, which decides where halves go."""
+    p = "mb1ic8ih6oc8oh6kh3ph1 dt=s8:s8:"
+    made, other = (compiler.build(ConvProblem.parse(p + dst), Prop.FWD, TARGETS["sm_90"], None,
+                                  Epilogue.parse("div:f32:per_oc")).source for dst in ("s8", "f32"))
+    assert "tl.div_rn(" in made and "div_rn" not in other
+
+
 def test_nearest_in_triton_is_nearest() -> None:
     scope: dict[str, Any] = {"torch": torch}
     exec(ir.CALLS["nearest"].helper.replace("@{jit}", "").replace("{tl}", "torch").replace(
