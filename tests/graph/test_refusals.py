@@ -1,4 +1,4 @@
-"""One kernel that is refused takes its own operations to torch, and no other; memory of a graph is freed."""
+"""One kernel that is refused takes its own operations to torch alone; memory of a graph is freed."""
 
 from __future__ import annotations
 
