@@ -188,12 +188,15 @@ def _worth_the_matrix_unit(compute: Compute) -> bool:
 
 
 def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Gathered operands: one address per element, any layout, any chip."""
+    """Gathered operands: one address per element, any layout, any chip. None where a copy of one factor
+    has another type than the other factor, which is computed: that is no product of matrices."""
+    if compute.factors is None:
+        return
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
     m_ways, n_ways, k_ways = (fusable(compute.axes_of(kind), compute) for kind in "MNK")
-    least = (16, 16, target.least_steps(*(f.var.type for f in compute.factors or ())))
+    least = (16, 16, target.least_steps(*(f.var.type for f in compute.factors)))
     for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
         sizes = [prod(compute.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):
