@@ -195,7 +195,10 @@ def _worth_the_matrix_unit(compute: Compute) -> bool:
 
 
 def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Gathered operands: one address per element, any layout, any chip."""
+    """Gathered operands: one address per element, any layout, any chip. None where a copy of one factor
+    has another type than the other factor, which is computed: that is no product of matrices."""
+    if compute.factors is None:
+        return
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
