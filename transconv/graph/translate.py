@@ -10,14 +10,22 @@ import numpy as np
 import torch
 from torch import fx
 
-from transconv.functional.launches import TYPES
-from transconv.graph import gradient_rows, map_rows, moves, product_rows, reduction_rows, view_rows
-from transconv.graph.pieces import Counted, Piece, Seen, Source
+from transconv.graph import (
+    gradient_rows,
+    map_rows,
+    moves,
+    product_rows,
+    quantized_rows,
+    reduction_rows,
+    view_rows,
+)
+from transconv.graph.pieces import TYPES, Counted, Piece, Seen, Source
 from transconv.graph.rows import ROWS, Call, NotOurs, Result
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
-TABLES = (map_rows, view_rows, reduction_rows, product_rows, gradient_rows)  # imported for their rows
+# Imported for their rows.
+TABLES = (map_rows, view_rows, reduction_rows, product_rows, gradient_rows, quantized_rows)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:
