@@ -1,4 +1,4 @@
-"""What switching passes and words earns: which variants there are, and how they are told."""
+"""The ablation of passes and schedule words: its variants, their rows and the tables."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def trials_target() -> object:
 
 def test_shares_of_the_best(tmp_path: Path) -> None:
     found = trials.collect(log(tmp_path / "log.csv"), trials_target())  # type: ignore[arg-type]
-    assert [len(t.times) for t in found] == [12, 12]  # what is wrong does not count
+    assert [len(t.times) for t in found] == [12, 12]  # trials with wrong results do not count
     assert [found[0].share(n) for n in (1, 3, 4, 16)] == pytest.approx([0.8, 0.8, 80 / 90, 1.0])
     assert ("| dense | fwd | 2 | 12 | 0.800 (0.80) | 0.889 (0.89) | 0.889 (0.89) | - |"
             in trials.shares(found))
