@@ -57,7 +57,7 @@ def test_trials() -> None:
 
 @pytest.mark.slow
 def test_trials_in_tritons_interpreter() -> None:
-    """By the command, in a process of its own, because Triton reads TRITON_INTERPRET when it is imported."""
+    """By the command, in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "transconv", "fuzz", "--n", "8", "--seed", "2", "--jobs", "1",
          "--share", "1", "--no-corpus", "--interpreter", "--shrink", "0"],
@@ -341,7 +341,7 @@ def test_the_next_trial_is_the_first_that_has_not_ended() -> None:
 
 
 def test_lines_that_end_early_are_named() -> None:
-    """A trial that is too slow has failed; one that is too large for the chip has not. Both are reported."""
+    """A trial that is too slow has failed; one that is too large for the chip is only reported."""
     tally = Tally()
     for status in ("resources", "timeout", "refused"):
         tally.add(_planted(seed="large", number=1) | {"status": status, "reason": f"{status}: why"})
