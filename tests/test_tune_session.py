@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.test_readme import TUNE
 from tests.tuning_workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
@@ -135,10 +137,10 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
 def test_the_command_tunes_in_the_interpreter(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of the README."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     file = tmp_path / "tuned.csv"
-    words = ["tune", "mb1ic16ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc", "--prop",
-             "fwd", "--trials", "2", "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
+    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
     assert main(words) == 0
     page = capsys.readouterr().out
     assert "2 right" in page and f"1 of 1 are kept in {file}" in page
