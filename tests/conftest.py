@@ -24,8 +24,19 @@ if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["TRANSCONV_CACHE"] = FOLDER.name
 
 ROOT = Path(__file__).parent.parent
-# The files that take more than some 8 s of one core, longest first is not needed.
-LONGEST = ("tests/verify/test_fuzz.py",)
+# Files with few tests that take long. Workers get them first, so that none ends with one of them.
+LONGEST = tuple(f"tests/{name}.py" for name in (
+    "docs/test_build", "docs/test_notebooks", "docs/test_pages", "test_release", "test_readme",
+    "test_tune_session", "test_stopping", "test_without_libraries", "standalone/test_python_files",
+    "standalone/test_machine_code", "bench/test_bench_dropin", "bench/test_bench_report",
+    "bench/test_bench_ablation", "bench/test_bench_graphs", "bench/test_bench_issues",
+    "bench/test_bench_sizes", "verify/test_bisect", "verify/test_fuzz", "verify/test_fuzz_compute",
+    "verify/test_matrix", "verify/test_mutants", "verify/test_check", "verify/test_planted",
+    "graph/test_any_size", "graph/test_drawn", "graph/test_schedules", "torch_ops/test_any_size",
+    "torch_ops/test_docs", "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
+    "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
+    "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
+    "backend_triton/test_triton_interpreter"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
-    several workers, the files that take longest come first, so that all workers end at the same time."""
+    several workers, files that take long come first, so that all workers end at about the same time."""
     seen: Counter[str] = Counter()
     for item in items:
         every = item.get_closest_marker("every")
