@@ -146,17 +146,20 @@ def test_explicit_kernels(types: str, words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("types", "word"), [("s8:s8:s32", "IGMMA"), ("f8e4m3:f8e5m2:bf16", "QGMMA")])
-def test_what_sm_90_chooses_is_asynchronous(types: str, word: str) -> None:
+@pytest.mark.parametrize(("types", "word", "via"), [
+    ("s8:s8:s32", "IGMMA", "gluon"), ("f8e4m3:f8e5m2:bf16", "QGMMA", "gluon"), ("u8:s8:s8", "IGMMA", "tl"),
+    ("u8:u8:s32", "IGMMA", "tl"), ("bf16:s8:bf16", "HGMMA", "tl")])
+def test_what_sm_90_chooses_is_asynchronous(types: str, word: str, via: str) -> None:
     plan = compiler.build(ConvProblem.parse(f"mb32ic64ih56oc64oh56kh3ph1 dt={types} tag=nhwc"), Prop.FWD,
                           TARGETS["sm_90"], choose=heuristics.default)
-    assert plan.schedule.via == "gluon"
-    found, = compile_offline([job_of(s, TARGETS["sm_90"]) for s in plan.steps])
+    assert plan.schedule.via == via
+    *_, found = compile_offline([job_of(s, TARGETS["sm_90"]) for s in plan.steps])
     assert isinstance(found, Resources) and any(w.startswith(word) for w in found.words)
 
 
 @pytest.mark.parametrize(("problem", "prop", "reason"), [
-    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
+    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "a box is 0 outside of src, 128"),
+    ("mb1ic64ih16oc8oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
     ("mb1ic64ih16oc64oh16kh3ph1 dt=s8:s8:s32 tag=nhwc:hwio:nhwc", "fwd", "elements than those of the sum"),
 ])
 def test_refused_explicit_kernels(problem: str, prop: str, reason: str) -> None:
