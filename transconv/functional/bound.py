@@ -94,7 +94,7 @@ class Bound:
     arity: int  # of the function: tensors, present or not
     places: tuple[int, ...]  # of the operands among them
     operands: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]  # of the operands
+    memory: dict[str, Memory]  # of the operands
     seen: dict[str, library.Seen]
     forward: Step
     results: tuple[str, ...]
@@ -130,7 +130,9 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
                             numbers, any(wanted))
         shapes = {name: Memory(tuple(m.shape), m.stride(), m.dtype)
                   for name, m in zip(formula.results, metas, strict=True)}
-        real = {name: ints(tensors[i].shape) for name, i in zip(formula.given, places, strict=True)}  # type: ignore[union-attr]
+        there = [Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors if t is not None]
+        memory = dict(zip(formula.given, there, strict=True))
+        real = {name: m.shape for name, m in memory.items()}
         forward = _step(formula, formula.text, shapes, real, {})
         backward = tuple(_step(formula, g.text, shapes, real, dict(g.of)) for g in formula.gradients)
     except IndexError as error:
@@ -147,7 +149,7 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return Bound(f, numbers, len(tensors), places, formula.given, tuple(real.values()),
+    return Bound(f, numbers, len(tensors), places, formula.given, memory,
                  formula.page.seen, forward, formula.results, backward, saved, wanted)
 
 
