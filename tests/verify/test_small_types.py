@@ -185,10 +185,19 @@ def value(e: Expr) -> float:
 @pytest.mark.parametrize(("x", "to", "want"), [
     (2.5, "i8", 2), (3.5, "i8", 4), (-2.5, "i8", -2), (-129.0, "i8", -128), (1e30, "u8", 255),
     (-0.5, "u8", 0), (254.5, "u8", 254), (2.0**31, "i32", 2**31 - 1), (-3e9, "i32", -2**31),
+    (float("nan"), "i8", 0), (float("nan"), "i32", 0),
     (8388609.0, "i32", 8388609), (4194304.5, "i32", 4194304), (460.0, "f8e4m3", 448.0),
     (1e9, "f8e5m2", 57344.0), (1.0625, "f8e4m3", 1.0), (1.1875, "f8e4m3", 1.25)])
 def test_floats_to_short_types(x: float, to: str, want: float) -> None:
     assert value(saturated(Const(x, ir.f32), ir.type_named(to))) == want
+
+
+def test_quotients_that_become_integers_are_rounded_to_nearest() -> None:
+    """The language's own division may be off in the last place, which decides where halves go."""
+    p = "mb1ic8ih6oc8oh6kh3ph1 dt=s8:s8:"
+    made, other = (compiler.build(ConvProblem.parse(p + dst), Prop.FWD, TARGETS["sm_90"], None,
+                                  Epilogue.parse("div:f32:per_oc")).source for dst in ("s8", "f32"))
+    assert "tl.div_rn(" in made and "div_rn" not in other
 
 
 def test_nearest_in_triton_is_nearest() -> None:
