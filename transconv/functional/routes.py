@@ -9,8 +9,9 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.functional import written
+from transconv.functional.any_size import launched
 from transconv.functional.bound import Bound, Step, Values
-from transconv.functional.launches import Launch, Memory, deterministic, launch
+from transconv.functional.launches import Memory, deterministic
 from transconv.functional.written import Begun
 from transconv.runtime import COMPILING, allocator
 from transconv.torch_ops import stats, warm
@@ -26,10 +27,11 @@ _empty = allocator.quickest()
 class Started:
     """A step with its launch: from values to values."""
 
-    __slots__ = ("device", "given", "launch", "of", "stored", "text")
+    __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
+                 "waits")
 
     def __init__(self, step: Step, device: torch.device, is_aligned: bool) -> None:
-        self.launch: Launch = launch(step.text, device, is_aligned, settings.mode)
+        self.launch, self.any_size, self.waits = launched(step, device, is_aligned, settings.mode)
         self.text, self.device = step.text, device
         self.given = step.given
         self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
@@ -53,7 +55,7 @@ class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
     __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
-                 "name", "only_on", "reason", "step")
+                 "name", "only_on", "reason", "stands_in", "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
@@ -63,6 +65,7 @@ class Route:
         self.entry_back: Callable[..., tuple[Any, ...] | None] | None = None  # see written_back
         self.calls = self.calls_back = 0
         self.adds = bound is not None and bound.adds
+        self.stands_in = False  # until a process has compiled other kernels, which may be chosen then
         self.aligned = False  # all its tensors begin at multiples of 16 bytes
         self.only_on: int | None = None  # the device that must be the current one, if there are several
 
@@ -80,9 +83,9 @@ class Route:
         calls, back = self.calls, self.calls_back
         self.calls = self.calls_back = 0
         if calls:
-            stats.add(not self.reason, self.reason or self.name, calls)
+            stats.add(not self.reason, self.reason or self.name + _any_size([self.step]), calls)
         if back:
-            stats.add(True, f"{self.name}_gradient", back)
+            stats.add(True, f"{self.name}_gradient{_any_size(self.gradients)}", back)
 
     def results(self, given: Sequence[Tensor]) -> Any:
         """The results of the operands, where no gradient is needed; a single one may come alone."""
@@ -146,7 +149,7 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     waits: Unsupported | None = None
     for step in (bound.forward, *backward):  # request all before waiting for the first
         try:
-            launch(step.text, device, is_aligned, settings.mode)
+            launched(step, device, is_aligned, settings.mode)
         except Unsupported as error:
             if error.reason != COMPILING:
                 raise
@@ -156,9 +159,15 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     route.step = Started(bound.forward, device, is_aligned)
     route.gradients = [Started(step, device, is_aligned) for step in backward]
     route.aligned = is_aligned
+    route.stands_in = any(step.waits for step in (route.step, *route.gradients))
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         route.only_on = device.index
     return route
+
+
+def _any_size(steps: Sequence[Started | None]) -> str:
+    """What stats() add to a name where sizes are arguments of all kernels."""
+    return " any size" if all(step is not None and step.any_size for step in steps) else ""
 
 
 def _as_kept(t: Tensor, memory: Memory, is_aligned: bool) -> Tensor:
