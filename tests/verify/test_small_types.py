@@ -158,7 +158,7 @@ def test_what_sm_90_chooses_is_asynchronous(types: str, word: str, via: str) -> 
 
 
 @pytest.mark.parametrize(("problem", "prop", "reason"), [
-    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "a box is 0 outside of src, 128"),
+    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "near_a is computed from it before"),
     ("mb1ic64ih16oc8oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
     ("mb1ic64ih16oc64oh16kh3ph1 dt=s8:s8:s32 tag=nhwc:hwio:nhwc", "fwd", "elements than those of the sum"),
 ])
