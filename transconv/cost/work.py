@@ -156,14 +156,20 @@ def along_sum(view: View, compute: Compute) -> bool:
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
-    elements = _elements(view, schedule.blocks, compute)
+    return _fetched(view, schedule.blocks, schedule.warps, compute, word, only_along)
+
+
+@lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
+def _fetched(view: View, blocks: tuple[Block, ...], warps: int, compute: Compute, word: str,
+             only_along: bool) -> Fetch:
+    elements = _elements(view, blocks, compute)
     size = view.tensor.dtype.bytes
-    found = _row_of(view, schedule.blocks, compute)
+    found = _row_of(view, blocks, compute)
     if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
-    widest = min(ACCESS // size, max(1, elements // (schedule.warps * 32)))
+    widest = min(ACCESS // size, max(1, elements // (warps * 32)))
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
@@ -171,14 +177,14 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
                  only_along and wants_rounding(view, compute))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)
 def _elements(view: View, tiles: tuple[Block, ...], compute: Compute) -> int:
     """How many elements a view's tile has."""
     strides = axis_strides(view, compute)
     return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
 
 
-@lru_cache(maxsize=1024)  # many schedules have the same blocks
+@lru_cache(maxsize=1 << 14)
 def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
@@ -199,6 +205,7 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     return replace(stored, bytes=stored.bytes * _straddling(row, compute))
 
 
+@lru_cache(maxsize=1024)
 def _straddling(row: _Row, compute: Compute) -> float:
     """The factor by which rows of a result touch more sectors than if each began at a sector: of runs of
     16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere, 7 of 16 end in the next
