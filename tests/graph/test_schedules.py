@@ -43,7 +43,7 @@ def kernels(f: Callable[..., Any], *like: Like) -> list[Kernel]:
         graph = make_fx(f, decomposition_table=decompositions.table())(*tensors).graph
     graph.eliminate_dead_code()
     (region,) = (r for r in regions(graph, CPU) if r.nodes)
-    return launches(region, CPU, H200, Price(H200), lambda *_: ()).kernels
+    return launches(region, CPU, H200, Price(H200)).kernels
 
 
 def like(p: ConvProblem, name: str) -> Like:

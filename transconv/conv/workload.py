@@ -24,7 +24,7 @@ from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.conv.tags import write_tags
 from transconv.conv.torch_text import continued, program
-from transconv.conv.zero_points import SRC_SUMS, WEI_SUMS, why_not_zeros
+from transconv.conv.zero_points import SUMS, why_not_zeros
 from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
@@ -162,7 +162,7 @@ class ConvWorkload(Workload):
         return examine(problem, self.prop, self.epilogue, tensors, result)
 
     def prepares(self, compute: Compute) -> bool:
-        return compute.c.tensor.name in (SRC_SUMS, WEI_SUMS)
+        return SUMS in compute.c.tensor.name
 
     def of_call(self, tensors: dict[str, torch.Tensor]) -> ConvProblem:
         """The problem of a call, where sizes are arguments."""
