@@ -78,7 +78,9 @@ def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
 @lru_cache(maxsize=1 << 14)
 def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     within = {a for b in blocks for a in b.axes}
-    found = {kind: prod(x.size for x in compute.axes_of(kind) if x.name not in within) for kind in "BMNK"}
+    found = dict.fromkeys("BMNK", 1)
+    for axis, size in compute.sizes.items():
+        found[compute.kind(axis)] *= 1 if axis in within else size
     for b in blocks:
         found[compute.kind(b.first)] *= -(-prod(map(compute.size, b.axes)) // b.extent)
     return found

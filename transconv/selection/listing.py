@@ -106,9 +106,9 @@ def _key(count: int, compute: Compute, target: Target, workload: Workload) -> st
 def unnamed(compute: Compute) -> str:
     """A text of all of a computation but its name and those of its tensors and values. Axes keep theirs,
     because schedules mention them."""
-    named = [t.name for t in compute.tensors]
+    named = [n for t in compute.tensors for n in (t.name, *t.dims)]
     named += [s.name for s in compute.steps if not isinstance(s, Write)]
-    numbers = {name: f"%{i}" for i, name in enumerate(dict.fromkeys(named))}
+    numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
     text = str(compute).partition("\n")[2]
     lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
     rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
