@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,7 +100,8 @@ def test_right_results_are_right_and_wrong_ones_are_seen(text: str) -> None:
 
 
 def test_a_sum_that_lost_one_of_its_terms_is_seen() -> None:
-    """At some seed of the places that are drawn; more points than can be looked through are not."""
+    """Found with some seed of the sampled elements; terms are sampled where there are too many to
+    compute all."""
     compute, tensors = parse(LOOKED_UP), data(LOOKED_UP)
     n = next(n for n in range(60) if 0 <= tensors["I"][n] < 9)
     at, term = int(tensors["I"][n]), 2 * tensors["G"][n, 2]
@@ -143,8 +145,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, wrong: int) -> list[str]:
-    """Plans store what is right, the first ``wrong`` different ones half as much again; the schedules that
-    were launched."""
+    """Plans store right results, except that the first ``wrong`` different plans store 1.5 times as
+    much. Returns the schedules that were launched."""
     seen: list[str] = []
 
     def run(self: plans.Plan, tensors: dict[str, torch.Tensor]) -> None:
@@ -190,3 +192,20 @@ def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch
         x = torch.randn(size, 5)
         torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
         assert len(compared) == times
+
+
+def test_torchs_products_may_cut_operands_to_tf32() -> None:
+    """Where the precision of products allows it, both sides round to 10 bits, and not alike."""
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 256), torch.randn(256, 64)
+    cut = [(t.view(torch.int32) & ~0x1FFF).view(torch.float32) for t in (a, b)]
+    for math in ("tf32", "ieee"):
+        text = PRODUCT.replace("compute product", f"compute product math={math}")
+        route = SimpleNamespace(step=SimpleNamespace(text=text), name="matmul")
+        if math == "tf32":
+            proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+        else:
+            with pytest.raises(Unsupported, match="differs from torch's"):
+                proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+        with pytest.raises(Unsupported, match="differs from torch's"):
+            proof._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
