@@ -50,7 +50,7 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = () if kwargs else args + _defaults(cls)[len(args):]
-        known = _kept.setdefault(cls, set())
+        known = _kept.get(cls) or _kept.setdefault(cls, set())
         if given and all([type(a) in known for a in given]):  # it may be there: then none is made
             found = _interned.get((cls, *map(_key, given)))
             if found is not None:

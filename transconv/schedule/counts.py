@@ -24,6 +24,11 @@ def tile(c: Schedule, compute: Compute, kind: str) -> int:
     return _extents(c.blocks, compute)[kind]
 
 
+def sides(c: Schedule, compute: Compute) -> dict[str, int]:
+    """``tile`` along every kind."""
+    return _extents(c.blocks, compute)
+
+
 @lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
 def _extents(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     found = dict.fromkeys("BMNK", 1)
@@ -59,7 +64,8 @@ def chain(c: Schedule, compute: Compute) -> int:
 def programs(schedule: Schedule, compute: Compute) -> int:
     """The number of tiles, parts of a split sum counted separately: the programs of the kernel, or what
     its persistent programs share."""
-    return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))
+    found = _tiles(schedule.blocks, compute)
+    return max(1, schedule.split_k * found["B"] * found["M"] * found["N"])
 
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
@@ -88,17 +94,20 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of shared memory for the operands of a kernel that uses the matrix unit."""
-    k = tile(c, compute, "K")
+    extents = sides(c, compute)
     need = transposed_bytes(c, compute) * max(1, c.stages)
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
-        need += times * tile(c, compute, kind) * k * view.tensor.dtype.bytes if view is not None else 0
+        each = extents[kind] * extents["K"]
+        need += times * each * view.tensor.dtype.bytes if view is not None else 0
     return need
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of the operand tiles of a step that an explicit kernel transposes."""
-    k = tile(c, compute, "K")
-    return sum(tile(c, compute, kind) * k * view.tensor.dtype.bytes
+    if c.via != "gluon":
+        return 0
+    extents = sides(c, compute)
+    return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))
                if view is not None and transposed(view, c, compute))
