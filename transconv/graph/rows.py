@@ -93,6 +93,7 @@ NEVER = (
      "values decide the size of its result"),
     (re.compile(r"^(_scaled_dot_product|_flash_attention|_efficient_attention)"),
      "torch has one kernel for attention"),
+    (re.compile(r"^(div\.(Tensor|Scalar)_mode|floor_divide|remainder|fmod)"), "a quotient is rounded"),
     (re.compile(r"^(_?linalg|_?fft|stft|istft|lu_|cholesky|qr|svd|geqrf|ormqr|triangular)"),
      "linear algebra and transforms are libraries'"),
 )
