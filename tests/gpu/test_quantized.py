@@ -1,0 +1,69 @@
+"""Quantised convolutions on a GPU: the integers of torch's fallback, routes that start kernels, models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import transconv
+from transconv import quantized
+from transconv.torch_ops import quantized_route, warm
+
+pytestmark = pytest.mark.gpu
+
+TYPES = (torch.int8, torch.uint8)
+
+
+def whole(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    known = torch.iinfo(dtype)
+    made = torch.randint(known.min, known.max + 1, shape, dtype=torch.int32).to(dtype)
+    return made.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("weight", TYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_integers_are_those_of_torch(source: torch.dtype, weight: torch.dtype, transposed: bool) -> None:
+    """Of the sums, in every bit; after scales, but where f32 is at a half."""
+    x, w = whole((2, 64, 14, 14), source), whole((64, 48 if transposed else 64, 3, 3), weight)
+    call = quantized.conv_transpose2d if transposed else quantized.conv2d
+    q: dict[str, Any] = {"input_zero_point": torch.tensor([5], dtype=torch.int32), "weight_zero_point": 3}
+    on_gpu = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in q.items()}
+    transconv.config.fallback = "silent"
+    want = call(x, w, None, 2, 1, **q, output_dtype=torch.int32)
+    transconv.config.fallback = "error"
+    sums = call(x.cuda(), w.cuda(), None, 2, 1, **on_gpu, output_dtype=torch.int32)
+    assert torch.equal(sums.cpu(), want)
+    scales = {"input_scale": 2.0**-7, "weight_scale": 2.0**-7, "output_dtype": torch.int8}
+    got = call(x.cuda(), w.cuda(), None, 2, 1, **on_gpu, **scales).cpu()
+    assert torch.equal(got, (want.double() * 2.0**-14).round().clamp(-128, 127).to(torch.int8))
+
+
+def test_calls_that_come_back_only_start_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, b = whole((2, 64, 8, 8), torch.int8).cuda(), whole((64, 64, 3, 3), torch.int8).cuda(), None
+    scale, each = torch.tensor(0.1).cuda(), torch.full((64,), 0.01).cuda()
+    call = lambda: quantized.conv2d(x, w, b, padding=1, input_scale=scale, weight_scale=each)  # noqa: E731
+    want = call()
+    for _ in range(warm.PATIENCE + 2):
+        call()
+    monkeypatch.setattr(quantized_route, "find", lambda *_: pytest.fail("decided anew"))
+    assert torch.equal(call(), want)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "off"), [
+    ("int8", torch.float32, 0.05), ("fp8", torch.bfloat16, 0.15),
+    ("int8_weight_only", torch.bfloat16, 0.03), ("int8_weight_only", torch.float16, 0.03)])
+def test_models(kind: str, dtype: torch.dtype, off: float) -> None:
+    model = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1),
+                          nn.ConvTranspose2d(64, 32, 4, 2, 1)).cuda().eval()
+    x = torch.randn(2, 32, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        want, held = model(x), copy.deepcopy(model).to(dtype)
+        transconv.config.fallback = "error"
+        report = transconv.quantize_(held, kind, calibration=[x.to(dtype)])
+        got = held(x.to(dtype)).float()
+    assert not report.left and (got - want).abs().max() <= off * want.abs().max()
