@@ -62,7 +62,7 @@ class Drawn:
 
 
 class Draw:
-    """A graph by chance."""
+    """A random graph."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -208,7 +208,7 @@ class Draw:
         d, rank = self.dim(i), self.value(i).dim()
         dims = sorted(self.chance.sample(range(rank), self.chance.randint(1, rank)))
         keep = self.chance.random() < 0.5
-        # Of values that are equal but for their last bits, which one is greater is no question.
+        # Which of two values is greater is not compared where they differ in their last bits alone.
         places = [(f"argmax {d}", lambda x: x.argmax(d)), (f"maximum along {d}", lambda x: x.max(d)[0])]
         return self.one(i, *self.chance.choice([
             *(places if i >= 1000 else []), (f"sum {dims} {keep}", lambda x: x.sum(dims, keepdim=keep)),
@@ -311,13 +311,13 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
     try:
         with by_meaning():
             compare(drawn, traced(drawn.traced(), drawn.inputs), drawn.inputs, most)
-    except Exception as error:  # whatever it is, a test shows it
+    except Exception as error:  # any error is a failure that the caller shows
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def main() -> None:
-    """Try many graphs; show the first wrong one, as small as it goes."""
+    """Try many graphs; show the first wrong one, shrunk."""
     import transconv
 
     parser = argparse.ArgumentParser()

@@ -1,4 +1,5 @@
-"""What is not translated is torch's, where it stands, with the reason; nothing passes side effects."""
+"""Operations without a translation are torch's, in their place and with a reason; nothing is moved
+past side effects."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_an_unknown_operation_is_torchs() -> None:
 
 
 def test_each_region_has_the_constants_that_it_reads() -> None:
-    """A number that regions share is no tensor between them; one that was computed has no dimension."""
+    """A Python number that regions share is not passed as a tensor; a computed one is a tensor without
+    dimensions."""
     def f(x: Tensor) -> Tensor:
         zero = torch.zeros((), dtype=x.dtype)
         most = x.amax()

@@ -121,7 +121,7 @@ class _Search(Report):
         """What is wrong with the stores of computations that follow one another."""
         known: dict[str, Array] = dict(case.given)
         for compute in computes:
-            if any(t.copy_of for t in compute.tensors):  # copies lie as no tensor of the text does
+            if any(t.copy_of for t in compute.tensors):  # their layouts are not the text's
                 return ""
             types = {t.name: t.dtype for t in compute.tensors}
             for name, answer in execute(compute, known).items():
@@ -133,7 +133,7 @@ class _Search(Report):
         return case.judged({name: known[name] for name in case.answers}).problem
 
     def judge_stages(self) -> Blame | None:
-        """On exact data, and where they show nothing, on float data."""
+        """On exact data; if they show no error, on float data."""
         launches = [Stages.of(c, s, self.target, self.compute.math, self.switches)
                     for c, s in self.planned]
         exact, wide = self.cases
@@ -147,7 +147,7 @@ class _Search(Report):
 
     def judge_data(self, launches: list[Stages], case: Case) -> Blame | None:
         for stage, name in enumerate(NAMES):
-            # What adds the parts of a sum has none before the pass that makes them.
+            # The kernel that adds partial sums can only run after the pass that creates them.
             asked = [s for s in launches if stage >= BLOCKWISE or not any(
                 x.role == "part" for x in s.compute.axes)]
             failed = next((s for s in asked if s.failed == name), None)

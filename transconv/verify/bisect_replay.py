@@ -98,11 +98,11 @@ class Question:
         self.answer, self.off = answer.numpy(), off.expand(answer.shape).numpy()
 
     def extra(self) -> tuple[Tensor, ...]:
-        """What the epilogue reads."""
+        """The tensors that the epilogue reads."""
         return ConvWorkload(self.problem, self.prop, self.epilogue).tensors[len(self.problem.specs):]
 
     def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Memory for the tensors: operands in place, NaN everywhere else."""
+        """Memory for the tensors: operands at their elements, NaN everywhere else."""
         made = {}
         for name, tensor in tensors.items():
             empty = np.nan if tensor.dtype.kind == "float" else tensor.dtype.limits[1]
@@ -195,7 +195,7 @@ class Stages:
 
 
 NAMES = (NAIVE.name, *(p.name for p in passes()))
-BLOCKWISE = NAMES.index("blockwise")  # from here on the parts of a split sum exist
+BLOCKWISE = NAMES.index("blockwise")  # from this pass on the partial sums of a split sum exist
 NARROW = NAMES.index("narrow")
 FINAL = NAMES.index("final")  # from here on divisions may round as the target's do
 
@@ -214,8 +214,8 @@ def as_targets_divide(kernel: Kernel) -> Kernel:
 def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int],
             seed: int = 0) -> Array:
     """The result, in logical shape, of running each launch at its stage (0 is ``naive``); ``seed``
-    says who goes first among the roles of a kernel that has them. Raises InterpError for what no
-    target would forgive."""
+    says who goes first among the roles of a kernel that has them. Raises InterpError for accesses that
+    are errors on any target."""
     whole = [n for n in stages if n < BLOCKWISE]
     if whole and len(whole) < len(stages):
         raise ValueError("either all launches are looked at before `blockwise`, or none")

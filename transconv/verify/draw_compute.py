@@ -117,8 +117,8 @@ def _rows(page: Page) -> str:
 
 
 def _long(page: Page) -> str:
-    """Few rows, so long that they may be split into parts, and what parts are put together in their own
-    ways for: extremes, their places, sums of powers, moments."""
+    """Few rows, so long that they may be split into parts, with the reductions whose parts are
+    combined in their own ways: extremes, their places, sums of powers, moments."""
     rng = page.rng
     page.axes = {"m": rng.choice((1, 2, 3)), "k": rng.choice(LONG)}
     page.summed = ["k"]
@@ -142,7 +142,7 @@ def _long(page: Page) -> str:
 
 
 def _extremes(page: Page) -> str:
-    """Where the greatest or the least of what was read lies, and as a rule what it is."""
+    """The place of the greatest or the least element, and usually its value."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
     page.add_axes("k", rng.choice((1, 1, 2)), summed=True)
@@ -167,7 +167,7 @@ def _adding(page: Page) -> str:
 
 
 def _gradient(page: Page) -> str:
-    """What the gradient of an operand is that was seen through any view."""
+    """The gradient of an operand that was read through a view."""
     page.add_axes("m", page.rng.choice((1, 2, 2, 3)))
     page.readone("x", list(page.axes), "", page.dtype())
     page.store("C", page.rng.choice(("x", "x", "x*2")))
@@ -179,7 +179,7 @@ def _gradient(page: Page) -> str:
 
 
 def _finished(page: Page, name: str) -> str:
-    """What is done to a reduced value ``s``, and where it is stored."""
+    """The operations on a reduced value ``s``, and its store."""
     rng, names = page.rng, ["s"]
     for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:
         names.append(page.read(extra, some(rng, page.kept) or page.kept))
