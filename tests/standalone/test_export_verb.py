@@ -63,6 +63,15 @@ def test_folders_that_hold_something_are_left_alone(capsys: Output, tmp_path: Pa
     assert len(names(tmp_path)) == 2 and (tmp_path / "mine").read_text() == "mine"
 
 
+def test_a_folder_that_cannot_be_made_is_named(capsys: Output, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "kernels", Path("/proc/kernels")):
+        assert main(["export", SMALL, "-o", str(place)]) == 2
+        error = capsys.readouterr().err
+        assert f"'{place}' cannot be written: " in error and error.count("\n") == 1
+    assert names(tmp_path) == ["file"]
+
+
 def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Path.write_bytes
 
