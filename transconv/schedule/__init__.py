@@ -12,6 +12,7 @@ from transconv.schedule.counts import (
     needed,
     programs,
     shared_bytes,
+    sides,
     tile,
     tiles_along,
     transposed_bytes,
@@ -46,7 +47,7 @@ __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
     "Word", "box_of", "chain", "diagonal", "divided", "inner_feature", "is_copy", "k_steps", "kept",
     "lanes", "needed", "of_any_size", "pile", "priced", "programs", "proposing", "register_word",
-    "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "tile",
+    "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "sides", "tile",
     "tiles_along", "told", "transposed_bytes", "unregister_word", "wants_rounding", "why_not",
     "why_not_copied", "with_letter", "within", "without", "words", "words_table",
 ]
