@@ -41,7 +41,7 @@ def test_files_are_written_and_named(capsys: Output, tmp_path: Path) -> None:
     ([SMALL, "--target", "sm_1"], "ScheduleError: target 'sm_1' is unknown"),
     (["mb0ic4ih4oc4oh4kh1"], "the result has no elements"),
     (["mb1ic4"], "ProblemError: "),
-    ([SMALL, "dt=s8:f16:f16"], "two types of floats or two of integers"),
+    ([SMALL, "dt=s8:f8e4m3:f16"], "expected two types of floats or of integers"),
     ([SMALL, "--schedule", "oc:3 | mma"], "ScheduleError: "),
     ([SMALL, "--epilogue", "what"], "epilogue 'what' has 'what'"),
 ])
