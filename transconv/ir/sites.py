@@ -97,7 +97,7 @@ class Site:
             case xp.Fetch(tensor) | xp.Send(tensor):
                 yield "the copy", tensor
             case st.FuncCall(func, (tensor, *_)):
-                if func.name == "atomic_add":
+                if func.name in ("atomic_add", "partial"):
                     yield "the addition", tensor
 
     def accesses(self) -> Iterator[tuple[Node | str, ex.Expr, ex.Expr]]:
