@@ -197,10 +197,13 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
         sums[w] = (read, made.var)
         steps.append(Write(_finished(w, axes), made.var))
     order = [*(x for n, x in axes.items() if n in kept), *(axes[n] for n in summed)]
-    shape = "x".join(str(d.size) for d in dims)
+    shape = "x".join(str(d.size) for d in dims) or "1"
     names = "_".join(w.view.tensor.name for w in group)
-    return with_roles(Compute(f"{compute.name}_{names}_of_{shape or 1}", tuple(order) or (
-        Axis("one", 1, ""),), tuple(steps), compute.math))
+    finish = with_roles(Compute(f"{compute.name}_{names}_of_{shape}",
+                                tuple(order) or (Axis("one", 1, ""),), tuple(steps), compute.math))
+    parts = {*summed} or {x.name for x in finish.axes}  # none is there before there are tiles
+    return replace(finish, axes=tuple(
+        replace(x, role="part") if x.name in parts else x for x in finish.axes))
 
 
 def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[Along, ...],
