@@ -106,7 +106,7 @@ def from_zero(patch: pytest.MonkeyPatch) -> None:
 def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
     """What one kernel keeps for the next is read at the row beside it."""
     module = sys.modules["transconv.compute.kernels"]
-    whole = module._Cut.computation
+    whole = module.Cut.computation
 
     def computation(self: object, ends: object, number: int, every: object) -> Compute:
         made = whole(self, ends, number, every)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
 
         return replace(made, steps=tuple(moved(s) for s in made.steps)) if number == 1 else made
 
-    patch.setattr(module._Cut, "computation", computation)
+    patch.setattr(module.Cut, "computation", computation)
     kernels.cache_clear()
 
 

@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from transconv.compute.names import Names
+from transconv.compute.statistics import why_not_reduced
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.stores import why_not_stored
 from transconv.compute.sweeps import Sweeps, sweeps
@@ -101,7 +102,12 @@ class Compute:
     @cached_property
     def added(self) -> tuple[View, ...]:
         """The views of stores that add to elements (``+=``)."""
-        return tuple(w.view for w in self.writes if w.op)
+        return tuple(w.view for w in self.writes if w.op == "add")
+
+    @cached_property
+    def statistics(self) -> tuple[Write, ...]:
+        """The stores that reduce (see statistics.py)."""
+        return tuple(w for w in self.writes if w.op not in ("", "add"))
 
     @cached_property
     def reduced(self) -> tuple[str, ...]:
@@ -190,8 +196,7 @@ class Compute:
 
     @cached_property
     def after(self) -> tuple[Step, ...]:
-        """The steps after the first reduction: reads of an epilogue, values, stores. All steps if there is
-        no reduction."""
+        """The steps after the first reduction, such as an epilogue's; all steps if there is none."""
         at = self.steps.index(self.sum) + 1 if self.sum else 0
         return self.steps[at:]
 
@@ -386,10 +391,10 @@ def why_not_lowered(compute: Compute) -> str | None:
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     for x in compute.axes:
         for write in compute.writes:
-            if x.name in compute.reduced and write not in inside:
+            if x.name in compute.reduced and write not in inside or write in compute.statistics:
                 continue
             if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
                 return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
                         f"expected {x.name} in its coordinates")
-    return why_not_stored(compute)
+    return why_not_stored(compute) or why_not_reduced(compute)

@@ -48,9 +48,10 @@ def sums_only_grow(site: Site) -> Iterator[str]:
 
 
 def nothing_is_called(site: Site) -> Iterator[str]:
-    """A nest loads, computes, and stores or adds atomically: no other function, no branch."""
+    """A nest loads, computes, and stores, adds atomically or leaves a part: no other function, no
+    branch."""
     if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt) and (
-            site.stmt.func.name != "atomic_add"):
+            site.stmt.func.name not in ("atomic_add", "partial")):
         yield f"{site.stmt.func.name} is called"
     if isinstance(site.stmt, st.If):
         yield f"a branch where `{site.stmt.cond}`"

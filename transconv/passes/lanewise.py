@@ -48,6 +48,7 @@ from transconv.ir import (
     Stmt,
     Update,
     Var,
+    conjuncts,
     dot,
     find,
     lanes_of,
@@ -57,6 +58,7 @@ from transconv.ir import (
     substitute,
     walk,
 )
+from transconv.passes.partials import Reducing
 from transconv.schedule import Schedule
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
@@ -81,6 +83,7 @@ class _Vectorise(Mutator):
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.near: dict[Var, Var] = {}  # operands that need rounding -> names of the rounded values
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
+        self.tiles = Reducing()
         self.of_lanes: dict[Var, Var] = {}  # accumulator -> the one that has the lanes of K as well
 
     def mutate(self, at: Node) -> Node | None:
@@ -103,6 +106,15 @@ class _Vectorise(Mutator):
         if not isinstance(value, BoxLoad) and taken is not value.dtype:
             self.near[let.var] = Var(f"{let.var.name}_near", taken)
         return Let(let.var, value, let.origin)
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        made: Stmt = self.generic(at)
+        if not isinstance(made, FuncCall) or made.func.name != "partial":
+            return made
+        _, offset, _, mask, _ = made.args
+        assert isinstance(offset, Expr) and isinstance(mask, Expr)
+        told = {e: lanes_of(e, self.scope) for e in (offset, *conjuncts(mask))}
+        return self.tiles.of(made, self.around, told)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         made: list[Stmt | None] = []

@@ -29,6 +29,9 @@ LONGEST = 64  # a longer sum stays a loop
 
 def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the computation before merging."""
+    if compute.statistics and c.merge > 1:
+        return (f"merge={c.merge}: groups are merged in the result, which "
+                f"{compute.statistics[0].view.tensor.name} reduces by group")
     return why_not_merged(compute, c.merge)
 
 
