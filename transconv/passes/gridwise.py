@@ -354,7 +354,9 @@ class _Guard(ExprMutator):
 
     def mutate_FuncCall(self, at: FuncCall) -> Node:
         if at.func.name == "partial":  # all points count that are in the axes
-            own = [m for v, m in self.tails.items() if v not in self.summed]
+            assert isinstance(at.args[1], Expr)
+            kept = _roots(at.args[1], self.lets)
+            own = [m for v, m in self.tails.items() if v not in self.summed or v in kept]
             ends = dict.fromkeys(p for m in own for p in conjuncts(m))
             return FuncCall(at.func, (*at.args[:3], all_of([*ends]), at.args[4]))
         if at.func is not ATOMIC_ADD:

@@ -61,13 +61,26 @@ class _Left(Mutator):
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
         if at.func.name != "partial":
             return at
-        tensor, _, value, mask, _ = at.args
-        assert isinstance(tensor, Tensor)
-        view, count = parts_of(self.found[tensor], self.compute, self.schedule)
+        tensor, offset, value, mask, _ = at.args
+        assert isinstance(tensor, Tensor) and isinstance(offset, Expr)
+        write = self.found[tensor]
+        view, count = parts_of(write, self.compute, self.schedule)
         in_tile = {d.coord: substitute(d.coord, self.begins) for d in view.dims if d.coord.children()}
-        view = substitute(view, in_tile)
+        view = substitute(view, in_tile | _renamed(write.view.offset(), offset))
         return FuncCall(at.func, (view.tensor, view.offset(), value, mask,
                                   substitute(count, self.begins)))
+
+
+def _renamed(before: Expr, now: Expr) -> dict[Node, Expr]:
+    """The variables of an expression that have another name in a copy of it: each sweep of a row has names
+    of its own."""
+    if isinstance(before, Var):
+        return {before: now} if before is not now else {}
+    found: dict[Node, Expr] = {}
+    for one, other in zip(before.children(), now.children(), strict=True):
+        assert isinstance(one, Expr) and isinstance(other, Expr)
+        found |= _renamed(one, other)
+    return found
 
 
 class Reducing:

@@ -1,4 +1,4 @@
-"""Partial values: what the tiles of a product leave of its statistics, and the kernel that combines them.
+"""Partial values: what the tiles of a product or of rows leave of its statistics, and the kernel that combines them.
 
     tile n, h:8 w:16, o:64                  parts[n, h_part, w_part, o] = sum of y over the rows of a tile
     store M[n, o//8] sum= y         ->      second kernel: M[n, o] = sum of parts over h_part w_part o_in
@@ -86,7 +86,8 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
     """The dimensions of a statistic's workspace: axes of which a tile has one position, parts, the axes of
     the tile that are not reduced in registers."""
     kept = stat.kept(write) or {}
-    lone = [x for x in compute.axes if compute.kind(x.name) != "K" and x.size > 1
+    points = stat.points(compute)
+    lone = [x for x in compute.axes if x.name in points and x.size > 1
             and ((block := schedule.block_of(x.name)) is None or block.extent == 1)]
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
@@ -100,7 +101,9 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
 
 
 def sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
-    """The blocks of each side of the tile, which are lanes of one dimension."""
+    """The blocks of each side of the tile, which are lanes of one dimension: without a product each."""
+    if compute.factors is None:
+        return [[b] for b in schedule.blocks if b.extent > 1]
     every = [[b for b in schedule.blocks if compute.kind(b.first) == kind and b.extent > 1]
              for kind in "BMN"]
     return [blocks for blocks in every if blocks]
@@ -179,7 +182,7 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     kept = stat.kept(group[0]) or {}
     axes = {x.name: x for d in dims for x in d.axes}
     summed = tuple(n for n in axes if n not in kept)
-    total = prod(compute.size(x.name) for x in compute.axes if compute.kind(x.name) != "K")
+    total = prod(stat.points(compute).values())
     places = prod(axes[n].size for n in kept if n in axes)
     steps: list[Step] = []
     sums: dict[Write, tuple[Read, Var]] = {}
