@@ -10,8 +10,9 @@ fixed order (schedule/partials.py), so results are the same in every run. What i
 it is written here: ``y`` is what is stored, ``s`` the accumulator, which is more exact. A coordinate is an
 axis (kept), an axis by a number (neighbours share a place), or a constant; the other axes are reduced.
 Of rows, which are reduced along some axes, or of a map a statistic keeps those axes and reduces others:
-the gradient of a norm's weight leaves with that of its input. Squared deviations take those of each tile, with its own mean (Chan, Golub, LeVeque 1979), and the sum that
-a store before them has of the same value.
+so the gradient of a norm's weight leaves with that of its input. Squared deviations take those of each
+tile, with its own mean (Chan, Golub, LeVeque 1979), and the sum that a store before them has of the same
+value.
 """
 
 from __future__ import annotations

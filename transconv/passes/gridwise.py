@@ -57,7 +57,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.counts import Extent, blocks, counted, simple, unpack
-from transconv.schedule import Block, Schedule
+from transconv.schedule import PROGRAM, Block, Schedule, carried
 from transconv.simplify import Facts, facts_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
@@ -181,7 +181,9 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     # A persistent program computes several tiles; parts of a split sum count as tiles.
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
-    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    body: Stmt = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    if carried(compute, schedule):
+        body = For(PROGRAM, programs, replace(body, kind="dealt", start=PROGRAM), "grid")
     return replace(kernel, body=body)
 
 

@@ -5,6 +5,13 @@ computes them.
                                         ->    let M_parts_tile = sum(where(mask, y, 0), over=m)
                                               store(M_parts, tile's offset, M_parts_tile)
 
+A program that computes several tiles carries the reduction if all of them have the same places:
+
+    for pid in program..16384 dealt:       ->    M_parts_all = 0
+        partial[sum](M_parts, k, y, mask)        for pid in program..16384 dealt:
+                                                     M_parts_all = M_parts_all + sum(y, over=m)
+                                                 store(M_parts, k, M_parts_all)
+
 Positions beyond the end of an axis count nothing: the mask of the lanes that are reduced chooses the
 neutral element. Squared deviations are those from the tile's mean, of the sum before them.
 """
@@ -18,8 +25,10 @@ from transconv.compute import Compute, Write
 from transconv.ir import (
     REDUCERS,
     TRUE,
+    Alloc,
     Const,
     Expr,
+    For,
     FuncCall,
     Kernel,
     Lane,
@@ -31,9 +40,11 @@ from transconv.ir import (
     Stmt,
     Store,
     Tensor,
+    Update,
     Var,
     all_of,
     conjuncts,
+    free_vars,
     seq,
     substitute,
 )
@@ -84,10 +95,22 @@ def _renamed(before: Expr, now: Expr) -> dict[Node, Expr]:
 
 
 class Reducing:
-    """Makes the reductions of tiles. ``sums``: of each value, its sum over a tile."""
+    """Makes the reductions of tiles. ``sums``: of each value, its sum over a tile; ``told``: the values of
+    lets, and of the counters of loops that run once; ``dealt``: the counter of the tiles of one program;
+    ``before`` and ``behind``: the statements around that loop."""
 
     def __init__(self) -> None:
         self.sums: dict[Expr, Var] = {}
+        self.told: dict[Node, Expr] = {}
+        self.dealt: Var | None = None
+        self.before: list[Stmt] = []
+        self.behind: list[Stmt] = []
+
+    def around(self, loop: For) -> Stmt:
+        """A loop over tiles with what is carried through it."""
+        made = seq(*self.before, loop, *self.behind)
+        self.dealt, self.before, self.behind = None, [], []
+        return made
 
     def of(self, at: FuncCall, around: Sequence[Lane],
            lanes_of: Mapping[Expr, Sequence[Lane]]) -> Stmt:
@@ -111,7 +134,26 @@ class Reducing:
         made = Var(name, found.dtype)
         if op == "sum":
             self.sums[value] = made
+        if self.dealt is not None:
+            place, there = self.whole(offset), self.whole(all_of(outer))
+            if self.dealt not in free_vars(place):
+                return self.carried(op, found, Store(tensor, place, made, there),
+                                    tuple(x for x in around if x not in over))
         return seq(*lets, Let(made, found), Store(tensor, offset, made, all_of(outer)))
+
+    def whole(self, e: Expr) -> Expr:
+        """An expression in terms of lanes and of what is known outside of the loop over tiles."""
+        while named := {v: self.told[v] for v in free_vars(e) if v in self.told}:
+            e = substitute(e, named)
+        return e
+
+    def carried(self, op: str, value: Expr, store: Store, lanes: tuple[Lane, ...]) -> Stmt:
+        """A reduction that goes on from tile to tile, and is stored behind the last one."""
+        reducer, acc = REDUCERS[op], Var(f"{store.tensor.name}_all", value.dtype)
+        ordered = tuple(sorted(lanes, key=lambda x: (x.axis, x.name)))
+        self.before.append(Alloc(acc, ordered, reducer.identity(value.dtype)))
+        self.behind.append(replace(store, value=acc))
+        return Update(acc, reducer.node(acc, value))
 
     def reduced(self, op: str, value: Expr, over: Sequence[Lane], mask: Expr) -> Expr:
         """A value reduced along lanes, where a mask holds."""

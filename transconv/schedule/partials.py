@@ -1,12 +1,13 @@
-"""Partial values: what the tiles of a product or of rows leave of its statistics, and the kernel that combines them.
+"""Partial values: what tiles leave of statistics, and the kernel that combines them.
 
     tile n, h:8 w:16, o:64                  parts[n, h_part, w_part, o] = sum of y over the rows of a tile
     store M[n, o//8] sum= y         ->      second kernel: M[n, o] = sum of parts over h_part w_part o_in
 
 A side of the tile whose blocks have one place of a statistic is reduced in registers; a part is the number
 of a block. Along the other side the workspace has the axes themselves, and the second kernel reduces what
-is not kept of them. Squared deviations are combined with those of the parts' means, which the partial sums
-tell. Parts are combined in a fixed order, so results are the same in every run.
+is not kept of them. If all tiles have the same places, each persistent program adds up those of its tiles
+and leaves one part (``carried``). Squared deviations are combined with those of the parts' means, which
+the partial sums tell. Parts are combined in a fixed order, so results are the same in every run.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from transconv.ir import (
     ViewDim,
     minimum,
 )
+from transconv.schedule.counts import programs
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -82,16 +84,42 @@ def _counted(counts: Iterable[Expr], dtype: DType) -> Expr:
     return Cast(total * known if known > 1 else total, dtype)
 
 
+PROGRAM = Var("program")
+
+
+@lru_cache(maxsize=1024)
+def carried(compute: Compute, schedule: Schedule) -> bool:
+    """Whether persistent programs carry the statistics from tile to tile: those of rows or of a map, whose
+    tiles hold every position that is kept."""
+    if compute.factors is not None or not compute.statistics or not (
+            0 < schedule.programs < programs(schedule, compute)):
+        return False
+    return all(w.op != "squares" and _holds_all(w, compute, schedule) for w in compute.statistics)
+
+
+def _holds_all(write: Write, compute: Compute, schedule: Schedule) -> bool:
+    """Whether each tile has all places of a statistic."""
+    kept = [a for a in stat.kept(write) or () if compute.size(a) > 1]
+    blocks = {b for a in kept if (b := schedule.block_of(a)) is not None}
+    return len([a for b in blocks for a in b.axes]) == len(kept) and all(
+        b.extent >= prod(map(compute.size, b.axes)) for b in blocks)
+
+
 def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ...]:
     """The dimensions of a statistic's workspace: axes of which a tile has one position, parts, the axes of
     the tile that are not reduced in registers."""
     kept = stat.kept(write) or {}
+    if carried(compute, schedule):
+        count = schedule.programs
+        own = Axis(fresh("carried", compute.names.all), count, "")
+        lanes = [_of_axis(x, kept) for x in compute.axes if x.name in kept and x.size > 1]
+        return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
     points = stat.points(compute)
     lone = [x for x in compute.axes if x.name in points and x.size > 1
             and ((block := schedule.block_of(x.name)) is None or block.extent == 1)]
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
-    lanes: list[Along] = []
+    lanes = []
     for blocks in sides(compute, schedule):
         if all(is_within(b, kept, compute) for b in blocks):
             parts += [_of_block(b, kept, compute) for b in blocks]
@@ -240,7 +268,7 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
         kept = stat.kept(w) or {}
         across = [next((b for b in blocks if not is_within(b, kept, compute)), None)
                   for blocks in sides(compute, c)]
-        if across and None not in across and across[0] is not None:
+        if across and None not in across and across[0] is not None and not carried(compute, c):
             crossed = next(a for a in across[0].axes if a in kept)
             return (f"{name} keeps {crossed}, and block {across[0]} crosses its positions; expected a "
                     f"block within one position of {crossed}")
