@@ -56,6 +56,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, counted, simple, unpack
 from transconv.schedule import PROGRAM, Block, Schedule, carried
 from transconv.simplify import Facts, facts_of, simplify
@@ -157,6 +158,7 @@ class _Side:
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Tile every axis as the schedule says. The blocks of B, M and N become the grid, those of K the loop
     over the steps."""
+    kernel = partials.left(kernel, schedule, compute)
     nest = parts(kernel)
     sizes = {x.var: x.stop if x.until is None else x.until
              for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}

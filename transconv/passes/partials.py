@@ -1,5 +1,4 @@
-"""Statistics of a product's tiles: where ``blockwise`` leaves their partial values, and how ``lanewise``
-computes them.
+"""Statistics of tiles: where ``gridwise`` leaves their partial values, and how ``lanewise`` computes them.
 
     partial[sum](M, offset, y, mask)    ->    partial[sum](M_parts, tile's offset, y, mask)
                                         ->    let M_parts_tile = sum(where(mask, y, 0), over=m)
@@ -21,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from transconv.compute import Compute, Write
+from transconv.compute import Compute
 from transconv.ir import (
     REDUCERS,
     TRUE,
     Alloc,
     Const,
     Expr,
+    FloorDiv,
     For,
     FuncCall,
     Kernel,
@@ -42,8 +42,10 @@ from transconv.ir import (
     Tensor,
     Update,
     Var,
+    View,
     all_of,
     conjuncts,
+    find,
     free_vars,
     seq,
     substitute,
@@ -51,47 +53,49 @@ from transconv.ir import (
 from transconv.schedule import Schedule, parts_of
 
 
-def left(kernel: Kernel, schedule: Schedule, compute: Compute,
-         positions: Mapping[Var, tuple[Expr, Expr]]) -> Kernel:
-    """The kernel whose tiles leave partial values in the workspaces. ``positions``: of each block, where
-    it begins, and the position in it."""
+def left(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+    """The naive kernel, whose points leave partial values in the workspaces, in terms of its axes."""
     if not compute.statistics:
         return kernel
-    begins: dict[Node, Expr] = {v: first for v, (first, _) in positions.items()}
-    found = {w.view.tensor: w for w in compute.statistics}
-    made: Kernel = _Left(found, schedule, compute, begins).mutate(kernel)
-    spaces = {w.view.tensor: parts_of(w, compute, schedule)[0].tensor for w in compute.statistics}
-    return replace(kernel, params=tuple(spaces.get(t, t) for t in kernel.params), body=made.body)
+    found = {w.view.tensor: parts_of(w, compute, schedule) for w in compute.statistics}
+    made: Kernel = _Left(found).mutate(kernel)
+    params = tuple(found[t][0].tensor if t in found else t for t in kernel.params)
+    return replace(kernel, params=params, body=made.body)
 
 
 class _Left(Mutator):
-    def __init__(self, found: dict[Tensor, Write], schedule: Schedule, compute: Compute,
-                 begins: dict[Node, Expr]) -> None:
-        self.found, self.schedule, self.compute, self.begins = found, schedule, compute, begins
+    def __init__(self, found: dict[Tensor, tuple[View, Expr]]) -> None:
+        self.found = found
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
         if at.func.name != "partial":
             return at
-        tensor, offset, value, mask, _ = at.args
-        assert isinstance(tensor, Tensor) and isinstance(offset, Expr)
-        write = self.found[tensor]
-        view, count = parts_of(write, self.compute, self.schedule)
-        in_tile = {d.coord: substitute(d.coord, self.begins) for d in view.dims if d.coord.children()}
-        view = substitute(view, in_tile | _renamed(write.view.offset(), offset))
-        return FuncCall(at.func, (view.tensor, view.offset(), value, mask,
-                                  substitute(count, self.begins)))
+        tensor, _, value, mask, _ = at.args
+        assert isinstance(tensor, Tensor)
+        view, count = self.found[tensor]
+        return FuncCall(at.func, (view.tensor, view.offset(), value, mask, count))
 
 
-def _renamed(before: Expr, now: Expr) -> dict[Node, Expr]:
-    """The variables of an expression that have another name in a copy of it: each sweep of a row has names
-    of its own."""
-    if isinstance(before, Var):
-        return {before: now} if before is not now else {}
-    found: dict[Node, Expr] = {}
-    for one, other in zip(before.children(), now.children(), strict=True):
-        assert isinstance(one, Expr) and isinstance(other, Expr)
-        found |= _renamed(one, other)
-    return found
+def begun(kernel: Kernel, positions: Mapping[Var, tuple[Expr, Expr]]) -> Kernel:
+    """The kernel whose tiles have one place for their lanes. ``positions``: of each block, where it
+    begins, and the position in it."""
+    made: Kernel = _Begun({v: first for v, (first, _) in positions.items()}).mutate(kernel)
+    return made
+
+
+class _Begun(Mutator):
+    def __init__(self, begins: dict[Node, Expr]) -> None:
+        self.begins = begins
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        if at.func.name != "partial":
+            return at
+        tensor, offset, value, mask, count = at.args
+        assert isinstance(offset, Expr) and isinstance(count, Expr)
+        parts = {*find(offset, FloorDiv), *find(count, FloorDiv)}  # the number of a block
+        numbers: dict[Node, Expr] = {e: substitute(e, self.begins) for e in parts}
+        return FuncCall(at.func, (tensor, substitute(offset, numbers), value, mask,
+                                  substitute(count, numbers)))
 
 
 class Reducing:
