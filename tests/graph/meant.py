@@ -23,6 +23,7 @@ class Meant:
     """In the place of a launch. Each kernel of a text must be one."""
 
     texts: tuple[str, ...]
+    plan: None = None  # nothing is copied
 
     def at(self, sizes: Mapping[str, int]) -> Meant:
         """For given sizes, where these are names; one kernel has to take them all."""

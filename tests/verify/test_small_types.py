@@ -35,6 +35,9 @@ CASES = [
     ("mb1ic16ih9oc16oh5kh4sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc", "bwd_d", ""),
     ("mb2ic16ih7oc24oh7kh3ph1 dt=f8e4m3:f32:f8e5m2", "bwd_w", ""),
     ("mb1ic4id3ih3iw3oc4od3oh3ow3kd3kh3kw3pd1ph1pw1 dt=f16:f16:f8e5m2", "fwd", ""),
+    ("mb2ic20ih7oc24oh7kh3ph1 dt=bf16:s8:bf16 tag=nhwc", "fwd", "bias"),
+    ("g2mb1ic16iw9oc16ow5kw4sw2pw1 dt=f16:u8:f16", "bwd_d", ""),
+    ("g8mb2ic8ih6oc8oh6kh3ph1 dt=f16:s8:f32", "fwd", ""),
 ]
 
 
@@ -227,7 +230,9 @@ def test_nearest_in_triton_is_nearest() -> None:
 
 
 def test_refused_types() -> None:
-    with pytest.raises(Unsupported, match="src and wei: i8 is multiplied by f16; expected two types of"):
+    with pytest.raises(Unsupported, match="i8 is multiplied by f8e4m3, but f8e4m3 has not all"):
+        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f8e4m3:f16"), Prop.FWD, where="cpu").plan()
+    with pytest.raises(Unsupported, match="dst: sums of floats by integers are floats, not i8"):
         Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f16:s8"), Prop.FWD, where="cpu").plan()
     with pytest.raises(Unsupported, match="i32 is the type of results; operands are"):
         Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s32"), Prop.BWD_D, where="cpu").plan()

@@ -188,6 +188,10 @@ def computable(problem: ConvProblem, prop: Prop) -> None:
     a, b = (problem.specs[name].dtype for name in prop.operands)
     if reason := why_not_multiplied(a, b):
         raise Unsupported(f"dtype:{a}:{b}", f"{' and '.join(prop.operands)}: {reason}")
+    result = problem.specs[prop.result].dtype
+    if a.kind != b.kind and result.kind == "int":
+        raise Unsupported(f"dtype:{a}:{b}:{result}", f"{prop.result}: sums of floats by integers are "
+                          f"floats, not {result}")
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:

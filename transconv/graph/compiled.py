@@ -12,6 +12,7 @@ from torch import fx
 
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
+from transconv.functional.laid_out import LaidOut
 from transconv.functional.launches import SIZES, Launch, Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
 from transconv.graph.apart import why_apart
@@ -58,7 +59,7 @@ class Bound(NamedTuple):
     inputs: tuple[Memory, ...]
     starts: list[Start]
     views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
-    ran: list[Launch]
+    ran: list[LaidOut]
 
 
 @dataclass(slots=True)
@@ -109,14 +110,17 @@ class Launches:
         starts = [self.started(start, kernel, sizes, loose.isdisjoint(kernel.given))
                   for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         tensors.clear()
-        if starts == bound.ran:
+        if [laid.launch for laid in bound.ran] == starts:
             given.clear()
-        self.run(bound, starts, values)
-        bound.ran[:] = starts
+            self.run(bound, bound.ran, values)
+        else:
+            fresh = [LaidOut(start) for start in starts]
+            self.run(bound, fresh, values)
+            bound.ran[:] = fresh
         stats.add(True, "graph", len(self.kernels))
         return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
 
-    def run(self, bound: Bound, starts: Sequence[Launch], values: dict[Piece, Tensor]) -> None:
+    def run(self, bound: Bound, starts: Sequence[LaidOut], values: dict[Piece, Tensor]) -> None:
         """Launch the kernels in their order; ``values``: what is in memory. Raises Refused."""
         for kernel, start, begin, done in zip(self.kernels, bound.starts, starts, self.last, strict=True):
             tensors = [values[p] for p in kernel.given]

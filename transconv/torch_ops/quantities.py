@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.conv import Epilogue
+from transconv.conv import Epilogue, why_not_multiplied
 from transconv.errors import ScheduleError, TensorError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType
@@ -177,9 +177,10 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
                               f"{getattr(t, 'dtype', type(t).__name__)}")
         if t.dim() != ndims + 2:
             raise TensorError(f"{name}: {what}: expected {ndims + 2} dimensions, got {t.dim()}")
-    if input.dtype.is_floating_point != weight.dtype.is_floating_point:
-        kind = "floats" if input.dtype.is_floating_point else "integers"
-        raise TensorError(f"{name}: weight: expected {kind}, as the input, got {weight.dtype}")
+    if not input.dtype.is_floating_point and weight.dtype.is_floating_point:
+        raise TensorError(f"{name}: weight: expected integers, as the input, got {weight.dtype}")
+    if reason := why_not_multiplied(OPERANDS[input.dtype], OPERANDS[weight.dtype]):
+        raise TensorError(f"{name}: weight: {reason}")
     if q.output_dtype not in execute.RESULTS:
         raise TensorError(f"{name}: output_dtype: expected one of {names(execute.RESULTS)}, got "
                           f"{q.output_dtype}")
