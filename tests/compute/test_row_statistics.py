@@ -1,4 +1,4 @@
-"""Statistics of rows and maps: what a kernel reduces along other axes than its rows leaves with its store."""
+"""Statistics of rows and maps: what a kernel reduces along other axes than its rows leaves with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import examine, execute, parse, why_not_lowered
+from transconv.compute import examine, execute, kernels, parse, why_not_lowered
 from transconv.ir import VerifyError, verify
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, carried, why_not
@@ -39,6 +39,23 @@ MAP = """compute relu
     store  T[k] sum= y
 """
 EACH = "    store  L[n] max= y\n"
+NORM = """compute norm
+    tensor X f16 [n=20, k=12]
+    tensor G f16 [n=20, k=12]
+    tensor Y f16 [n=20, k=12]
+    tensor dW f16 [k=12]
+    tensor dB f32 [k=12]
+    axes   n=20 k=12
+    read   x = X[n, k]
+    read   g = G[n, k]
+    let    a = sum(g; k) / 8
+    let    c = sum(g*x; k) / 8
+    store  Y[n, k] = g - a - x*c
+    let    dw = sum(g*x; n)
+    let    db = sum(g; n)
+    store  dW[k] = dw
+    store  dB[k] = db
+"""
 CARRIED = "n:4 k:16 | fma | warps=1 stages=1 programs=2"
 
 
@@ -80,6 +97,17 @@ def test_long_rows_are_carried_by_persistent_programs() -> None:
     source = build_compute(parse(text), SM90, chosen).steps[0].source
     assert source.index("W_parts_all = tl.full") < source.index("for pid in") < source.index(
         "tl.store(W_parts")
+
+
+def test_sums_over_rows_leave_with_them() -> None:
+    """Unless a row is too long to hold: a program would have to carry more than it can."""
+    first, rounded = kernels(parse(NORM))
+    assert [(w.op, w.view.tensor.name) for w in first.statistics] == [("sum", "dw_kept"), ("sum", "dB")]
+    assert {r.view.tensor.name for r in rounded.reads} == {"dw_kept"}
+    plan = build_compute(parse(NORM), INTERPRETER)
+    assert not Case(parse(NORM), "float").launched(plan, "cpu").problem
+    first, sums = kernels(parse(NORM.replace("12", "40000")))
+    assert not first.statistics and {r.view.tensor.name for r in sums.reads} == {"X", "G"}
 
 
 def test_first_results_are_examined() -> None:
