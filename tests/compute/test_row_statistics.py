@@ -61,7 +61,7 @@ CARRIED = "n:4 k:16 | fma | warps=1 stages=1 programs=2"
 
 @pytest.mark.parametrize(("text", "schedule", "parts"), [
     (ROWS, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
-    (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)),
+    (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)), (ROWS, "k:16 | fma | warps=1", (20, 12)),
     (ROWS, CARRIED, (2, 12)), (ROWS, "k:16 | fma | warps=1 stages=1 programs=3", (3, 12)),
     (MAP, CARRIED, (2, 12)), (MAP + EACH, "n:8 k:16 | fma | warps=1 stages=1", (3, 12))])
 def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
@@ -85,8 +85,8 @@ def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
 def test_what_cannot_be_left() -> None:
     lost = ROWS.replace("W[k] sum=", "W[0] sum=")
     assert "reduces k, as rows are; expected it in the coordinates" in str(why_not_lowered(parse(lost)))
-    crossed = Schedule.parse("k:16 | fma | warps=1")
-    assert "block k:16 crosses its positions" in str(why_not(crossed, parse(ROWS), SM90))
+    split = Schedule.parse("n:4 k:4 | fma | warps=1 split_k=2")
+    assert "elements of a row are needed again" in str(why_not(split, parse(ROWS), SM90))
 
 
 def test_long_rows_are_carried_by_persistent_programs() -> None:

@@ -183,7 +183,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     # A persistent program computes several tiles; parts of a split sum count as tiles.
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
-    body: Stmt = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
     if carried(compute, schedule):
         body = For(PROGRAM, programs, replace(body, kind="dealt", start=PROGRAM), "grid")
     return replace(kernel, body=body)

@@ -256,7 +256,7 @@ def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
 
 
 def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """The rule of statistics: tiles must hold whole results, and reduce something."""
+    """The rule of statistics: tiles must hold whole results, and those of products reduce something."""
     for w in compute.statistics:
         name = f"{w.view.tensor.name} {w.op}="
         if c.via == "gluon":
@@ -268,7 +268,7 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
         kept = stat.kept(w) or {}
         across = [next((b for b in blocks if not is_within(b, kept, compute)), None)
                   for blocks in sides(compute, c)]
-        if across and None not in across and across[0] is not None and not carried(compute, c):
+        if across and None not in across and across[0] is not None and compute.factors is not None:
             crossed = next(a for a in across[0].axes if a in kept)
             return (f"{name} keeps {crossed}, and block {across[0]} crosses its positions; expected a "
                     f"block within one position of {crossed}")
