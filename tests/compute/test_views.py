@@ -77,7 +77,7 @@ def test_what_is_near_is_not_divided() -> None:
 
 
 def test_division_rounds_down_in_the_text() -> None:
-    """Of negative numbers Triton's rounds up, so that none is divided."""
+    """Triton's division rounds negative numbers up, so no negative number is divided."""
     made = parse("compute down\n tensor X f32 [12]\n axes i=20\n"
                  "read x = X[(i - 7) // 3 + 3]\n read y = X[(i - 9) % 7]\n store Y[i] = x - y")
     source = kernels(made, "i:8 | fma")
@@ -381,7 +381,7 @@ def test_an_index_that_is_read_too_early_is_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["clamp", "reflect", "symmetric", "wrap"])
 def test_a_wrong_row_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One place further: what NumPy pads is something else, and a mask is left."""
+    """Padding by one element more, which NumPy does not define this way, needs a mask."""
     row = COORDINATES[name]
     monkeypatch.setitem(COORDINATES, name, replace(row, expression=lambda i, n: row.expression(i, n) + 1))
     with pytest.raises(AssertionError):
