@@ -48,6 +48,8 @@ from transconv.target import Target
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
 
+FEWEST = 8  # values that a tile combines into a part, if there are as many
+
 
 @dataclass(frozen=True, slots=True)
 class Along:
@@ -234,11 +236,41 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
             return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
         if c.regs:
             return f"{name} reduces lanes, regs={c.regs} writes positions out"
-        kept = stat.kept(w) or {}
-        across = [next((b for b in blocks if not is_within(b, kept, compute)), None)
-                  for blocks in sides(compute, c)]
-        if across and None not in across and across[0] is not None:
-            crossed = next(a for a in across[0].axes if a in kept)
-            return (f"{name} keeps {crossed}, and block {across[0]} crosses its positions; expected a "
-                    f"block within one position of {crossed}")
+        if reason := _why_not_smaller(w, c, compute):
+            return f"{name} {reason}"
     return None
+
+
+def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
+    """The reason if tiles leave nearly as many parts as they have values."""
+    kept = stat.kept(write) or {}
+    groups = sides(compute, c)
+    crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
+    combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
+                    for b in blocks)
+    free = [x for x in compute.axes if x.name not in kept and compute.kind(x.name) != "K"]
+    if combined >= min(FEWEST, prod(x.size for x in free)):
+        return None
+    for block in filter(None, crossing):
+        if any(a not in kept for a in block.axes):
+            crossed = next(a for a in block.axes if a in kept)
+            return (f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
+                    f"one position of {crossed}")
+    return (f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
+            f"{' '.join(x.name for x in free)}")
+
+
+def within_places(schedule: Schedule, compute: Compute) -> Schedule:
+    """The schedule with blocks that cross no kept position of a statistic: of its axes those inside, or
+    else outside of what is kept."""
+    blocks = []
+    for b in schedule.blocks:
+        axes = b.axes
+        for w in compute.statistics if compute.kind(b.first) != "K" else ():
+            kept = stat.kept(w) or {}
+            if axes and any(a not in kept for a in axes) and not is_within(
+                    replace(b, axes=axes), kept, compute):
+                own = [i for i, a in enumerate(axes) if a in kept]
+                axes = axes[own[-1] + 1:] or axes[:own[0]]
+        blocks += [replace(b, axes=axes)] if axes else []
+    return replace(schedule, blocks=tuple(blocks))
