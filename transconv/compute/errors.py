@@ -48,7 +48,8 @@ def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
 def own(e: Expr, found: Array) -> Array:
     """The rounding error of evaluating an expression; 0 for a variable or a constant, and for those in a
     type that holds them."""
-    if isinstance(e, Cast) and isinstance(e.x, Var) and not _narrows(e) or not e.children() or e.dtype.kind != "float":
+    held = isinstance(e, Cast) and isinstance(e.x, Var) and not _narrows(e)
+    if held or not e.children() or e.dtype.kind != "float":
         return np.zeros((1,) * found.ndim)
     near = min((e.dtype, *(c.type for c in find(e, Cast) if c.type.kind == "float")),
                key=lambda t: t.digits)

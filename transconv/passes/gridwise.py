@@ -353,7 +353,7 @@ class _Guard(ExprMutator):
                      self.guarded(at.offset, at.mask))
 
     def mutate_FuncCall(self, at: FuncCall) -> Node:
-        if at.func.name == "partial":  # all points count that are in the axes
+        if at.func.leaves:  # all points count that are in the axes
             own = [m for v, m in self.tails.items() if v not in self.summed]
             ends = dict.fromkeys(p for m in own for p in conjuncts(m))
             return FuncCall(at.func, (*at.args[:3], all_of([*ends]), at.args[4]))
