@@ -53,8 +53,9 @@ def _group_norm(c: int, size: int) -> MapCase:
 
     def theirs(t: Tensors) -> torch.Tensor:
         g, x = (image(t[n].flatten(), 1, c, size, size) if t[n].dim() < 4 else t[n] for n in "GX")
+        mean, rstd = (t[n][None].to(x.dtype) for n in "MR")  # torch keeps them in the image's type
         made: torch.Tensor = aten.native_group_norm_backward(
-            g, x, t["M"][None], t["R"][None], t["W"].flatten(), 1, c, size * size, 32, ALL)[0]
+            g, x, mean, rstd, t["W"].flatten(), 1, c, size * size, 32, ALL)[0]
         return made
 
     def first(t: Tensors) -> Tensors:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
     from transconv.torch_ops.inference import inference as inference
     from transconv.torch_ops.prepare import prepare as prepare
+    from transconv.torch_ops.quantize import quantize_ as quantize_
     from transconv.torch_ops.routes import counted as stats  # noqa: F401
     from transconv.torch_ops.tracing import epilogue as epilogue
 
@@ -59,7 +60,7 @@ _HOMES = {
     "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
     "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
     "inference": "torch_ops.inference", "prepare": "torch_ops.prepare", "stats": "torch_ops.routes",
-    "FallbackWarning": "torch_ops.stats",
+    "FallbackWarning": "torch_ops.stats", "quantize_": "torch_ops.quantize",
     "ConvProblem": "conv.problem", "Prop": "conv.problem",
     "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
     "lower": "api", "computation": "functional.computation", "export": "torch_ops.exported",

@@ -1,4 +1,4 @@
-"""transconv.nn: torch.nn's convolution modules, computed by transconv."""
+"""transconv.nn: torch.nn's convolution modules, computed by transconv; fused and quantised ones."""
 
 from transconv.torch_ops.fused_modules import FusedConv1d, FusedConv2d, FusedConv3d
 from transconv.torch_ops.modules import (
@@ -15,9 +15,19 @@ from transconv.torch_ops.modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
+from transconv.torch_ops.quantized_modules import (
+    QuantConv1d,
+    QuantConv2d,
+    QuantConv3d,
+    QuantConvTranspose1d,
+    QuantConvTranspose2d,
+    QuantConvTranspose3d,
+)
 
 __all__ = [
     "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "FusedConv1d", "FusedConv2d", "FusedConv3d", "LazyConv1d", "LazyConv2d", "LazyConv3d",
     "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
+    "QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
 ]

@@ -1,5 +1,14 @@
 """transconv.quantized: convolutions of 8-bit integers and floats, with scales and zero points."""
 
-from transconv.torch_ops.quantized import Quantities, conv1d, conv2d, conv3d
+from transconv.torch_ops.quantities import Quantities
+from transconv.torch_ops.quantized import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
 
-__all__ = ["Quantities", "conv1d", "conv2d", "conv3d"]
+__all__ = ["Quantities", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+           "conv_transpose3d"]

@@ -17,7 +17,7 @@ from tests.compute.test_sweeps import (
 )
 from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
-from transconv.selection import spread
+from transconv.selection import heuristics, spread
 from transconv.verify.computation import Case, after_every_pass
 
 SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),
@@ -102,6 +102,32 @@ def test_few_long_rows_are_spread_and_many_are_not() -> None:
     plan = build_compute(parse(GROUP_NORM), SM90)
     assert len(plan.steps) == 3
     assert {*plan.workspaces} == {"sum_1_of_kept", "sum_4_of_kept", "sum_1_kept", "sum_4_kept"}
+
+
+LOG_SOFTMAX = """compute log_softmax
+    tensor X bf16 [n=4096, k={k}]
+    tensor Y bf16 [n=4096, k={k}]
+    axes   n=4096 | k={k}
+    read   x = X[n, k]
+    let    top = max(x; k)
+    store  Y[n, k] = x - top - log(sum(exp(x - top); k))"""
+
+
+def test_rows_that_registers_do_not_hold_are_spread_although_they_are_many() -> None:
+    assert [len(spread(parse(LOG_SOFTMAX.format(k=k)), SM90)) for k in (4096, 128256)] == [1, 3]
+
+
+def test_lanes_beyond_a_row_cost_no_bytes() -> None:
+    """Rows of 96 elements are held by 128 lanes; three steps of 32 lanes would load them twice."""
+    rows = parse("""compute rms_norm
+    tensor X bf16 [n=1996800, k=96]
+    tensor Y bf16 [n=1996800, k=96]
+    axes   n=1996800 | k=96
+    read   x = X[n, k]
+    let    r = rsqrt(sum(x*x; k) / 96.0 + 1e-06)
+    store  Y[n, k] = x * r""")
+    block = heuristics.default(rows, SM90).block_of("k")
+    assert block is not None and block.extent == 128
 
 
 def test_what_cannot_be_parted() -> None:

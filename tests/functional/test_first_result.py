@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,3 +191,20 @@ def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch
         x = torch.randn(size, 5)
         torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
         assert len(compared) == times
+
+
+def test_torchs_products_may_cut_operands_to_tf32() -> None:
+    """Where the precision of products allows it, both sides round to 10 bits, and not alike."""
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 256), torch.randn(256, 64)
+    cut = [(t.view(torch.int32) & ~0x1FFF).view(torch.float32) for t in (a, b)]
+    for math in ("tf32", "ieee"):
+        text = PRODUCT.replace("compute product", f"compute product math={math}")
+        route = SimpleNamespace(step=SimpleNamespace(text=text), name="matmul")
+        if math == "tf32":
+            proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+        else:
+            with pytest.raises(Unsupported, match="differs from torch's"):
+                proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+        with pytest.raises(Unsupported, match="differs from torch's"):
+            proof._compare(route, [a @ b], [a[:, 1:] @ b[1:]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +18,18 @@ from transconv.graph import backend, compiled
 Tensor = torch.Tensor
 
 
+@dataclass(frozen=True)
 class Meant:
     """In the place of a launch. Each kernel of a text must be one."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
+    texts: tuple[str, ...]
+    plan: None = None  # nothing is copied
 
     def at(self, sizes: Mapping[str, int]) -> Meant:
         """For given sizes, where these are names; one kernel has to take them all."""
         (compute,) = [program(text).compute for text in self.texts]
         Alone(compute).refuse()
-        return Meant([str(compute.at(**sizes))])
+        return Meant((str(compute.at(**sizes)),))
 
     def start(self, tensors: Sequence[Tensor]) -> None:
         for text in self.texts:
@@ -52,7 +54,7 @@ def by_meaning() -> Iterator[list[str]]:
     real = compiled.launch
 
     def meant(asked: str | Workload, *_: Any) -> Meant:
-        own = [asked] if isinstance(asked, str) else [str(c) for c in asked.computations]
+        own = (asked,) if isinstance(asked, str) else tuple(str(c) for c in asked.computations)
         texts.extend(own)
         return Meant(own)
     compiled.launch = meant  # type: ignore[assignment]

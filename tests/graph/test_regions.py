@@ -188,7 +188,7 @@ def test_a_region_without_a_kernel_is_torchs(monkeypatch: pytest.MonkeyPatch) ->
     transconv.config.fallback = "warn"
     x = torch.randn(3)
     run = traced(lambda x: (x.sin(),), [x])
-    with pytest.warns(transconv.FallbackWarning, match="this part of a graph"):
+    with pytest.warns(transconv.FallbackWarning, match="the kernel sin_map of a graph"):
         assert torch.equal(run(x)[0], x.sin())
     assert transconv.stats().fallback == {"schedule:refused": 1}
     transconv.config.fallback = "error"

@@ -17,6 +17,7 @@ from transconv.graph.compiled import Kernel, launches
 from transconv.graph.partition import regions
 from transconv.graph.price import Price
 from transconv.runtime import Plan, ready
+from transconv.selection import shortlist
 from transconv.target import TARGETS
 
 CPU, H200 = torch.device("cpu"), TARGETS["sm_90"]
@@ -43,7 +44,7 @@ def kernels(f: Callable[..., Any], *like: Like) -> list[Kernel]:
         graph = make_fx(f, decomposition_table=decompositions.table())(*tensors).graph
     graph.eliminate_dead_code()
     (region,) = (r for r in regions(graph, CPU) if r.nodes)
-    return launches(region, CPU, H200, Price(H200), lambda *_: ()).kernels
+    return launches(region, CPU, H200, Price(H200)).kernels
 
 
 def like(p: ConvProblem, name: str) -> Like:
@@ -127,3 +128,11 @@ def test_estimates_decide_what_is_written_before_a_convolution() -> None:
     first, second = enlarged(512, 256)
     assert first.group.labels == ["upsample"] and "via=gluon" in str(plan(second).schedule)
     assert first.memory[0].strides == (512 * 512 * 512, 1, 512 * 512, 512)
+
+
+def test_a_copy_of_one_factor_beside_another_that_is_computed() -> None:
+    """In f32 the copy is rounded, and the schedules that are proposed for it are those of no product."""
+    (found,) = kernels(lambda x, w: torch.conv2d(x.abs(), w, padding=1),
+                       ((2, 16, 2, 3), (96, 6, 3, 1), torch.float32),
+                       ((16, 16, 1, 2), (32, 2, 2, 1), torch.float32))
+    assert shortlist(1, found.workload.computations[0], TARGETS["interpreter"], found.workload)

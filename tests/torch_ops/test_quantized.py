@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import transconv
 from transconv import errors, knobs, quantized
+from transconv.runtime import Plan
+from transconv.torch_ops import quantized_route, route, warm
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Given = dict[str, Any]
@@ -24,22 +27,24 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor
 
 def expected(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, numbers: Given,
              q: Given) -> torch.Tensor:
-    """In f64, unrounded."""
-    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+    """Exact sums, and behind them the operations in f32, unrounded."""
+    convolve = getattr(F, ("conv_transpose" if "transposed" in numbers else "conv") + f"{x.dim() - 2}d")
+    numbers = {n: v for n, v in numbers.items() if n != "transposed"}
 
-    def along(value: Any) -> torch.Tensor:
-        return torch.as_tensor(value).double().view(-1, *[1] * (x.dim() - 2))
+    def along(value: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.as_tensor(value).to(dtype).view(-1, *[1] * (x.dim() - 2))
 
-    real = convolve(x.double() - along(q.get("input_zero_point", 0)),
-                    w.double() - along(q.get("weight_zero_point", 0)), **numbers)
-    real = real * along(q.get("input_scale", 1)) * along(q.get("weight_scale", 1))
+    sums = convolve(x.double() - along(q.get("input_zero_point", 0), torch.float64),
+                    w.double() - along(q.get("weight_zero_point", 0), torch.float64), **numbers)
+    if q["output_dtype"] is torch.int32:
+        return sums
+    real = sums.float() * (along(q.get("input_scale", 1)) * along(q.get("weight_scale", 1)))
     real = real + (0 if bias is None else along(bias))
     real = real.relu() if q.get("activation") else real
     return real / along(q.get("output_scale", 1)) + along(q.get("output_zero_point", 0))
 
 
-@interpreted
-@pytest.mark.parametrize(("shapes", "types", "numbers", "q"), [
+CASES: list[tuple[Any, ...]] = [
     (((2, 8, 7, 7), (6, 8, 3, 3)), (torch.uint8, torch.int8), {"padding": 1},
      {"input_scale": 0.02, "weight_scale": torch.rand(6) * 0.01 + 0.001, "input_zero_point": 128,
       "weight_zero_point": 3, "output_scale": 0.1, "output_zero_point": -3, "output_dtype": torch.int8,
@@ -51,21 +56,118 @@ def expected(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, number
       "output_zero_point": torch.tensor([1, 2, 3, 250]), "output_dtype": torch.uint8}),
     (((1, 16, 6, 6), (8, 16, 3, 3)), (torch.float8_e4m3fn, torch.float8_e5m2), {},
      {"input_scale": torch.tensor(2.0), "output_dtype": torch.float8_e4m3fn}),
-])
+    (((2, 8, 5), (8, 3, 4)), (torch.uint8, torch.int8),
+     {"transposed": True, "stride": 3, "padding": 1, "output_padding": 2, "groups": 2},
+     {"input_scale": 0.02, "weight_scale": torch.rand(6) * 0.01 + 0.005, "input_zero_point": 131,
+      "output_scale": 0.3, "output_zero_point": 7, "output_dtype": torch.int8, "activation": "relu"}),
+    (((1, 6, 4, 3), (6, 4, 3, 2)), (torch.int8, torch.int8), {"transposed": True, "padding": 1},
+     {"input_zero_point": torch.arange(6) - 3, "weight_zero_point": 5, "output_dtype": torch.int32}),
+]
+
+
+@pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
+@pytest.mark.parametrize(("shapes", "types", "numbers", "q"), CASES)
 def test_results(shapes: tuple[tuple[int, ...], tuple[int, ...]], types: tuple[torch.dtype, torch.dtype],
-                 numbers: Given, q: Given) -> None:
+                 numbers: Given, q: Given, way: str) -> None:
+    """Integers are the same in every bit, computed by a kernel and by torch."""
+    transconv.config.cpu = way
     x, w = (drawn(s, t, i) for i, (s, t) in enumerate(zip(shapes, types, strict=True)))
-    bias = torch.randn(w.shape[0]) if q.get("activation") else None
-    call = {3: quantized.conv1d, 4: quantized.conv2d, 5: quantized.conv3d}[x.dim()]
-    got, want = call(x, w, bias, **numbers, **q), expected(x, w, bias, numbers, q)
+    transposed = "transposed" in numbers
+    bias = torch.randn(w.shape[1] * 2 if transposed else w.shape[0]) if q.get("activation") else None
+    name = f"conv{'_transpose' * transposed}{x.dim() - 2}d"
+    given = {n: v for n, v in numbers.items() if n != "transposed"}
+    got, want = getattr(quantized, name)(x, w, bias, **given, **q), expected(x, w, bias, numbers, q)
     assert got.dtype is q["output_dtype"] and got.shape == want.shape
+    assert [*transconv.stats().fallback] == ["device:cpu"] * (way == "fallback")
     if got.is_floating_point():
         want = want.clamp(-448, 448)
         assert ((got.double() - want).abs() <= 2**-4 * want.abs() * 1.001 + 2**-10).all()
         return
     known = torch.iinfo(got.dtype)
-    assert ((got.double() - want.clamp(known.min, known.max)).abs() <= 0.5 + 1e-4).all()
+    assert torch.equal(got, want.double().round().clamp(known.min, known.max).to(got.dtype))
     assert len(got.unique()) > 5
+
+
+# -- calls that come back --------------------------------------------------------------------------
+
+
+@interpreted
+def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start the kernel with the tensors in its order, or go the general way if they are others."""
+    transconv.config.cpu = "interpret"
+    started: list[tuple[Any, ...]] = []
+
+    def starter(plan: Plan, device: Any, aligned: bool, order: tuple[str, ...]) -> Any:
+        def start(*given: torch.Tensor) -> None:
+            started.append(order)
+            reading = {n: t for n, t in zip(order, given, strict=True) if n not in ("src", "wei", "dst")}
+            shaped = {t.name: reading[t.name].view(t.shape) for t in plan.workload.tensors[3:]}
+            plan.launch(**dict(zip(order, given, strict=True)) | shaped)
+
+        return start
+
+    monkeypatch.setattr(Plan, "starter", starter)
+    monkeypatch.setattr(route, "current_device", lambda: None)
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype))
+    x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
+    q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,
+                "input_zero_point": torch.tensor([3], dtype=torch.int32), "output_scale": 3.0,
+                "output_dtype": torch.int8}
+    for _ in range(warm.PATIENCE + 2):
+        quantized.conv1d(x, w, b, 1, 1, **q)
+    asked: list[Any] = []
+    find = quantized_route.find
+    monkeypatch.setattr(quantized_route, "find", lambda *given: asked.append(given) or find(*given))
+    started.clear()
+    again = drawn((1, 4, 5), torch.int8, 7)
+    got = quantized.conv1d(again, w, b, 1, 1, **q)
+    want = expected(again, w, b, {"padding": 1}, q).round().clamp(-128, 127)
+    assert torch.equal(got, want.to(torch.int8))
+    assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
+    assert transconv.stats().native == {"fwd": warm.PATIENCE + 3}
+    for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
+                  {**q, "activation": "relu"}, {**q, "input_scale": torch.tensor([0.1])},
+                  {n: q[n] for n in [*q][::-1]}):
+        asked.clear()
+        got = quantized.conv1d(x, w, b, 1, 1, **other)
+        limits = torch.iinfo(got.dtype)
+        want = expected(x, w, b, {"padding": 1}, other).round().clamp(limits.min, limits.max)
+        assert asked and torch.equal(got, want.to(got.dtype))
+
+
+@pytest.mark.parametrize("padding", ["same", 1])
+def test_compilers_see_one_operator(padding: Any) -> None:
+    x, w = drawn((1, 4, 5, 5), torch.uint8, 1), drawn((8, 4, 2, 3), torch.int8, 2)
+    q = {"input_zero_point": 120, "input_scale": torch.tensor(0.1), "output_dtype": torch.int8}
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return quantized.conv2d(x, w, None, 1, padding, **q).float() + 1
+
+    graphs: list[str] = []
+
+    def seen(module: Any, _: Any) -> Any:
+        graphs.append(str(module.graph))
+        return module
+
+    assert torch.equal(torch.compile(layer, backend=seen, fullgraph=True)(x), layer(x))
+    assert "transconv.quantized_convolution" in graphs[0]
+
+
+def test_a_call_that_torch_may_not_compute() -> None:
+    transconv.config.fallback = "error"
+    with pytest.raises(errors.Unsupported, match="device:cpu"):
+        quantized.conv2d(X, W)
+
+
+def test_fake_tensors_have_the_result_of_torch() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    last = X.contiguous(memory_format=torch.channels_last)
+    with FakeTensorMode() as mode:
+        x, w = mode.from_tensor(last), mode.from_tensor(W)
+        got = quantized.conv2d(x, w, padding=1, input_zero_point=3, output_dtype=torch.int8)
+    assert got.shape == (1, 8, 5, 5) and got.dtype is torch.int8 and got.stride()[1] == 1
 
 
 X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=torch.int8)
@@ -76,7 +178,14 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
     ({"input_zero_point": 128}, "input_zero_point: expected an integer from -128 to 127, the range of i8"),
     ({"input_zero_point": 0.5}, "input_zero_point: expected an integer"),
     ({"output_zero_point": 3}, "output_zero_point: zero points are of integers, and this tensor is f32"),
-    ({"weight_zero_point": torch.zeros(4)}, r"weight_zero_point: expected one number, or the shape"),
+    ({"weight_zero_point": torch.zeros(4).char()}, "weight_zero_point: expected one number, got"),
+    ({"weight_zero_point": torch.zeros(1)}, "weight_zero_point: expected integers, got torch.float32"),
+    ({"output_scale": torch.ones(1, dtype=torch.int32)}, "output_scale: expected floats, got torch.int32"),
+    ({"output_scale": [1.0]}, "output_scale: expected a number or a tensor, got list"),
+    ({"weight_scale": torch.ones(8, device="meta")}, "weight_scale: expected a tensor on cpu, where the"),
+    ({"activation": "swoosh"}, "activation: epilogue 'swoosh' has 'swoosh', expected one of"),
+    ({"activation": "res"}, "activation: expected functions of one value, got 'res'"),
+    ({"groups": 1.0}, "groups: expected an integer, got 1.0"),
     ({"input_scale": -1.0}, "input_scale: expected a scale above 0, got -1"),
     ({"input_scale": "one"}, "input_scale: expected a number or a tensor, got str"),
     ({"output_dtype": torch.int16}, "output_dtype: expected one of int8 uint8 .* got torch.int16"),
@@ -98,3 +207,5 @@ def test_what_is_not_there() -> None:
         quantized.conv2d(X, W, torch.zeros(8, requires_grad=True))
     with pytest.raises(RuntimeError, match="expected input"):
         quantized.conv2d(X, W[:, :3])
+    with pytest.raises(RuntimeError, match="output padding must be smaller"):
+        quantized.conv_transpose2d(X, W.transpose(0, 1).contiguous(), output_padding=1)

@@ -252,8 +252,8 @@ def test_sizes_in_turn_are_all_remembered(general: list[Any]) -> None:
 
 def test_sizes_that_never_come_back_earn_few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    guard = warm._guard
-    monkeypatch.setattr(warm, "_guard", lambda *t: made.append(t) or guard(*t))
+    guard = warm.guard
+    monkeypatch.setattr(warm, "guard", lambda *t: made.append(t) or guard(*t))
     _, w, _ = operands()
     for n in range(200):
         for _ in range(2):

@@ -224,8 +224,8 @@ def test_autocast(parts: str, leaves: str, general: list[Any],
     assert run(ours, torch.float16)[0].dtype == torch.float16
     assert ours(*args).dtype == torch.float32
     made: list[Any] = []
-    guard = warm._guard
-    monkeypatch.setattr(warm, "_guard", lambda *t: made.append(t) or guard(*t))
+    guard = warm.guard
+    monkeypatch.setattr(warm, "guard", lambda *t: made.append(t) or guard(*t))
     for _ in range(40):
         run(ours)
     assert len(made) < 4  # what no entry can take leaves none

@@ -35,6 +35,9 @@ CASES = [
     ("mb1ic16ih9oc16oh5kh4sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc", "bwd_d", ""),
     ("mb2ic16ih7oc24oh7kh3ph1 dt=f8e4m3:f32:f8e5m2", "bwd_w", ""),
     ("mb1ic4id3ih3iw3oc4od3oh3ow3kd3kh3kw3pd1ph1pw1 dt=f16:f16:f8e5m2", "fwd", ""),
+    ("mb2ic20ih7oc24oh7kh3ph1 dt=bf16:s8:bf16 tag=nhwc", "fwd", "bias"),
+    ("g2mb1ic16iw9oc16ow5kw4sw2pw1 dt=f16:u8:f16", "bwd_d", ""),
+    ("g8mb2ic8ih6oc8oh6kh3ph1 dt=f16:s8:f32", "fwd", ""),
 ]
 
 
@@ -67,10 +70,21 @@ ZEROS = [
     ("mb1ic4ih12oc8oh20kh3ph6 dt=s8:u8:s32", "zero:wei"),
     ("mb1ic4ih12oc8oh12kh5ph4dh1 dt=s8:s8:s32", "zero:src:per_ic")]
 
+# Of transposed convolutions: all phases in one product, a product for each, several at once, one position.
+TRANSPOSED = [
+    ("mb2ic24ih7oc16oh7kh3ph1 dt=s32:s8:s8 tag=nhwc", "zero:dst"),
+    ("mb2ic24ih8oc16oh4kh3sh2ph1 dt=s8:s8:u8 tag=nhwc", "zero:dst:per_oc+zero:wei+bias"),
+    ("g4mb1ic16iw19oc8ow10kw4sw2pw1 dt=s32:u8:s8", "zero:dst:per_oc"),
+    ("mb1ic4iw17oc8ow5kw4sw4pw1 dt=s32:s8:s8", "zero:dst+zero:wei"),
+    ("mb1ic4iw24oc8ow7kw3sw3pw1dw1 dt=s32:s8:s8", "zero:dst"),
+    ("mb1ic3id4ih4iw4oc5od1oh1ow1kd4kh4kw4 dt=f32:s8:s8", "zero:dst+zero:wei"),
+    ("mb1ic4iw30oc8ow11kw5sw3pw2 dt=s32:s8:u8", "zero:dst:per_oc")]
 
-@pytest.mark.parametrize(("problem", "words"), ZEROS)
-def test_zero_points(problem: str, words: str) -> None:
-    assert judged(problem, "fwd", words, numpy=True).reason == ""
+
+@pytest.mark.parametrize(("problem", "prop", "words"), [
+    *((p, "fwd", w) for p, w in ZEROS), *((p, "bwd_d", w) for p, w in TRANSPOSED)])
+def test_zero_points(problem: str, prop: str, words: str) -> None:
+    assert judged(problem, prop, words, numpy=True).reason == ""
 
 
 @interpreted
@@ -91,11 +105,13 @@ def test_a_given_schedule_is_that_of_the_product() -> None:
 def test_padding_that_counts_as_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zero_points, "_inside", lambda *_: ir.TRUE)
     assert "wrong" in judged("mb1ic3ih6oc5oh6kh3ph1 dt=s8:s8:s32", "fwd", "zero:src", numpy=True).reason
+    assert "wrong" in judged("mb1ic3ih6oc5oh6kh3ph1 dt=s32:s8:s8", "bwd_d", "zero:dst", numpy=True).reason
 
 
 @pytest.mark.parametrize(("problem", "prop", "words", "reason"), [
     ("mb1ic8ih5oc8oh5kh3ph1 dt=f16", "fwd", "zero:src", "zero points are for integers; src is f16"),
-    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "bwd_d", "zero:src", "those of a forward convolution; bwd_d has none"),
+    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "bwd_d", "zero:src", "bwd_d multiplies dst by weights; expected its"),
+    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s32:s8", "bwd_w", "zero:dst", "products with weights; bwd_w has none"),
     ("g2mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei", "for one group; there are 2")])
 def test_refused_zero_points(problem: str, prop: str, words: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
@@ -104,8 +120,9 @@ def test_refused_zero_points(problem: str, prop: str, words: str, reason: str) -
 
 def test_words_of_zero_points() -> None:
     assert str(Epilogue.parse("zero:wei+zero:src:common+relu")) == "zero:src+zero:wei+relu"
-    with pytest.raises(ScheduleError, match="'zero:dst' is no zero point"):
-        Epilogue.parse("zero:dst")
+    assert str(Epilogue.parse("zero:dst:per_oc")) == "zero:dst:per_oc"
+    with pytest.raises(ScheduleError, match="'zero:dst:per_ic' is no zero point"):
+        Epilogue.parse("zero:dst:per_ic")
 
 
 # -- explicit kernels ------------------------------------------------------------------------------
@@ -185,10 +202,19 @@ def value(e: Expr) -> float:
 @pytest.mark.parametrize(("x", "to", "want"), [
     (2.5, "i8", 2), (3.5, "i8", 4), (-2.5, "i8", -2), (-129.0, "i8", -128), (1e30, "u8", 255),
     (-0.5, "u8", 0), (254.5, "u8", 254), (2.0**31, "i32", 2**31 - 1), (-3e9, "i32", -2**31),
+    (float("nan"), "i8", 0), (float("nan"), "i32", 0),
     (8388609.0, "i32", 8388609), (4194304.5, "i32", 4194304), (460.0, "f8e4m3", 448.0),
     (1e9, "f8e5m2", 57344.0), (1.0625, "f8e4m3", 1.0), (1.1875, "f8e4m3", 1.25)])
 def test_floats_to_short_types(x: float, to: str, want: float) -> None:
     assert value(saturated(Const(x, ir.f32), ir.type_named(to))) == want
+
+
+def test_quotients_that_become_integers_are_rounded_to_nearest() -> None:
+    """The language's own division may be off in the last place, which decides where halves go."""
+    p = "mb1ic8ih6oc8oh6kh3ph1 dt=s8:s8:"
+    made, other = (compiler.build(ConvProblem.parse(p + dst), Prop.FWD, TARGETS["sm_90"], None,
+                                  Epilogue.parse("div:f32:per_oc")).source for dst in ("s8", "f32"))
+    assert "tl.div_rn(" in made and "div_rn" not in other
 
 
 def test_nearest_in_triton_is_nearest() -> None:
@@ -204,7 +230,9 @@ def test_nearest_in_triton_is_nearest() -> None:
 
 
 def test_refused_types() -> None:
-    with pytest.raises(Unsupported, match="src and wei: i8 is multiplied by f16; expected two types of"):
+    with pytest.raises(Unsupported, match="i8 is multiplied by f8e4m3, but f8e4m3 has not all"):
+        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f8e4m3:f16"), Prop.FWD, where="cpu").plan()
+    with pytest.raises(Unsupported, match="dst: sums of floats by integers are floats, not i8"):
         Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f16:s8"), Prop.FWD, where="cpu").plan()
     with pytest.raises(Unsupported, match="i32 is the type of results; operands are"):
         Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s32"), Prop.BWD_D, where="cpu").plan()

@@ -164,6 +164,11 @@ class Compute:
         return tuple(f for f in self.factors or ()
                      if isinstance(f, Value) and f.var not in self.names.chosen)
 
+    @property
+    def nonzero(self) -> tuple[Value, ...]:
+        """Those of the prologue that may not be 0 where what is read is: all but casts."""
+        return tuple(v for v in self.prologue if not v.casts)
+
     @cached_property
     def operands(self) -> tuple[Read, ...]:
         """The main read of each factor of a product; without a product, the first read."""

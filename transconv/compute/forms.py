@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.ir import Cast, DType, View, free_vars
+from transconv.ir import Cast, DType, Var, View, f32, free_vars
 
 ACC = "acc"
 """The name of the reduction in ``product``."""
@@ -15,10 +15,29 @@ def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: D
     """``c = sum(a * b)`` over the axes that c does not mention. ``behind``: the steps from the sum, named
     ``acc``, to the store, and a name for them; by default the sum is cast and stored."""
     left, right = Read("a", a), Read("b", b)
-    term = Cast(left.var, acc) * Cast(right.var, acc)
-    total = Reduction(ACC, "sum", term, _summed(axes, c))
-    after, word = behind or ((_stored(c, total),), "")
-    return Compute(name, axes, (left, right, total, *after), math, behind=word)
+
+    def made(before: tuple[Value, ...], factors: tuple[Var, Var]) -> Compute:
+        term = Cast(factors[0], acc) * Cast(factors[1], acc)
+        total = Reduction(ACC, "sum", term, _summed(axes, c))
+        after, word = behind or ((_stored(c, total),), "")
+        return Compute(name, axes, (left, right, *before, total, *after), math, behind=word)
+
+    plain = made((), (left.var, right.var))
+    if a.tensor.dtype.kind == b.tensor.dtype.kind:
+        return plain
+    of_one = made(*_of_one_kind(left, right))
+    return of_one if of_one.factors else plain
+
+
+def _of_one_kind(left: Read, right: Read) -> tuple[tuple[Value, ...], tuple[Var, Var]]:
+    """An integer beside a float, cast to its type, in which matrix units multiply both. It is f32 on the
+    way: Triton's interpreter has no cast of integers to bf16."""
+    kinds = left.view.tensor.dtype, right.view.tensor.dtype
+    if kinds[0].kind == "int":
+        value = Value("near_a", Cast(Cast(left.var, f32), kinds[1]))
+        return (value,), (value.var, right.var)
+    value = Value("near_b", Cast(Cast(right.var, f32), kinds[0]))
+    return (value,), (left.var, value.var)
 
 
 def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) -> Compute:

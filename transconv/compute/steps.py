@@ -47,6 +47,14 @@ class Value:
     value: Expr
 
     @property
+    def casts(self) -> bool:
+        """Whether it is another value in another type."""
+        e = self.value
+        while isinstance(e, Cast):
+            e = e.x
+        return isinstance(e, Var) and e is not self.value
+
+    @property
     def var(self) -> Var:
         """The value as a variable of its type."""
         return Var(self.name, self.value.dtype)

@@ -8,6 +8,7 @@ from transconv.conv.any_size import any_size, marked
 from transconv.conv.around import Surrounded, surrounded
 from transconv.conv.compiler import build, plan_steps
 from transconv.conv.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
+from transconv.conv.element_types import why_not_multiplied
 from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue
 from transconv.conv.layers import (
     DIRECTIONS,
@@ -38,6 +39,6 @@ __all__ = [
     "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
     "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
-    "sampled", "select", "split", "spot_check", "surrounded", "take", "without_zeros",
-    "writable", "write_tags",
+    "sampled", "select", "split", "spot_check", "surrounded", "take",
+    "why_not_multiplied", "without_zeros", "writable", "write_tags",
 ]

@@ -24,7 +24,10 @@ def why_not_multiplied(a: DType, b: DType) -> str | None:
         if not t.operand:
             return f"{t} is the type of results; operands are {' '.join(x.name for x in multiplied())}"
     if a.kind != b.kind:
-        return f"{a} is multiplied by {b}; expected two types of floats or two of integers"
+        whole, real = (a, b) if a.kind == "int" else (b, a)
+        if whole.digits > real.digits:
+            return (f"{a} is multiplied by {b}, but {real} has not all numbers of {whole}; expected two "
+                    "types of floats or of integers, or a wider float")
     return None
 
 

@@ -26,6 +26,7 @@ from transconv.ir import (
     Tensor,
     View,
     ViewDim,
+    divided,
     f32,
     f64,
     saturated,
@@ -118,6 +119,8 @@ class Epilogue:
         given: dict[str, Expr] = {r.view.tensor.name: Cast(r.var, computed) for r in reads}
         given["acc"] = acc if acc.dtype is computed else Cast(acc, computed)
         lets, value = self.function.lets(given, computed)
+        if c.tensor.dtype.kind == "int":
+            lets, value = [replace(x, value=divided(x.value)) for x in lets], divided(value)
         return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype)))
 
     def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

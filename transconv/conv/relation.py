@@ -27,7 +27,7 @@ from math import gcd, prod
 from transconv.compute import ACC, Axis, Compute, product
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.zero_points import ZeroPoints, ahead, subtracted
+from transconv.conv.zero_points import ahead, subtracted
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
 
@@ -145,29 +145,29 @@ def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tu
     BWD_D, without phases that have no position; before them those of zero points."""
     if prop is Prop.BWD_W and _shifts_dst(p):
         spatial = [_solve_o(p, x, 0) for x in range(p.ndims)]
-        return (_assemble(p, prop, spatial, epilogue, "_over_src"),)
+        return _assemble(p, prop, spatial, epilogue, "_over_src")
     if prop is not Prop.BWD_D:
-        made_of = _assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, "")
-        return (*ahead(p, epilogue.zeros if epilogue else ZeroPoints(), made_of), made_of)
+        return _assemble(p, prop, [_solve_i(p, x) for x in range(p.ndims)], epilogue, "")
     one = [x for x in range(p.ndims) if _meets_one(p, x)]
     strided = [x for x in range(p.ndims) if p.stride[x] > 1 and x not in one]
     if not strided or _fold_phases(p, strided):
         spatial = [_solve_all_phases(p, x) if x in (*one, *strided) else _solve_o(p, x, 0)
                    for x in range(p.ndims)]
-        return (_assemble(p, prop, spatial, epilogue, "_phases" if strided else ""),)
+        return _assemble(p, prop, spatial, epilogue, "_phases" if strided else "")
     phases = itertools.product(*(range(min(p.stride[x], p.i[x]) if x in strided else 1)
                                  for x in range(p.ndims)))
-    made = []
+    made: list[Compute] = []
     for phase in phases:
         spatial = [_solve_all_phases(p, x) if x in one else _solve_o(p, x, r)
                    for x, r in enumerate(phase)]
-        made.append(replace(_assemble(p, prop, spatial, epilogue, "".join(f"_{r}" for r in phase)),
-                            part=phase))
+        *before, main = _assemble(p, prop, spatial, epilogue, "".join(f"_{r}" for r in phase))
+        made += [*before, replace(main, part=phase)]
     return tuple(made)
 
 
 def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None,
-              label: str) -> Compute:
+              label: str) -> tuple[Compute, ...]:
+    """The product, and before it the computations of zero points."""
     mb, g = Axis("mb", p.mb, "position"), Axis("g", p.g, "batch")
     ic, oc = Axis("ic", p.icg, "feature"), Axis("oc", p.ocg, "feature")
     names = p.spatial
@@ -187,9 +187,11 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
     a, b, c = (views[name] for name in prop.roles)
     used = tuple(x for x in order if x is not g or p.g > 1)
     epilogue = epilogue or Epilogue()
-    reads, acc = subtracted(p, epilogue.zeros, Var(ACC, p.acc), c)
+    name, zeros = f"{prop.value}{label}", epilogue.zeros
+    plain = product(name, used, a, b, c, p.acc, math=p.math)
+    reads, acc = subtracted(p, zeros, plain, label, Var(ACC, p.acc))
     behind = (*reads, *epilogue.steps(acc, c)), str(epilogue)
-    return product(f"{prop.value}{label}", used, a, b, c, p.acc, behind, p.math)
+    return (*ahead(p, zeros, plain, label), product(name, used, a, b, c, p.acc, behind, p.math))
 
 
 def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:

@@ -24,7 +24,7 @@ from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.conv.tags import write_tags
 from transconv.conv.torch_text import continued, program
-from transconv.conv.zero_points import SRC_SUMS, WEI_SUMS, why_not_zeros
+from transconv.conv.zero_points import SUMS, why_not_zeros
 from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
@@ -165,7 +165,7 @@ class ConvWorkload(Workload):
         return examine(problem, self.prop, self.epilogue, tensors, result)
 
     def prepares(self, compute: Compute) -> bool:
-        return compute.c.tensor.name in (SRC_SUMS, WEI_SUMS)
+        return SUMS in compute.c.tensor.name
 
     def of_call(self, tensors: dict[str, torch.Tensor]) -> ConvProblem:
         """The problem of a call, where sizes are arguments."""
@@ -188,6 +188,10 @@ def computable(problem: ConvProblem, prop: Prop) -> None:
     a, b = (problem.specs[name].dtype for name in prop.operands)
     if reason := why_not_multiplied(a, b):
         raise Unsupported(f"dtype:{a}:{b}", f"{' and '.join(prop.operands)}: {reason}")
+    result = problem.specs[prop.result].dtype
+    if a.kind != b.kind and result.kind == "int":
+        raise Unsupported(f"dtype:{a}:{b}:{result}", f"{prop.result}: sums of floats by integers are "
+                          f"floats, not {result}")
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:

@@ -1,13 +1,15 @@
-"""Zero points of integer operands: ``sum (src - z[ic])*(wei - y)`` over the points inside of the image.
+"""Zero points of integer operands: ``sum (data - z[channel])*(wei - y)`` over the points inside of data.
 
-Padding is exact: a padded element counts as the zero point, which subtracted is 0. The product is that of
-the elements as they are stored; what zero points add to it is subtracted behind the sum:
+The data are src in a forward convolution, dst in the gradient of src, which is a transposed convolution.
+What lies outside of them is exact: it counts as the zero point, which subtracted is 0. The product is that
+of the elements as they are stored; what zero points add to it is subtracted behind the sum:
 
-    sum (src - z)*(wei - y)  =  sum src*wei  -  sum z*wei  -  y * sum (src - z)
+    sum (data - z)*(wei - y)  =  sum data*wei  -  sum z*wei  -  y * sum (data - z)
 
-The second sum is that of one image of zero points, which differs only where padding is read. So a kernel
-of its own computes it once for each state of an axis (each position at a border, and one for all between),
-and another the third, once for each position of the result.
+The second sum is that of one image of zero points, which differs only where something outside is read. So
+a kernel of its own computes it once for each state of an axis (each position at a border, and one for all
+between), and another the third, once for each position of the result. Both are written from the product
+alone: its axes, and the mask of its first operand.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from transconv.errors import ScheduleError
 from transconv.ir import (
     ZERO,
     Cast,
+    Const,
     Expr,
     Layout,
     Tensor,
@@ -28,10 +31,13 @@ from transconv.ir import (
     View,
     ViewDim,
     all_of,
+    free_vars,
     i32,
     maximum,
     minimum,
+    substitute,
 )
+from transconv.simplify import Facts, range_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,52 +45,59 @@ if TYPE_CHECKING:
     from transconv.conv.problem import ConvProblem, Prop
 
 WORD = "zero"
-SRC_SUMS, WEI_SUMS = "src_zero_sums", "wei_zero_sums"
+PER_CHANNEL = {"src": "per_ic", "dst": "per_oc"}
+"""The tensors of data, and the word for a zero point of each of their channels."""
+SUMS = "zero_sums"
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroPoints:
-    """Which operands have zero points. ``src``: empty, ``common`` (one) or ``per_ic`` (one a channel);
-    ``wei``: whether the weights have one."""
+    """Which operands have zero points. ``data``: src, dst or empty; ``per_channel``: whether each of its
+    channels has one; ``wei``: whether the weights have one."""
 
-    src: str = ""
+    data: str = ""
+    per_channel: bool = False
     wei: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.src or self.wei)
+        return bool(self.data or self.wei)
 
     def __str__(self) -> str:
-        words = [f"{WORD}:src:per_ic" if self.src == "per_ic" else f"{WORD}:src"] if self.src else []
+        along = f":{PER_CHANNEL[self.data]}" if self.per_channel else ""
+        words = [f"{WORD}:{self.data}{along}"] if self.data else []
         return "+".join([*words, *[f"{WORD}:wei"] * self.wei])
 
     @staticmethod
     def read(words: list[str]) -> tuple[ZeroPoints, list[str]]:
         """The zero points among the words of an epilogue, and the other words. Raises ScheduleError."""
-        src, wei, others = "", False, []
+        data, per_channel, wei, others = "", False, False, []
         for word in words:
             name, *given = word.split(":")
             if name != WORD:
                 others.append(word)
-            elif given in (["src"], ["src", "common"], ["src", "per_ic"]) and not src:
-                src = given[1] if len(given) > 1 else "common"
             elif given == ["wei"] and not wei:
                 wei = True
+            elif (given and not data and given[0] in PER_CHANNEL
+                    and given[1:] in ([], ["common"], [PER_CHANNEL[given[0]]])):
+                data, per_channel = given[0], given[1:] == [PER_CHANNEL[given[0]]]
             else:
+                known = [f"{WORD}:{n}, {WORD}:{n}:{along}" for n, along in PER_CHANNEL.items()]
                 raise ScheduleError(f"'{word}' is no zero point, or the second of its tensor; expected "
-                                    f"{WORD}:src, {WORD}:src:per_ic or {WORD}:wei (that of a result is "
-                                    "added by add:s32:common or add:s32:per_oc)")
-        return ZeroPoints(src, wei), others
+                                    f"{', '.join(known)} or {WORD}:wei (that of a result is added by "
+                                    "add:s32:common or add:s32:per_oc)")
+        return ZeroPoints(data, per_channel, wei), others
 
     def tensors(self, p: ConvProblem) -> tuple[Tensor, ...]:
-        """The tensors of zero points, s32: ``src_zero`` and ``wei_zero``."""
-        sizes = {"src_zero": p.ic if self.src == "per_ic" else 1} if self.src else {}
+        """The tensors of zero points, s32: that of the data, and ``wei_zero``."""
+        channels = {"src": p.ic, "dst": p.oc}
+        sizes = {f"{self.data}_zero": channels[self.data] if self.per_channel else 1} if self.data else {}
         sizes |= {"wei_zero": 1} if self.wei else {}
         return tuple(Tensor(n, ("c",), (size,), Layout.dense(i32, (size,))) for n, size in sizes.items())
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of one axis of the result: ``low`` positions that read padding below, ``size`` in all, of
+    """The states of one axis of the result: ``low`` positions that read outside below, ``size`` in all, of
     ``positions``."""
 
     low: int
@@ -92,12 +105,21 @@ class States:
     positions: int
 
     @staticmethod
-    def of(p: ConvProblem, x: int) -> States:
-        """Those of a spatial axis."""
-        o, s, reach = p.o[x], p.stride[x], (p.k[x] - 1) * p.dilation[x]
-        low = min(o, -(-p.pad_lo[x] // s))
-        high = min(o, max(0, o - 1 - (p.i[x] - 1 + p.pad_lo[x] - reach) // s))
-        return States(low, low + 1 + high, o) if low + 1 + high < o else States(o, o, o)
+    def of(main: Compute, axis: Axis) -> States:
+        """Those of a position. It shifts a coordinate of the data; between the borders all that is summed
+        there, in every stride phase, is inside."""
+        facts = Facts()
+        for other in main.axes:
+            facts = facts.with_range(other.var, 0, max(0, other.size - 1))
+        n = low = high = axis.size
+        for dim, size in zip(main.a.dims, main.a.tensor.shape, strict=True):
+            if axis.var not in free_vars(dim.coord):
+                continue
+            at = [range_of(substitute(dim.coord, {axis.var: Const(i)}), facts) for i in (0, 1)]
+            first, last, step = int(at[0].low), int(at[0].high), int(at[1].low - at[0].low)
+            low, high = max(0, -(first // step)), n - max(0, -((last - size) // step))
+        low, high = min(low, n), min(max(high, 0), n)
+        return States(low, low + 1 + high, n) if low + 1 + high < n else States(n, n, n)
 
     def position(self, state: Expr) -> Expr:
         """The position that stands for a state."""
@@ -112,75 +134,95 @@ class States:
         return minimum(o, self.low) + maximum(o - (self.positions - self.size + self.low), 0)
 
 
-def _inside(p: ConvProblem, x: int, o: Expr, tap: Expr) -> Expr:
-    i = o * p.stride[x] + tap * p.dilation[x] - p.pad_lo[x]
-    return (i >= 0) & (i < p.i[x])
+def _places(main: Compute) -> list[Axis]:
+    """The axes of a position of the result: its coordinates, and the stride phases that are axes."""
+    seen = {v for d in main.c.dims[2:] for v in free_vars(d.coord)}
+    return [x for x in main.axes if x.var in seen]
 
 
-def _zero(p: ConvProblem, zeros: ZeroPoints, channel: Expr, inside: Expr) -> View:
-    """The zero point of a channel of src, where the image is."""
-    tensor = zeros.tensors(p)[0]
-    return View(tensor, (ViewDim(channel if zeros.src == "per_ic" else ZERO, inside),))
+def _inside(main: Compute, at: Mapping[Var, Expr]) -> Expr:
+    """Whether a point of the product is inside of the data, where some axes are at other places."""
+    return substitute(all_of([d.mask for d in main.a.dims]), at)
 
 
-def _sums_of(name: str, dims: tuple[str, ...], shape: tuple[int, ...]) -> Tensor:
-    return Tensor(name, dims, shape, Layout.dense(i32, shape))
+def _zero(p: ConvProblem, zeros: ZeroPoints, main: Compute, at: Mapping[Var, Expr]) -> View:
+    """The zero point of a channel of the data, where these are."""
+    channel = main.a.dims[1].coord if zeros.per_channel else ZERO
+    return View(zeros.tensors(p)[0], (ViewDim(channel, _inside(main, at)),))
 
 
-def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> tuple[Compute, ...]:
-    """The computations before the product ``main``, which subtracts what they store."""
+def _sums_of(name: str, label: str, first: tuple[str, int], places: Mapping[str, int]) -> Tensor:
+    sizes = dict([first]) | dict(places)
+    shape = tuple(sizes.values())
+    return Tensor(f"{name}_{SUMS}{label}", tuple(sizes), shape, Layout.dense(i32, shape))
+
+
+def _of_data(zeros: ZeroPoints, main: Compute, label: str) -> tuple[Tensor, dict[str, States]]:
+    """What the zero points of the data add, and the states of its axes."""
+    places = _places(main)
+    states = {x.name: States.of(main, x) for x in places if x.role == "position"}
+    sizes = {x.name: states[x.name].size if x.name in states else x.size for x in places}
+    channels = main.c.dims[1], main.c.tensor.shape[1]
+    return _sums_of(zeros.data, label, (main.c.tensor.dims[1], channels[1]), sizes), states
+
+
+def _of_wei(main: Compute, label: str) -> Tensor:
+    """The sums of data that the zero point of weights is multiplied by."""
+    mb = main.c.tensor.dims[0], main.c.tensor.shape[0]
+    return _sums_of("wei", label, mb, {x.name: x.size for x in _places(main)})
+
+
+def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> tuple[Compute, ...]:
+    """The computations before the product ``main``, which subtracts what they store. ``label``: of its
+    stride phase, for names."""
     made = []
-    taps = [Var(f"k{n}") for n in p.spatial]
-    src, wei = main.a, main.b
-    assert wei is not None
-    if zeros.src:
-        states = [States.of(p, x) for x in range(p.ndims)]
-        axes = tuple(Axis(a.name, states[p.spatial.index(a.name[1:])].size, a.role)
-                     if a.role == "position" else a for a in main.axes if a.name != "mb")
-        at = [Var(f"o{n}") for n in p.spatial]
-        inside = all_of([_inside(p, x, states[x].position(at[x]), taps[x]) for x in range(p.ndims)])
-        zero = _zero(p, zeros, src.dims[1].coord, inside)
-        sums = _sums_of(SRC_SUMS, ("oc", *(f"o{n}" for n in p.spatial)), (p.oc, *(s.size for s in states)))
-        stored = View(sums, (wei.dims[0], *(ViewDim(v) for v in at)))
-        made.append(product("zero_src", axes, zero, wei, stored, i32))
+    assert main.b is not None
+    if zeros.data:
+        sums, states = _of_data(zeros, main, label)
+        axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
+                     for x in main.axes if x.name != main.c.tensor.dims[0])
+        at = {Var(n): s.position(Var(n)) for n, s in states.items()}
+        stored = View(sums, (ViewDim(main.c.dims[1].coord), *(ViewDim(x.var) for x in _places(main))))
+        zero = _zero(p, zeros, main, at)
+        made.append(product(f"zero_{zeros.data}{label}", axes, zero, main.b, stored, i32))
     if zeros.wei:
-        made.append(_sums_of_src(p, zeros, main))
+        made.append(_sums_of_data(p, zeros, main, label))
     return tuple(made)
 
 
-def _sums_of_src(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> Compute:
-    """``sum (src - z)`` over the taps and channels of every position of the result."""
-    src, at = main.a, [Var(f"o{n}") for n in p.spatial]
-    axes = tuple(x for x in main.axes if x.name != "oc")
-    read = Read("a", src)
+def _sums_of_data(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> Compute:
+    """``sum (data - z)`` over the taps and channels of every position of the result."""
+    feature = {v.name for v in free_vars(main.c.dims[1].coord)}
+    axes = tuple(x for x in main.axes if x.name not in feature)
+    read = Read("a", main.a)
     steps: list[Step] = [read]
     value: Expr = Cast(read.var, i32)
-    if zeros.src:
-        inside = all_of([_inside(p, x, at[x], Var(f"k{n}")) for x, n in enumerate(p.spatial)])
-        zero = Read("z", _zero(p, zeros, src.dims[1].coord, inside))
+    if zeros.data:
+        zero = Read("z", _zero(p, zeros, main, {}))
         steps.append(zero)
         value = value - zero.var
-    total = Reduction("sums", "sum", value, (*(f"k{n}" for n in p.spatial), "ic"))
-    sums = _sums_of(WEI_SUMS, ("mb", *(f"o{n}" for n in p.spatial)), (p.mb, *p.o))
-    stored = View(sums, (src.dims[0], *(ViewDim(v) for v in at)))
-    return Compute("zero_wei", axes, (*steps, total, Write(stored, total.var)))
+    total = Reduction("sums", "sum", value, tuple(x.name for x in main.axes_of("K")))
+    places = [ViewDim(x.var) for x in _places(main)]
+    stored = View(_of_wei(main, label), (ViewDim(main.c.dims[0].coord), *places))
+    return Compute(f"zero_wei{label}", axes, (*steps, total, Write(stored, total.var)))
 
 
-def subtracted(p: ConvProblem, zeros: ZeroPoints, acc: Expr, c: View) -> tuple[tuple[Step, ...], Expr]:
-    """The reads of what the zero points add to a sum at the point that ``c`` describes, and the sum
-    without it, in s32."""
+def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str,
+               acc: Expr) -> tuple[tuple[Step, ...], Expr]:
+    """The reads of what the zero points add to a sum ``acc`` of the product ``main``, and the sum without
+    it, in s32."""
     reads: list[Step] = []
-    at = [d.coord for d in c.dims[2:]]
-    if zeros.src:
-        states = [States.of(p, x) for x in range(p.ndims)]
-        sums = _sums_of(SRC_SUMS, ("oc", *(f"o{n}" for n in p.spatial)), (p.oc, *(s.size for s in states)))
-        places = [ViewDim(s.of_position(o)) for s, o in zip(states, at, strict=True)]
-        read = Read(f"{SRC_SUMS}_value", View(sums, (ViewDim(c.dims[1].coord), *places)))
+    places = _places(main)
+    if zeros.data:
+        sums, states = _of_data(zeros, main, label)
+        at = [ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var) for x in places]
+        read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[1].coord), *at)))
         reads.append(read)
         acc = acc - read.var
     if zeros.wei:
-        sums = _sums_of(WEI_SUMS, ("mb", *(f"o{n}" for n in p.spatial)), (p.mb, *p.o))
-        read = Read(f"{WEI_SUMS}_value", View(sums, (ViewDim(c.dims[0].coord), *map(ViewDim, at))))
+        sums = _of_wei(main, label)
+        at = [ViewDim(x.var) for x in places]
+        read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[0].coord), *at)))
         point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(ZERO),)))
         reads += [read, point]
         acc = acc - read.var * point.var
@@ -191,21 +233,25 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
     """None if kernels can subtract the zero points, else the reason."""
     if not zeros:
         return None
-    if prop.value != "fwd":
-        return f"zero points are those of a forward convolution; {prop} has none"
+    if prop.roles[1] != "wei":
+        return f"zero points are those of products with weights; {prop} has none"
+    if zeros.data and zeros.data != prop.roles[0]:
+        return (f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of "
+                f"{zeros.data}")
     if p.acc is not i32:
-        return f"zero points are for integers; src is {p.src.dtype} and wei is {p.wei.dtype}"
+        types = " and ".join(f"{n} is {p.specs[n].dtype}" for n in prop.operands)
+        return f"zero points are for integers; {types}"
     if zeros.wei and p.g > 1:
         return f"a zero point of weights is for one group; there are {p.g}"
     return "zero points are subtracted for given sizes, not for those of each call" if sized else None
 
 
 def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dict[str, torch.Tensor]:
-    """The tensors by name, with src and wei as s16 values from which zero points are subtracted."""
+    """The tensors by name, with operands as s16 values from which zero points are subtracted."""
     made = dict(tensors)
     if not zeros:
         return made
-    for name in ("src", "wei"):
+    for name in (zeros.data, "wei"):
         if (zero := tensors.get(f"{name}_zero")) is not None:
             along = zero.short().view(-1, *[1] * (tensors[name].ndim - 2))
             made[name] = tensors[name].short() - along

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 
-from transconv.compute import Compute, Read, Reduction, Step, Write, touched
+from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.additions import adding_us, meeting_us
+from transconv.cost.issue import SECTOR
 from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import Block, Schedule, k_steps, programs, tile, within
@@ -144,7 +145,8 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     threads = warps * target.warp_size
     lanes = _tiled(blocks, compute).elements / threads
     moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
-    bytes_of = {v: min(_bytes(f), facts.sizes[v] if v in facts.small else 1 << 60)
+    bytes_of = {v: min(_bytes(f) * _present(v, blocks, compute), _distinct(v, blocks, compute) * SECTOR,
+                       facts.sizes[v] if v in facts.small else 1 << 60)
                 for v, f in moved.items()}
     return [_Swept(sum([bytes_of[v] for v in r.first]), sum([bytes_of[v] for v in r.again]),
                    lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
@@ -185,6 +187,32 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
 def _bytes(moved: Fetch) -> float:
     """Bytes of a view's tile, increased for runs shorter than a cache line."""
     return moved.bytes * (1 + SHORT * max(0.0, LINE / moved.row - 1))
+
+
+@lru_cache(maxsize=4096)
+def _present(view: View, blocks: tuple[Block, ...], compute: Compute) -> float:
+    """The fraction of a tile's lanes that a view has elements for, on average: lanes beyond the end of an
+    axis load nothing."""
+    return prod(n / (ceil(n / b.extent) * b.extent) for b in blocks if _moves(view, b, compute)
+                for n in [prod(map(compute.size, b.axes))] if n)
+
+
+@lru_cache(maxsize=4096)
+def _distinct(view: View, blocks: tuple[Block, ...], compute: Compute) -> int:
+    """The most different elements of a view in a tile. Along the innermost axes of a block, neighbouring
+    lanes may read the same one."""
+    strides, count = axis_strides(view, compute), 1
+    for block in blocks:
+        if _moves(view, block, compute):
+            last = max(i for i, a in enumerate(block.axes) if strides[a])
+            alike = prod(map(compute.size, block.axes[last + 1:]))
+            count *= ceil(block.extent / max(1, alike))
+    return count
+
+
+def _moves(view: View, block: Block, compute: Compute) -> bool:
+    strides = axis_strides(view, compute)
+    return any(strides[a] for a in block.axes)
 
 
 def _cached(again: float, steps: int, together: int, target: Target) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -116,10 +116,8 @@ class Launch:
         if self.begin is not None and current_device() == self.device:
             self.begin(*tensors)
             return
-        views = {name: t.detach().as_strided(m.shape, m.strides, t.storage_offset())
-                 for name, t, m in zip(self.names, tensors, self.memory, strict=True)}
-        device = tensors[0].device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        views, device = self.views(tensors), tensors[0].device
+        with self.on(device):
             if self.indexed and (device.type == "cpu" or knobs.verify()):
                 try:
                     check_indices(self.computes, views)
@@ -129,6 +127,16 @@ class Launch:
             if device.type == "cuda" and not (self.indexed and knobs.verify()):
                 self.begin = self.plan.starter(device.index, self.aligned, self.names)
                 self.device = device.index
+
+    def views(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The tensors by the plan's names, as it takes them."""
+        return {name: t.detach().as_strided(m.shape, m.strides, t.storage_offset())
+                for name, t, m in zip(self.names, tensors, self.memory, strict=True)}
+
+    @staticmethod
+    def on(device: torch.device) -> AbstractContextManager[object]:
+        """The device as the current one, if it is a GPU."""
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def run(self, views: dict[str, Tensor]) -> None:
         """Launch the plan, and keep the one that made the result."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from transconv import knobs
+from transconv.compute import parse
 from transconv.errors import Unsupported
 from transconv.functional.bound import as_tuple
 from transconv.functional.routes import Route
@@ -28,6 +29,7 @@ LARGE = 1 << 24  # elements of operands; above it only samples are compared
 # Of the largest element beside it: two roundings of a type, and of sums of many terms.
 ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
            torch.float64: 2.0**-30}
+ROUNDED = 2.0**-7  # the same of f32 whose products round their operands to tf32: torch cuts them instead
 
 
 def agree(route: Route, tensors: Sequence[Tensor | None]) -> None:
@@ -81,6 +83,14 @@ def _wide(t: Tensor) -> Tensor:
     return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
 
 
+def _rounds(route: Route) -> bool:
+    """Whether a kernel multiplies f32 as tf32. Gradients are multiplied as the result is."""
+    if route.step is None:
+        return False
+    compute = parse(route.step.text)
+    return compute.factors is not None and compute.math == "tf32"
+
+
 def _compare(route: Route, got: Sequence[Tensor], want: Sequence[Tensor], scale: float = 0.0) -> None:
     """``scale``: the absolute sum of a result's gradient, of which differences may be shares too, evenly
     over an operand: the gradient of a norm of one element is next to nothing, but its terms are not."""
@@ -91,7 +101,8 @@ def _compare(route: Route, got: Sequence[Tensor], want: Sequence[Tensor], scale:
             wide = torch.float64 if ours.dtype is torch.float64 else torch.float32
             a, b = ours.to(wide), theirs.detach().to(wide)
             near = torch.nan_to_num(b.abs(), 0.0, 0.0, 0.0)
-            allowed = ALLOWED[ours.dtype] * (near + near.mean() + scale / max(1, ours.numel()))
+            share = ROUNDED if ours.dtype is torch.float32 and _rounds(route) else ALLOWED[ours.dtype]
+            allowed = share * (near + near.mean() + scale / max(1, ours.numel()))
             same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)
             right = bool(same.all())
         if not right:

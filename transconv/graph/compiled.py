@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from transconv.conv import Surrounded, surrounded
-from transconv.errors import Unsupported
+from transconv.errors import TransconvError, Unsupported
+from transconv.functional.laid_out import LaidOut
 from transconv.functional.launches import SIZES, Launch, Memory, aligned, launch, program, refused
 from transconv.functional.operators import as_wanted
 from transconv.graph.apart import why_apart
@@ -21,6 +22,7 @@ from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
 from transconv.graph.price import Price
+from transconv.graph.refusals import refusal
 from transconv.graph.sizes import Known, Length, Size, like, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
@@ -30,9 +32,6 @@ from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
 
 Tensor = torch.Tensor
-Torch = Callable[..., Sequence[Tensor]]
-
-
 View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
 """Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 
@@ -54,38 +53,29 @@ class Start(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out."""
+    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ran``:
+    the launches that made the last results."""
 
     inputs: tuple[Memory, ...]
     starts: list[Start]
     views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
+    ran: list[LaidOut]
 
 
 @dataclass(slots=True)
 class Launches:
     """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its outputs.
-    ``torch``: the same by torch; ``inputs``: its tensors, each with its place among the inputs."""
+    ``inputs``: its tensors, each with its place among the inputs."""
 
     device: torch.device
+    region: Region
     plan: Plan
     kernels: list[Kernel]
     inputs: list[tuple[int, fx.Node, Source]]
     handed: list[Handed]
-    torch: Torch
     last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
-    by_torch: bool = False
     known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
     numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
-
-    def __call__(self, sizes: Mapping[str, int], *given: Any) -> Sequence[Tensor]:
-        if not self.by_torch:
-            try:
-                return self.launched(sizes, [given[place] for place, _, _ in self.inputs])
-            except Unsupported as error:
-                self.by_torch = error.reason not in PASSING
-                stats.announce(error.reason, error.message, "this part of a graph")
-                stats.add(False, error.reason, 1)
-        return self.torch(*given)
 
     def bound(self, sizes: Mapping[str, int]) -> Bound:
         """The region for some sizes."""
@@ -101,44 +91,69 @@ class Launches:
             views = [None if h.view is None else (
                 tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
                 for h in self.handed]
-            found = self.known[key] = Bound(inputs, [_start(k, sizes, value) for k in self.kernels], views)
+            starts = [_start(k, sizes, value) for k in self.kernels]
+            found = self.known[key] = Bound(inputs, starts, views, [])
         return found
 
-    def launched(self, sizes: Mapping[str, int], given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """By kernels. Raises Unsupported."""
+    def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
+        caller does not hold is then free behind its last reader. Otherwise the inputs are there when this
+        raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
         bound = self.bound(sizes)
-        device = self.device
-        if why := refused(given, [True] * len(given)) if given else "":
+        tensors = [given[place] for place, _, _ in self.inputs]
+        if why := refused(tensors, [True] * len(tensors)) if tensors else "":
             raise Unsupported(why)
-        values: dict[Piece, Tensor] = {}
-        for (_, node, piece), t, wanted in zip(self.inputs, given, bound.inputs, strict=True):
-            values[piece] = as_wanted(node.name, t, wanted)
-        for kernel, start, done in zip(self.kernels, bound.starts, self.last, strict=True):
-            read = [values[p] for p in kernel.given]
-            made = [values[p] if p in values else  # the other parts of it are there
-                    torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
-                    for p, m in zip(kernel.stored, start.memory, strict=True)]
-            self.started(start, kernel, sizes, aligned([*read, *made])).start([*read, *made])
-            values.update(zip(kernel.stored, made, strict=True))
-            for unused in done:
-                del values[unused]
+        values: dict[Piece, Tensor] = {
+            piece: as_wanted(node.name, t, wanted)
+            for (_, node, piece), t, wanted in zip(self.inputs, tensors, bound.inputs, strict=True)}
+        loose = {piece for piece, t in values.items() if not aligned([t])}
+        starts = [self.started(start, kernel, sizes, loose.isdisjoint(kernel.given))
+                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
+        tensors.clear()
+        if [laid.launch for laid in bound.ran] == starts:
+            given.clear()
+            self.run(bound, bound.ran, values)
+        else:
+            fresh = [LaidOut(start) for start in starts]
+            self.run(bound, fresh, values)
+            bound.ran[:] = fresh
         stats.add(True, "graph", len(self.kernels))
         return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
 
+    def run(self, bound: Bound, starts: Sequence[LaidOut], values: dict[Piece, Tensor]) -> None:
+        """Launch the kernels in their order; ``values``: what is in memory. Raises Refused."""
+        for kernel, start, begin, done in zip(self.kernels, bound.starts, starts, self.last, strict=True):
+            tensors = [values[p] for p in kernel.given]
+            for p, m in zip(kernel.stored, start.memory, strict=True):
+                if p not in values:  # of others a part is there
+                    values[p] = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+                tensors.append(values[p])
+            try:
+                begin.start(tensors)
+            except Unsupported as error:
+                raise refusal(kernel.group, self.plan, self.region, error) from error
+            tensors.clear()
+            for unused in done:
+                del values[unused]
 
     def started(self, start: Start, kernel: Kernel, sizes: Mapping[str, int], whole: bool) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
-        ``whole``: its tensors are aligned."""
-        if start.sizes is None or kernel.sized is None:
-            return launch(start.asked, self.device, whole, "now")
-        if kernel not in self.numbered:
-            try:
-                return launch(start.asked, self.device, whole, "now").at(start.sizes)
-            except Unsupported as error:
-                if error.reason != "schedule:refused":
-                    raise
-                self.numbered.add(kernel)
-        return launch(kernel.sized.at(sizes), self.device, whole, "now")
+        ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while."""
+        try:
+            if start.sizes is None or kernel.sized is None:
+                return launch(start.asked, self.device, whole, "now")
+            if kernel not in self.numbered:
+                try:
+                    return launch(start.asked, self.device, whole, "now").at(start.sizes)
+                except Unsupported as error:
+                    if error.reason != "schedule:refused":
+                        raise
+                    self.numbered.add(kernel)
+            return launch(kernel.sized.at(sizes), self.device, whole, "now")
+        except Unsupported as error:
+            if error.reason in PASSING:
+                raise
+            raise refusal(kernel.group, self.plan, self.region, error) from error
 
 
 def _start(kernel: Kernel, sizes: Mapping[str, int], value: Callable[[Length], int]) -> Start:
@@ -158,18 +173,22 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
     return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
 
 
-def launches(region: Region, device: torch.device, target: Target, rates: Price, by_torch: Torch,
+def launches(region: Region, device: torch.device, target: Target, rates: Price,
              symbols: Symbols | None = None) -> Launches:
-    """The launches of a region on a device, which is a target, decided by rates of one. Raises
-    ComputeError where a text cannot be read, which is a bug."""
+    """The launches of a region on a device, which is a target, decided by rates of one. Raises Refused
+    where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: dict[Piece, tuple[str, ...]] = {}
     while True:
         plan = planned(ends, rates, apart)
-        kernels = [kernel for group in plan.groups if group.stores
-                   for kernel in _kernels(group, plan, symbols.known)]
+        kernels: list[Kernel] = []
+        for group in plan.groups:
+            try:
+                kernels += _kernels(group, plan, symbols.known) if group.stores else []
+            except TransconvError as error:
+                raise refusal(group, plan, region, error) from error
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
         if not late:
@@ -178,7 +197,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
             apart[product] = (*apart.get(product, ()), why)
     inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
               if isinstance(region.pieces[x], Source)]
-    found = Launches(device, plan, kernels, inputs, handed, by_torch)
+    found = Launches(device, region, plan, kernels, inputs, handed)
     found.last = _last(found)
     return found
 

@@ -8,7 +8,7 @@ none and may pass them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +33,15 @@ class Region:
     outputs: list[fx.Node] = field(default_factory=list)
 
 
+NONE: Mapping[str, str] = {}
+
+
 def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = None,
-            whole: str = "") -> list[Region]:
+            whole: str = "", refused: Mapping[str, str] = NONE) -> list[Region]:
     """The regions of a graph, in the order in which they run; ours are about tensors on one device.
-    ``whole``: why all of it is torch's. Sizes that are known at a call's beginning are in no region."""
-    found = _Partition(device, symbols or Symbols(graph), whole)
+    ``whole``: why all of it is torch's; ``refused``: why some nodes are, by their names. Sizes that are
+    known at a call's beginning, and parts of results that are not computed, are in no region."""
+    found = _Partition(device, symbols or Symbols(graph), whole, refused)
     for node in graph.nodes:
         found.add(node)
     made = [r for r in found.regions if r.nodes]
@@ -49,8 +53,9 @@ def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = Non
 class _Partition:
     """Nodes by level: a node is in the first region of its kind that no operand of it is behind."""
 
-    def __init__(self, device: torch.device, symbols: Symbols, whole: str) -> None:
-        self.device, self.symbols, self.whole = device, symbols, whole
+    def __init__(self, device: torch.device, symbols: Symbols, whole: str,
+                 refused: Mapping[str, str]) -> None:
+        self.device, self.symbols, self.whole, self.refused = device, symbols, whole, refused
         self.regions: list[Region] = []
         self.level: dict[fx.Node, int] = {}
         self.ours: dict[fx.Node, bool] = {}
@@ -62,9 +67,9 @@ class _Partition:
         if node.op in ("placeholder", "get_attr"):
             self.level[node] = 0
             return
-        if node.op == "output" or is_size(node, self.symbols) or self.is_constant(node):
+        if node.op == "output" or nothing(node) or is_size(node, self.symbols) or self.is_constant(node):
             return
-        reason = self.whole or self.try_ours(node)
+        reason = self.whole or self.refused.get(node.name) or self.try_ours(node)
         if not reason:
             return
         least = max(self.last, self.barrier)
@@ -148,6 +153,12 @@ def is_size(node: fx.Node, symbols: Symbols) -> bool:
     return True
 
 
+def nothing(node: fx.Node) -> bool:
+    """Whether a node is a part of a result that is not computed: None, such as the gradient of an input
+    that needs none."""
+    return node.target is operator.getitem and node.meta.get("val", node) is None
+
+
 def _writes(node: fx.Node) -> bool:
     """Whether an operation may change what it is handed, or cannot be known."""
     schema = getattr(node.target, "_schema", None)
@@ -161,7 +172,8 @@ def _ends(region: Region, constants: Container[fx.Node]) -> None:
     """What a region takes, and what others need of it."""
     own = {*region.nodes}
     region.inputs = list(dict.fromkeys(x for n in region.nodes for x in n.all_input_nodes if x not in own))
-    region.outputs = [n for n in region.nodes if n not in constants and any(u not in own for u in n.users)]
+    region.outputs = [n for n in region.nodes if n not in constants and any(
+        u not in own and not nothing(u) for u in n.users)]
 
 
 def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:

@@ -90,7 +90,7 @@ from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
-from transconv.ir.saturation import saturated
+from transconv.ir.saturation import divided, saturated
 from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, text_of
 from transconv.ir.stmt import (
     Alloc,
@@ -152,7 +152,7 @@ __all__ = [
     "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Size", "Sizes", "Shr",
     "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "dot",
+    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "divided", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",

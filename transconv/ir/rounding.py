@@ -62,7 +62,10 @@ def rounded(x: Array, to: DType) -> Array:
 
 
 def convert(x: Array, to: DType) -> Array:
-    """The values as another type, in ``to.numpy``; a float is truncated to an integer."""
+    """The values as another type, in ``to.numpy``; a float is truncated to an integer, and NaN becomes 0,
+    as on the chips."""
+    if to.kind == "int" and x.dtype.kind == "f":
+        x = np.where(np.isnan(x), 0, x)
     made = x.astype(to.numpy, copy=False)
     if to.rounding is not None:
         return to.rounding.numpy(made)

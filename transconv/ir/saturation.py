@@ -10,9 +10,10 @@ from __future__ import annotations
 from math import inf
 
 from transconv.ir.dtype import DType, f32, f64
-from transconv.ir.expr import Const, Expr
+from transconv.ir.expr import Const, Div, Expr
 from transconv.ir.operations import Call, Cast
 from transconv.ir.terms import maximum, minimum, select
+from transconv.ir.visit import ExprMutator
 
 
 def saturated(x: Expr, to: DType) -> Expr:
@@ -50,3 +51,16 @@ def _rounded(x: Expr, to: DType) -> Expr:
     inside = minimum(maximum(wide, Const(float(low), wide.dtype)), Const(float(most), wide.dtype))
     made = Cast(Call("nearest", (inside,)), to)
     return select(wide > Const(float(most), wide.dtype), Const(high, to), made) if beyond else made
+
+
+class _Divided(ExprMutator):
+    def mutate_Div(self, at: Div) -> Expr:
+        a, b = self.mutate(at.a), self.mutate(at.b)
+        return Call("divided", (a, b)) if at.dtype is f32 else Div(a, b)
+
+
+def divided(x: Expr) -> Expr:
+    """``x`` with quotients in f32 that are rounded to the nearest number. Where x becomes an integer, an
+    error in the last place of 1.5 would decide between 1 and 2."""
+    made: Expr = _Divided().mutate(x)
+    return made

@@ -14,8 +14,8 @@ equality replaces them, also if the pass ``simplify`` is switched off:
     (0 <= x) & (x < 1)   ->   x == 0
 
 16-bit and 8-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets
-operands cast to f32 as soon as they are loaded; products of such floats are exact in f32. f64 becomes bf16
-by way of f32 there.
+operands cast to f32 as soon as they are loaded or rounded; products of such floats are exact in f32. f64
+becomes bf16 by way of f32 there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from transconv.ir import (
     Mod,
     Neg,
     Node,
-    Read,
     Select,
     Sizes,
     Stmt,
@@ -76,8 +75,7 @@ class _Final(Scope):
     def mutate_Let(self, let: Let) -> Stmt:
         value = self.mutate(let.value)
         assert isinstance(value, Expr)
-        if self.upcast16 and isinstance(value, Read) and value.dtype.kind == "float" and (
-                value.dtype.bits <= 16):
+        if self.upcast16 and value.dtype.kind == "float" and value.dtype.bits <= 16:
             wide = Var(let.var.name, f32)
             self.cast[let.var] = wide
             return Let(wide, Cast(value, f32), let.origin)

@@ -145,10 +145,11 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
 def _uneven(c: Schedule, compute: Compute) -> str | None:
     """The reason if a block of K does not divide the sum: beyond the end a factor is loaded as 0, but a
     value computed from it may be anything."""
-    for b in c.blocks:
+    computed = compute.nonzero
+    for b in c.blocks if computed else ():
         length = prod(compute.size(a) for a in b.axes)
         if compute.kind(b.first) == "K" and length % b.extent:
-            return (f"block {b} does not divide {length}: {compute.prologue[0].name}, which is computed "
+            return (f"block {b} does not divide {length}: {computed[0].name}, which is computed "
                     "before it is multiplied, would not be 0 beyond the end")
     return None
 

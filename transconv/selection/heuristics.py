@@ -16,7 +16,7 @@ from math import prod
 from transconv.compute import Compute
 from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small, spills
 from transconv.errors import ScheduleError
-from transconv.ir import f32, f64, free_vars, multiplied_as
+from transconv.ir import DType, f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
     ROW,
     Block,
@@ -157,6 +157,13 @@ def _both_sum(compute: Compute) -> bool:
     return all(x.size == 1 or all(x.var in names for names in seen) for x in compute.axes_of("K"))
 
 
+def _types(compute: Compute) -> tuple[DType, DType]:
+    """The types that a product multiplies."""
+    assert compute.factors is not None
+    left, right = compute.factors
+    return left.var.type, right.var.type
+
+
 def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals for a product or a sum, without merging groups."""
     if compute.b is None:
@@ -164,7 +171,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
               and rows and columns and summed
-              and not target.lacks(compute.a.tensor.dtype, compute.b.tensor.dtype, compute.acc)
+              and not target.lacks(*_types(compute), compute.acc)
               and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
         yield from sliding_down(compute, target)
@@ -184,7 +191,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
 def _worth_the_matrix_unit(compute: Compute) -> bool:
     """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile. What is computed
     before it is multiplied needs tiles that divide the sum."""
-    if compute.prologue and all(prod(map(compute.size, axes)) % 16 for axes in fusable(
+    if compute.nonzero and all(prod(map(compute.size, axes)) % 16 for axes in fusable(
             compute.axes_of("K"), compute)):
         return False
     rows, columns, summed = (prod(x.size for x in compute.axes_of(kind)) for kind in "MNK")
@@ -192,12 +199,15 @@ def _worth_the_matrix_unit(compute: Compute) -> bool:
 
 
 def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Gathered operands: one address per element, any layout, any chip."""
+    """Gathered operands: one address per element, any layout, any chip. None where a copy of one factor
+    has another type than the other factor, which is computed: that is no product of matrices."""
+    if compute.factors is None:
+        return
     big = target.backend == "interpreter"
     extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
     depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
     m_ways, n_ways, k_ways = (fusable(compute.axes_of(kind), compute) for kind in "MNK")
-    least = (16, 16, target.least_steps(*(f.var.type for f in compute.factors or ())))
+    least = (16, 16, target.least_steps(*_types(compute)))
     for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
         sizes = [prod(compute.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
         for m, n, k in itertools.product(extents, extents, depths):

@@ -1,5 +1,6 @@
-"""The kernels of a computation without a product: one, or several with its rows split into parts, if there
-are too few rows to fill the chip and the estimate says that several are faster."""
+"""The kernels of a computation without a product: one, or several with its rows split into parts, if
+there are too few rows to fill the chip, or if registers do not hold a row, and the estimate says that
+several are faster."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from transconv.selection import heuristics
 from transconv.target import Target
 
 FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
-MANY, HELD = 16, 32768  # the same for longer rows; the most elements of a row that registers hold
+HELD = 32768  # the most elements of a row that registers hold
 ALONG = 4096  # elements of a part, if rows are contiguous
 ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
 BESIDE = 64  # the fewest rows of a program, if rows have a stride
@@ -35,7 +36,7 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
         return (compute,)
     if not _along(compute):
         rows //= BESIDE
-    if rows >= (FEW if row <= HELD else MANY) * target.sms:
+    if row <= HELD and rows >= FEW * target.sms:
         return (compute,)
     made = _in_parts(compute, target)
     if made is None or any(why_not_lowered(k) for k in made):

@@ -31,11 +31,12 @@ _layers: dict[Hashable, Registry | str] = {}
 _lock = threading.Lock()
 
 
-def chosen(prop: Prop, params: Params, dtype: torch.dtype, tensors: Sequence[execute.Like],
+def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[execute.Like],
            channels_last: bool, device: torch.device, epilogue: str, bias: torch.dtype | None,
            aligned: bool, flags: execute.Flags, mode: str) -> tuple[Chosen, Registry]:
     """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
-    layer, each as shape and strides. Unsupported, with a reason, where there is no plan, or none yet."""
+    layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
+    where there is no plan, or none yet."""
     near, weight, far = tensors
     orders = tuple([_order(*t, channels_last) for t in tensors])
     key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
@@ -60,7 +61,7 @@ def forget() -> None:
         _layers.clear()
 
 
-def _made(prop: Prop, params: Params, dtype: torch.dtype, tensors: Sequence[execute.Like],
+def _made(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[execute.Like],
           orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
           aligned: bool, flags: execute.Flags) -> Registry | str:
     """The registry of a layer, or why it has none."""
@@ -72,14 +73,14 @@ def _made(prop: Prop, params: Params, dtype: torch.dtype, tensors: Sequence[exec
         return "two paddings of a dimension differ, and it has a stride"
     if None in orders:
         return "a tensor has gaps, or lies in another order than torch's"
-    kind = execute.DTYPES[dtype]
+    kinds = [execute.RESULTS[t] for t in execute.each(dtype)]
     dense = [(shape, Layout.dense(kind, shape, order).strides() or ())
-             for (shape, _), order in zip(tensors, orders, strict=True)]
+             for kind, (shape, _), order in zip(kinds, tensors, orders, strict=True)]
     bia = None if bias is None else execute.DTYPES[bias]
     try:
         problem = execute.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
         return Registry(problem, prop, execute.target_of(device),
-                        Epilogue.parse(epilogue, None if bia is kind else bia), aligned,
+                        Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
                         flags.deterministic)
     except ProblemError as error:
         return str(error)

@@ -66,6 +66,7 @@ class _Call:
         some = near if near is not None else weight
         assert some is not None
         self.route, self.some, self.own = route, some, (route.shape, route.strides)
+        self.types: execute.Types = route.types or some.dtype
         self.tensors = [self.own if t is None else like(t) for t in (near, weight, far)]
         src, dst = (far, near) if route.params.transposed else (near, far)
         given = {"src": src, "wei": weight, "dst": dst}
@@ -79,7 +80,7 @@ class _Call:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
         chosen, registry = any_size.chosen(
-            route.direction, route.params, some.dtype, self.tensors, route.channels_last, some.device,
+            route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
             self.epilogue, self.bias, route.aligned, self.flags, mode)
         if loaded and not execute.is_loaded(chosen.plan, some.device, route.aligned):
             raise Unsupported("capture:cold", "the kernel for any size has not run yet")
@@ -91,7 +92,7 @@ class _Call:
     def of_this_size(self, mode: str) -> None:
         """A kernel for these sizes alone."""
         route, some, flags = self.route, self.some, self.flags
-        problem = execute.describe(some.dtype, self.tensors[0], self.tensors[1], self.tensors[2],
+        problem = execute.describe(self.types, self.tensors[0], self.tensors[1], self.tensors[2],
                                    route.params, flags.math)
         route.compiled = self.proven(execute.planned(
             problem, route.direction, some.device, self.epilogue, route.aligned, flags.deterministic,
@@ -110,8 +111,9 @@ class _Call:
 
     def proven(self, plan: Compiled) -> Compiled:
         """The plan or its replacement, after the check of its first result."""
-        return execute.proven(plan, self.route.aligned, lambda: self.some.new_empty_strided(*self.own),
-                              **self.operands)
+        made = self.route.types[-1] if self.route.types else self.some.dtype
+        return execute.proven(plan, self.route.aligned,
+                              lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:

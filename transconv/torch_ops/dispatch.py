@@ -83,7 +83,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() or input.is_meta:
         return _operator(f, input, weight, bias, *rest)
 
-    req = _request(f, stride, padding, output_padding, dilation, groups)
+    req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
     key, flags, aligned = routes.forward_key(req, input, weight, bias)
@@ -152,8 +152,8 @@ def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *
     return made
 
 
-def _request(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-             groups: Any) -> Request | None:
+def requested(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+              groups: Any) -> Request | None:
     """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:

@@ -45,8 +45,14 @@ class Switches:
         self.precision = (read_precision if dtype is torch.float32
                           and (torchs or "precision" in obeyed) else None)
 
+    def same(self) -> bool:
+        """Whether they are as they were."""
+        return ((self.deterministic is None
+                 or (_deterministic() or _cudnn_deterministic()) is self.deterministic)
+                and (self.precision is None or (self.precision("cuda", "conv") == "tf32") is self.tf32))
 
-def _only_on(*routes: Route | None) -> int | None:
+
+def only_on(*routes: Route | None) -> int | None:
     """The device that must be the current one; None where there is only one."""
     bound = [r.device for r in routes if r is not None and r.start is not None]
     return bound[0] if bound and torch.cuda.device_count() > 1 else None
@@ -57,7 +63,7 @@ def unbiased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
              aligned: bool) -> Call:
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = switches.deterministic, switches.tf32
-    precision, device = switches.precision, _only_on(route)
+    precision, device = switches.precision, only_on(route)
     run = route.bound()
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
@@ -83,7 +89,7 @@ def biased(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..
            aligned: bool) -> Call:
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = switches.deterministic, switches.tf32
-    precision, device = switches.precision, _only_on(route)
+    precision, device = switches.precision, only_on(route)
     run = route.bound()
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
@@ -112,7 +118,7 @@ def adding(others: Call, apply: Callable[..., Tensor] | None, check: Callable[..
     as the guard takes no tensor twice, ``adds_input`` says so."""
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = switches.deterministic, switches.tf32
-    precision, device = switches.precision, _only_on(route)
+    precision, device = switches.precision, only_on(route)
     run = route.bound()
     distinct = 3 + biased - adds_input
 
@@ -146,7 +152,7 @@ def autocast(others: Call, apply: Callable[..., Tensor] | None, check: Callable[
     guard covers the state of autocast; a cast tensor is aligned."""
     stride, padding, output_padding, dilation, groups = numbers
     deterministic = switches.deterministic
-    device, forward = _only_on(route), route.forward
+    device, forward = only_on(route), route.forward
     casts_x, casts_w, casts_b = casts
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
@@ -175,7 +181,7 @@ def gradients(check: Callable[..., bool], routes: BackwardRoutes, switches: Swit
               aligned: bool) -> Gradients:
     """For gradients of a result; None where they are of another kind."""
     deterministic, tf32 = switches.deterministic, switches.tf32
-    precision, device = switches.precision, _only_on(routes.data, routes.weight)
+    precision, device = switches.precision, only_on(routes.data, routes.weight)
     run = routes.bound()
 
     def call(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...] | None:

@@ -9,7 +9,9 @@ classes are built again on transconv's base.
 from __future__ import annotations
 
 import copyreg
+import functools
 import inspect
+from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
@@ -26,7 +28,11 @@ _CALLS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", 
 
 
 def is_ours(kind: type) -> bool:
-    return any(c in _TORCHS for c in kind.__mro__)
+    return any(c in _TORCHS or c in _quantised for c in kind.__mro__)
+
+
+_quantised: set[type] = set()
+add_quantised = _quantised.update  # registers classes of ours that no module becomes by `exchange`
 
 
 def why_not(module: torch.nn.Module) -> str:
@@ -69,20 +75,17 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def exchanged(kind: type) -> type:
+def exchanged(kind: type, ours: Mapping[type, type] = _OURS) -> type:
     """The class of ours for a class of torch's, or a subclass of one."""
-    if kind in _OURS:
-        return _OURS[kind]
-    made = _mixed.get(kind)
-    if made is None:
-        theirs = next(c for c in kind.__mro__ if c in _OURS)
-        made = _mixed[kind] = type(kind.__name__, (kind, _OURS[theirs]), {
-            "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
-            "exchanged_for": kind, "__reduce_ex__": _reduce})
-    return made
+    theirs = next(c for c in kind.__mro__ if c in _OURS)
+    return ours[theirs] if kind is theirs else _mixed_with(kind, ours[theirs])
 
 
-_mixed: dict[type, type] = {}
+@functools.cache
+def _mixed_with(kind: type, ours: type) -> type:
+    return type(kind.__name__, (kind, ours), {
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+        "exchanged_for": kind, "exchanged_with": ours, "__reduce_ex__": _reduce})
 
 
 def restored(kind: type) -> type | None:
@@ -109,13 +112,13 @@ def exchange(module: torch.nn.Module, back: bool = False) -> bool:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Classes made here cannot be imported by name: a pickle names the class that they replaced."""
-    kind = type(self).exchanged_for
-    made = super(type(self), self).__reduce_ex__(protocol)
-    if made[0] is copyreg.__newobj__ and made[1] == (type(self),):  # type: ignore[attr-defined]
-        return _new, (kind,), *made[2:]
+    kind = type(self)
+    made = super(kind, self).__reduce_ex__(protocol)
+    if made[0] is copyreg.__newobj__ and made[1] == (kind,):  # type: ignore[attr-defined]
+        return _new, (kind.exchanged_for, kind.exchanged_with), *made[2:]
     return made
 
 
-def _new(kind: type) -> Any:
-    made: Any = exchanged(kind)
+def _new(kind: type, ours: type) -> Any:
+    made: Any = _mixed_with(kind, ours)
     return made.__new__(made)

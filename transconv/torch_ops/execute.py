@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
+Types = torch.dtype | tuple[torch.dtype, torch.dtype, torch.dtype]  # of input, weight and result
 
 log = logging.getLogger("transconv.dispatch")
 
@@ -36,6 +37,9 @@ log = logging.getLogger("transconv.dispatch")
 DTYPES: dict[torch.dtype, DType] = ROWS.table(
     lambda t: t if t.operand and t.kind == "float" and t.bits > 8 else None,
     key=lambda t: getattr(torch, t.torch))
+RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None,
+                                               key=lambda t: getattr(torch, t.torch))
+"""The types of tensors of convolutions, by torch's types."""
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
 _many_devices = False  # looked up with the first kernel: importing must not start CUDA
@@ -49,8 +53,10 @@ replaced: frozenset[str] = frozenset()  # the devices on which aten's convolutio
 # -- reasons for torch -----------------------------------------------------------------------------
 
 
-def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
-    """Every reason for torch that is known without the compiler; empty: there may be a kernel."""
+def reasons(input: torch.Tensor, weight: torch.Tensor,
+            types: Container[torch.dtype] = DTYPES) -> list[str]:
+    """Every reason for torch that is known without the compiler; empty: there may be a kernel. ``types``:
+    those of inputs."""
     found = []
     device = input.device.type
     if device == "cpu":
@@ -58,7 +64,7 @@ def reasons(input: torch.Tensor, weight: torch.Tensor) -> list[str]:
             found.append("device:cpu")
     elif device != "cuda":
         found.append(f"device:{device}")
-    if input.dtype not in DTYPES:
+    if input.dtype not in types:
         found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
     for tensor in (input, weight):
         if tensor.layout is not torch.strided:
@@ -117,21 +123,28 @@ read_precision: Callable[[str, str], str] = getattr(
 
 
 def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
-    dtype = DTYPES[tensor_dtype]
+    dtype = RESULTS[tensor_dtype]
     return TensorSpec(dtype, Layout.from_strides(dtype, shape, strides))
 
 
-def describe(dtype: torch.dtype, near: Like, weight: Like, far: Like, p: Params,
+def each(dtype: Types) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The types of input, weight and result."""
+    return (dtype, dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
              math: str) -> ConvProblem:
     """The problem of a call. ``near`` is the layer's input, ``far`` its result, each as shape and
     strides; for a transposed layer they are exchanged, because it is BWD_D of a problem with its
-    result as src."""
+    result as src. ``dtype``: of all three, or of input, weight and result."""
+    types = each(dtype)
     src, dst = (far, near) if p.transposed else (near, far)
+    of_src, of_dst = (types[2], types[0]) if p.transposed else (types[0], types[2])
     return ConvProblem(
         mb=src[0][0], g=p.groups, ic=src[0][1], oc=dst[0][1], i=tuple(src[0][2:]),
         o=tuple(dst[0][2:]), k=tuple(weight[0][2:]), stride=p.stride, dilation=p.dilation,
-        pad_lo=p.pad_lo, src=_spec(dtype, *src), wei=_spec(dtype, *weight),
-        dst=_spec(dtype, *dst), math=math)
+        pad_lo=p.pad_lo, src=_spec(of_src, *src), wei=_spec(types[1], *weight),
+        dst=_spec(of_dst, *dst), math=math)
 
 
 def target_of(device: torch.device) -> Target:

@@ -61,6 +61,7 @@ class Route:
         "stands_in",
         "start",
         "strides",
+        "types",
     )
 
     def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
@@ -71,6 +72,8 @@ class Route:
         self.strides = shapes.result_strides(shape, channels_last)
         # The problem's names of the layer's input and of its result.
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
+        # Those of the layer's input, weight and result; None where they are one.
+        self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
         self.compiled: Compiled | None = None
         self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
@@ -182,7 +185,7 @@ class Route:
             begin = frozen.starter(self.halves, device, self.aligned, names, begin)
         self.device = device
         self.functions.clear()
-        self.start = {3: _two, 4: _three, 5: _four}[len(names)](self, begin, dtype)
+        self.start = {3: _two, 4: _three, 5: _four}.get(len(names), _more)(self, begin, dtype)
 
 
 def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
@@ -217,6 +220,18 @@ def _four(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
         route.calls += 1
         made: torch.Tensor = empty(shape, strides, dtype)
         begin(first, second, third, fourth, made)
+        return made
+
+    return start
+
+
+def _more(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty, shape, strides = _empty, route.shape, route.strides
+
+    def start(*given: torch.Tensor) -> torch.Tensor:
+        route.calls += 1
+        made: torch.Tensor = empty(shape, strides, dtype)
+        begin(*given, made)
         return made
 
     return start

@@ -44,7 +44,7 @@ _function_modes = torch._C._is_torch_function_mode_enabled
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
-def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
+def guard(*tensors: Tensor) -> Callable[..., bool] | None:
     """A function that says whether other tensors have the same properties as these. None for tensors whose
     memory no kernel may read as it is."""
     if any(means_more(t) for t in tensors):
@@ -81,7 +81,7 @@ def _without(weight: int) -> None:
 frozen.on_change(_without)
 
 
-def _due(key: Hashable, chain: int) -> int:
+def due(key: Hashable, chain: int) -> int:
     """Count a call that found no entry. 0: no entry is due; 1: the first, or a replacement of all; n: one
     before the n - 1 existing ones."""
     visits = _visits.get(key)
@@ -121,10 +121,10 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
     if (_function_modes() or any(isinstance(n, list) for n in numbers)
             or (residual is not None and cast is not None)):
         return
-    place = _due(id(weight), CHAIN)
+    place = due(id(weight), CHAIN)
     adds_input = residual is x
     tensors = [t for t in (x, weight, bias, None if adds_input else residual) if t is not None]
-    check = _guard(*tensors) if place else None
+    check = guard(*tensors) if place else None
     if check is None:
         return
     biased = bias is not None
@@ -150,7 +150,7 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset."""
     cold = any(r.reason in PASSING for r in routes.aten)
-    check = None if cold or not _due((route, wanted), 1) else _guard(grad, x, w)
+    check = None if cold or not due((route, wanted), 1) else guard(grad, x, w)
     if check is not None:
         _backward.add(route)
         route.gradients[wanted] = entries.gradients(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import torch
 
@@ -136,9 +136,9 @@ def pieces(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: i
 
 def stored(want: torch.Tensor, result: DType, acc: DType) -> torch.Tensor:
     """f64 values as a result of a type holds them, in f64: rounded once (sums of integers are f32 before
-    they become shorter floats), in the range of integers and of 8-bit floats."""
+    they become shorter floats), in the range of integers and of 8-bit floats. NaN is 0 as an integer."""
     if result.kind == "int":
-        return want.round().clamp(*result.range)
+        return want.nan_to_num(nan=0.0, posinf=inf, neginf=-inf).round().clamp(*result.range)
     if acc.kind == "int" and result.bits < 32:
         want = want.float()
     return want.clamp(*result.range).to(torch_dtype(result)).double()
@@ -243,6 +243,8 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
             if mode == "float" and not parsed.function.jumps:
                 moved += _moved(parsed, values)
             want, off = with_error(parsed.function, values, {"acc": off}, eps, not exact)
+            if whole:  # an integer holds no NaN: 0 is stored instead
+                want, off = (t.nan_to_num(nan=0.0, posinf=inf, neginf=-inf) for t in (want, off))
         once = stored(want, result, p.acc)
         same = (have == once) | (have.isnan() & want.isnan())
         goal = once if exact or mode == "exact" and not whole else want.clamp(*result.range)

@@ -1,0 +1,184 @@
+"""Modules with quantised weights, and ``quantize_``: the numbers of an integer reference in torch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import transconv
+from transconv import errors, knobs
+from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
+
+interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+
+
+class Causal(nn.Conv1d):
+    """Pads on one side, as models of speech and video do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.pad(input, (2, 0)))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(input, self.weight * 2, self.bias)
+
+
+class Own(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(input, self.weight)
+
+
+def reference(module: nn.Module, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """What int8 quantisation of a float convolution means: integers, exact sums, one factor."""
+    scale = (max(high, 0) - min(low, 0)) / 255
+    scale = torch.tensor(scale, dtype=torch.float32)
+    zero = float((-128 - (min(low, 0) / scale).round()).clamp(-128, 127))
+    given = ((x / scale).round() + zero).clamp(-128, 127).double()
+    weight = module.weight.detach()
+    axes = [d for d in range(weight.dim()) if d != int(module.transposed)]
+    step = weight.abs().amax(axes) / 127
+    along = step.view(-1, *[1] * (weight.dim() - 1 - module.transposed))
+    whole = (weight / along).round().clamp(-127, 127).double()
+    convolve = getattr(F, f"conv{'_transpose' * module.transposed}{weight.dim() - 2}d")
+    sums = convolve(given - zero, whole, None, module.stride, module.padding).float()
+    shape = (-1, *[1] * (weight.dim() - 2))
+    return sums * (scale * step).view(shape) + module.bias.detach().view(shape)
+
+
+@pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.Conv1d(4, 6, 3, 2, 1), (2, 4, 9)), (nn.ConvTranspose1d(4, 6, 3, 2, 1), (2, 4, 5))])
+def test_int8_is_the_integer_reference(layer: Any, shape: tuple[int, ...], calibrated: bool,
+                                       way: str) -> None:
+    transconv.config.cpu = way
+    x, model = torch.randn(shape).clamp(min=-0.5), nn.Sequential(copy.deepcopy(layer))
+    batches = [x[:1], x[1:] * 0.5]
+    report = transconv.quantize_(model, "int8", calibration=batches if calibrated else None)
+    assert report.quantized == ("0",) and not report.left
+    seen = torch.cat(batches) if calibrated else x
+    assert torch.equal(model(x), reference(layer, x, float(seen.min()), float(seen.max())))
+    assert transconv.stats().native if way == "interpret" else transconv.stats().fallback
+
+
+@pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
+@pytest.mark.parametrize(("kind", "dtype", "off"), [
+    ("fp8", torch.float32, 0.1), ("int8_weight_only", torch.bfloat16, 0.02),
+    ("int8_weight_only", torch.float16, 0.02)])
+def test_other_kinds_are_near(kind: str, dtype: torch.dtype, off: float, way: str) -> None:
+    transconv.config.cpu = way
+    layer, x = nn.Conv1d(16, 8, 3, padding=1), torch.randn(1, 16, 7)
+    made = transconv.nn.QuantConv1d.from_float(layer, kind=kind)
+    y = made(x.to(dtype))
+    assert y.dtype is dtype and layer.weight.dtype is torch.float32
+    assert (y.float() - layer(x)).abs().max() < off * layer(x).abs().max()
+    assert transconv.stats().native if way == "interpret" else transconv.stats().fallback
+
+
+def test_what_is_quantised_and_what_is_left() -> None:
+    model = nn.ModuleDict({
+        "causal": Causal(4, 4, 3), "standard": Standardised(4, 4, 3), "own": Own(4, 4, 3),
+        "plain": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), "idle": nn.Conv2d(4, 4, 1),
+        "out": nn.Conv2d(4, 4, 1), "linear": nn.Linear(4, 4),
+        "tied": nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))})
+    before = copy.deepcopy(model)
+    transconv.convert_(model, lambda m, name: name == "plain")
+
+    def run(model: Any) -> None:
+        assert not model.training
+        model["plain"](torch.ones(1, 4, 5, 5))
+        model["standard"](torch.ones(1, 4, 5, 5))
+        model["causal"](torch.randn(1, 4, 9))
+
+    report = transconv.quantize_(model, calibration=run, filter_fn=lambda m, name: name != "out")
+    assert report.quantized == ("causal", "plain") and model.training
+    assert {n: w.partition(",")[0] for n, w in report.left.items()} == {
+        "standard": "its forward passes another weight than the module's",
+        "own": "its class Own has a forward of its own", "idle": "calibration did not call it",
+        "out": "filter_fn said no", "tied": "its parameters are computed (torch.nn.utils.parametrize)"}
+    assert "2 convolutions quantised (int8), 5 left" in str(report)
+    assert isinstance(model["causal"], Causal) and isinstance(model["plain"], transconv.nn.QuantConv2d)
+    x = torch.randn(1, 4, 9)
+    torch.testing.assert_close(model["causal"](x), before["causal"](x), atol=0.1, rtol=0.1)
+    again = transconv.quantize_(model)
+    assert again.left["plain"] == "it is quantised already" and "idle" in again.quantized
+    assert not transconv.convert_(model, lambda m, name: name == "plain").converted
+
+
+def test_another_weight_without_calibration_is_an_error() -> None:
+    model = Standardised(4, 4, 3)
+    transconv.quantize_(model)
+    with pytest.raises(errors.Unsupported, match="passes another weight than the module's"):
+        model(torch.ones(1, 4, 5, 5))
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_state_and_casts(static: bool) -> None:
+    layer, x = nn.Conv2d(3, 5, 3), torch.randn(1, 3, 6, 6)
+    scale = {"input_scale": 0.03, "input_zero_point": 4} if static else {}
+    made = transconv.nn.QuantConv2d.from_float(layer, **scale)
+    want = made(x)
+    other = transconv.nn.QuantConv2d(3, 5, 3)
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(other(x), want) and torch.equal(pickle.loads(pickle.dumps(made))(x), want)
+    model = nn.Sequential(Causal(3, 3, 3))
+    transconv.quantize_(model)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert type(again[0]) is type(model[0]) and torch.equal(again(x[0, :, 0]), model(x[0, :, 0]))
+    half = copy.deepcopy(made).half()
+    assert half.bias.dtype is torch.float16 and half.weight_scale.dtype is torch.float32
+    assert half(x.half()).dtype is torch.float16
+    fp8 = transconv.nn.QuantConv2d.from_float(layer, kind="fp8").to("meta", torch.bfloat16)
+    assert fp8.weight.dtype is torch.float8_e4m3fn and fp8.weight.is_meta
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made(x).dtype is torch.bfloat16
+    assert "kind=int8, input_scale=" in repr(made)
+    assert not made(x.requires_grad_()).requires_grad and made(x[0]).shape == (5, 4, 4)
+
+
+class Int8WeightOnlyConfig:
+    """Stands for torchao's, which is told by its name."""
+
+    def __init__(self, group_size: int | None = None) -> None:
+        self.group_size = group_size
+
+
+def test_configurations_of_torchao() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    with pytest.raises(ValueError, match="group_size: expected None, .* got 32"):
+        transconv.quantize_(model, Int8WeightOnlyConfig(32))
+    with pytest.raises(ValueError, match="object means no quantised convolution; expected one of"):
+        transconv.quantize_(model, object())
+    with pytest.raises(ValueError, match="kind 'int4' is unknown"):
+        transconv.quantize_(model, "int4")
+    assert transconv.quantize_(model, Int8WeightOnlyConfig()).kind == "int8_weight_only"
+
+
+@pytest.mark.parametrize(("given", "reason"), [
+    ({"input_scale": 0.0}, "input_scale: expected one scale above 0, got 0.0"),
+    ({"input_scale": torch.ones(3)}, "input_scale: expected one scale above 0"),
+    ({"input_scale": 1.0, "input_zero_point": 128}, "input_zero_point: expected an integer from -128 to"),
+    ({"input_zero_point": 3}, "input_zero_point: expected an input_scale beside it"),
+    ({"input_scale": 1.0, "input_zero_point": 1, "kind": "fp8"}, "zero points are of integers, and"),
+    ({"input_scale": 1.0, "kind": "int8_weight_only"}, "inputs of int8_weight_only are not quantised")])
+def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(errors.TensorError, match=reason):
+        transconv.nn.QuantConv2d.from_float(nn.Conv2d(3, 3, 1), **given)
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Conv2d, got Own; transconv.quantize_ takes"):
+        transconv.nn.QuantConv2d.from_float(Own(3, 3, 1))
+
+
+def test_ranges() -> None:
+    scale, zero = ranged(torch.tensor(0.5), torch.tensor(2.55), KINDS["int8"])
+    assert float(scale) == pytest.approx(0.01) and zero is not None and int(zero) == -128
+    assert quantised(torch.tensor([0.0, 2.55, 9.0]), scale, zero, KINDS["int8"].weight).tolist() == [
+        -128, 127, 127]
+    scale, zero = ranged(torch.tensor(-896.0), torch.tensor(3.0), KINDS["fp8"])
+    assert float(scale) == 2 and zero is None

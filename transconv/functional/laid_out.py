@@ -1,0 +1,69 @@
+"""Launches that read copies of frozen weights in another order, made once (``transconv.inference``).
+
+A copy is found by the weight itself, at every launch: by its version and its address. What was written to
+is copied again, behind the launch that found the copy to be old. While a CUDA graph is captured the copies
+are made inside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from transconv.functional.launches import Launch
+from transconv.runtime import Apart, Plan, apart
+from transconv.torch_ops import frozen
+from transconv.torch_ops.route import current_device
+
+Tensor = torch.Tensor
+
+
+@dataclass(slots=True)
+class LaidOut:
+    """A launch. ``copied``: of each tensor that its plan copies first, the place among a launch's tensors,
+    and the plan without these copies; ``begins``: the start function of each of these plans."""
+
+    launch: Launch
+    plan: Plan | None = None  # that is divided
+    copied: list[tuple[int, Apart[Plan]]] = field(default_factory=list)
+    begins: dict[int, Callable[..., None]] = field(default_factory=dict)
+
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        """As ``Launch.start``; the copies of a weight that is registered and does not need a gradient are
+        made once."""
+        for place, halves in self.copied:
+            made = frozen.find(halves, tensors[place])
+            if made is not None:
+                self.rest(place, halves, tensors, made)
+                return
+        self.launch.start(tensors)
+        if self.plan is not self.launch.plan:
+            self.divide()
+        for place, halves in self.copied:
+            frozen.lay_out(halves, tensors[place])
+
+    def divide(self) -> None:
+        """Find what the plan that made a result copies."""
+        self.plan, names = self.launch.plan, self.launch.names
+        found = [None if self.launch.indexed else apart(self.plan, n) for n in names]
+        self.copied = [(place, halves) for place, halves in enumerate(found) if halves is not None]
+        self.begins.clear()
+
+    def rest(self, place: int, halves: Apart[Plan], tensors: Sequence[Tensor],
+             made: Sequence[Tensor]) -> None:
+        """Launch what is behind the copies."""
+        launch, copies = self.launch, [c.name for c in halves.copies]
+        if launch.begin is not None and current_device() == launch.device:
+            begin = self.begins.get(place)
+            if begin is None:
+                names = (*launch.names, *copies)
+                begin = halves.rest.starter(launch.device, launch.aligned, names)
+            if begin is not None:
+                self.begins[place] = begin
+                begin(*tensors, *made)
+                return
+        views = launch.views(tensors) | dict(zip(copies, made, strict=True))
+        with launch.on(tensors[place].device):
+            halves.rest.launch(**views)

@@ -1,0 +1,266 @@
+"""The scales and zero points of a quantised call: their checks, and the words of an epilogue for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from transconv.conv import Epilogue, why_not_multiplied
+from transconv.errors import ScheduleError, TensorError, Unsupported
+from transconv.ir import DTYPES as ROWS
+from transconv.ir import DType
+from transconv.torch_ops import arguments, execute
+from transconv.torch_ops.dispatch import Function
+
+Tensor = torch.Tensor
+Number = float | Tensor
+
+OPERANDS = ROWS.table(lambda t: t if t.operand and (t.bits == 8 or t.kind == "float") else None,
+                      key=lambda t: getattr(torch, t.torch))
+"""The element types of inputs and weights, by torch's types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Quantities:
+    """Scales and zero points, each a number or a tensor on the input's device. All may be one number;
+    ``weight_scale``, ``output_scale`` and ``output_zero_point`` also one for each output channel (oc,),
+    and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of the result, by default
+    float32. ``activation``: words of an epilogue before the result is quantised, such as "relu"."""
+
+    input_scale: Number = 1.0
+    weight_scale: Number = 1.0
+    output_scale: Number = 1.0
+    input_zero_point: Number = 0
+    weight_zero_point: Number = 0
+    output_zero_point: Number = 0
+    output_dtype: torch.dtype = torch.float32
+    activation: str = ""
+
+
+class Reads(NamedTuple):
+    """A tensor that a kernel reads beside the operands: its name there, the argument that it is (one of
+    Quantities' or the bias), and the type and shape that the kernel reads. ``number``: what the argument
+    is, if no tensor; ``casts``: whether it has to be copied in every call."""
+
+    name: str
+    argument: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    number: Tensor | None
+    casts: bool
+
+    def of(self, given: Tensor) -> Tensor:
+        """What the kernel is given for the argument."""
+        if self.number is not None:
+            return self.number
+        return given.detach().to(self.dtype).contiguous() if self.casts else given
+
+
+@dataclass(slots=True)
+class Words:
+    """The epilogue of a call: its text, and what it reads in the order of kernels."""
+
+    text: str
+    reads: tuple[Reads, ...]
+
+    @staticmethod
+    def of(call: Call) -> Words:
+        """In oneDNN's order. Raises TensorError, which names the argument."""
+        return _Writer(call).written()
+
+
+class Call(NamedTuple):
+    """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result."""
+
+    name: str
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    channels: tuple[int, int]
+    transposed: bool
+    quantities: Quantities
+
+
+class _Writer:
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.words: list[str] = []
+        self.reads: list[Reads] = []
+
+    def written(self) -> Words:
+        call, q = self.call, self.call.quantities
+        data, along = ("dst", "per_oc") if call.transposed else ("src", "per_ic")
+        inner, outer = call.channels
+        zeros = [self.zero(f"{data}_zero", "input_zero_point", call.input.dtype, inner),
+                 self.zero("wei_zero", "weight_zero_point", call.weight.dtype, 1)]
+        ahead = [f"zero:{n}{':' + along if r.shape[0] > 1 else ''}"
+                 for n, r in zip((data, "wei"), zeros, strict=True) if r is not None]
+        scales = [n for n, channels in (("input_scale", 1), ("weight_scale", outer))
+                  if self.read("", n, torch.float32, channels) is not None]
+        self.scale(scales, outer)
+        if call.bias is not None:
+            self.add("add", "bias", call.bias.dtype, outer)
+        if q.activation:
+            self.words.append(_activation(call.name, q.activation))
+        self.add("div", "output_scale", torch.float32, outer)
+        held = execute.RESULTS[q.output_dtype]
+        _check_zero(call.name, "output_zero_point", q.output_zero_point, held)
+        self.add("add", "output_zero_point", torch.int32, outer)
+        return Words("+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None)))
+
+    def zero(self, name: str, argument: str, held: torch.dtype, channels: int) -> Reads | None:
+        _check_zero(self.call.name, argument, getattr(self.call.quantities, argument), ROWS_OF[held])
+        found = self.read(name, argument, torch.int32, channels)
+        return found and found._replace(shape=(max(1, _count(found)),))
+
+    def scale(self, names: Sequence[str], outer: int) -> None:
+        """One factor is a word; of two the product is computed first."""
+        if len(names) < 2:
+            for name in names:
+                self.add("mul", name, torch.float32, outer)
+            return
+        first, second = (self.append(n, torch.float32, outer) for n in names)
+        self.words.append(f"fn(f32:{first},f32:{second}|acc*(arg0*arg1))")
+
+    def add(self, word: str, argument: str, dtype: torch.dtype, channels: int) -> None:
+        """The word with its argument; nothing for a number that changes nothing."""
+        mask = self.append(argument, dtype, channels)
+        if mask:
+            self.words.append(f"{word}:{ROWS_OF[dtype]}:{mask}")
+
+    def append(self, argument: str, dtype: torch.dtype, channels: int) -> str:
+        """Read the argument behind the others; the mask of a tensor of the result."""
+        found = self.read(f"arg{len(self.reads)}", argument, dtype, channels)
+        if found is None:
+            return ""
+        self.reads.append(found)
+        return "per_oc" if _count(found) > 1 else "common"
+
+    def read(self, name: str, argument: str, dtype: torch.dtype, channels: int) -> Reads | None:
+        """None for a number that changes nothing."""
+        call = self.call
+        given: Any = call.bias if argument == "bias" else getattr(call.quantities, argument)
+        if not isinstance(given, Tensor):
+            if given == getattr(_USUAL, argument):
+                return None
+            made = torch.full((1,), given, dtype=dtype, device=call.input.device)
+            return Reads(name, argument, dtype, _spread(1, call), made, False)
+        _check_shape(call.name, argument, given, channels)
+        casts = given.dtype is not dtype or not given.is_contiguous()
+        return Reads(name, argument, dtype, _spread(given.numel(), call), None, casts)
+
+
+_USUAL = Quantities()
+ROWS_OF = {getattr(torch, t.torch): t for t in ROWS.values() if t.torch and not t.within}
+
+
+def _spread(count: int, call: Call) -> tuple[int, ...]:
+    """The shape of one value for each channel of the result."""
+    return (1, count, *[1] * (call.input.dim() - 2))
+
+
+def _count(reads: Reads) -> int:
+    return reads.shape[1]
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantities) -> None:
+    """TensorError for arguments that are wrong whatever the shapes are."""
+    for what, t in (("input", input), ("weight", weight)):
+        if not isinstance(t, Tensor) or t.dtype not in OPERANDS:
+            raise TensorError(f"{name}: {what}: expected a tensor of {names(OPERANDS)}, got "
+                              f"{getattr(t, 'dtype', type(t).__name__)}")
+        if t.dim() != ndims + 2:
+            raise TensorError(f"{name}: {what}: expected {ndims + 2} dimensions, got {t.dim()}")
+    if not input.dtype.is_floating_point and weight.dtype.is_floating_point:
+        raise TensorError(f"{name}: weight: expected integers, as the input, got {weight.dtype}")
+    if reason := why_not_multiplied(OPERANDS[input.dtype], OPERANDS[weight.dtype]):
+        raise TensorError(f"{name}: weight: {reason}")
+    if q.output_dtype not in execute.RESULTS:
+        raise TensorError(f"{name}: output_dtype: expected one of {names(execute.RESULTS)}, got "
+                          f"{q.output_dtype}")
+    if bias is not None and (not isinstance(bias, Tensor) or not bias.dtype.is_floating_point):
+        raise TensorError(f"{name}: bias: expected floats, in real numbers, got "
+                          f"{getattr(bias, 'dtype', type(bias).__name__)}")
+    others = {"weight": weight, "bias": bias} | {f: getattr(q, f) for f in Quantities.__slots__}
+    for what, t in others.items():
+        if isinstance(t, Tensor) and t.device != input.device:
+            raise TensorError(f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
+                              f"got one on {t.device}")
+    for what in ("input_scale", "weight_scale", "output_scale"):
+        _check_scale(name, what, getattr(q, what))
+
+
+def wrong_number(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+                 groups: Any) -> TensorError:
+    """The error of the first of these that is neither an integer nor one for each dimension."""
+    for what, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding),
+                        ("dilation", dilation)):
+        worded = what == "padding" and isinstance(value, str) and not f.transposed
+        if arguments.ints(value, f.ndims) is None and not worded:
+            return TensorError(f"{f.name}: {what}: expected an integer, or {f.ndims} of them, got "
+                               f"{value!r}")
+    return TensorError(f"{f.name}: groups: expected an integer, got {groups!r}")
+
+
+def refuse_gradients(name: str, *tensors: Any) -> None:
+    """Unsupported where a gradient would be asked for."""
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+        raise Unsupported("quantized:gradient", f"{name} has no gradients; call it under torch.no_grad()")
+
+
+def _check_shape(name: str, what: str, given: Tensor, channels: int) -> None:
+    if given.numel() not in (1, channels) or given.dim() > 1:
+        also = f", or the shape ({channels},)" if channels > 1 else ""
+        raise TensorError(f"{name}: {what}: expected one number{also}, got {tuple(given.shape)}")
+
+
+def _check_number(name: str, what: str, given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TensorError(f"{name}: {what}: expected a number or a tensor, got {type(given).__name__}")
+
+
+def _check_scale(name: str, what: str, given: Number) -> None:
+    if isinstance(given, Tensor):
+        if not given.is_floating_point():
+            raise TensorError(f"{name}: {what}: expected floats, got {given.dtype}")
+        return
+    _check_number(name, what, given)
+    if not 0 < given < float("inf"):
+        raise TensorError(f"{name}: {what}: expected a scale above 0, got {given:g}")
+
+
+def _check_zero(name: str, what: str, given: Number, holds: DType) -> None:
+    if isinstance(given, Tensor):
+        if given.is_floating_point():
+            raise TensorError(f"{name}: {what}: expected integers, got {given.dtype}")
+    else:
+        _check_number(name, what, given)
+        if given == 0:
+            return
+    if holds.kind != "int":
+        raise TensorError(f"{name}: {what}: zero points are of integers, and this tensor is {holds}")
+    low, high = holds.limits
+    if not isinstance(given, Tensor) and (given != given // 1 or not low <= given <= high):
+        raise TensorError(f"{name}: {what}: expected an integer from {low} to {high}, the range of "
+                          f"{holds}, got {given:g}")
+
+
+def _activation(name: str, words: str) -> str:
+    try:
+        made = Epilogue.parse(words)
+    except ScheduleError as error:
+        raise TensorError(f"{name}: activation: {error}") from error
+    if made.operands or made.zeros:
+        raise TensorError(f"{name}: activation: expected functions of one value, got '{words}'")
+    return words
+
+
+def names(types: dict[torch.dtype, DType]) -> str:
+    """The types, as a list of words."""
+    return " ".join(str(t).removeprefix("torch.") for t in types)

@@ -1,0 +1,193 @@
+"""Convolution modules with quantised weights, for inference.
+
+Weights are integers or 8-bit floats with a scale for each output channel (quantized_kinds.py). Inputs have
+the scale that calibration found, or one of their own in every call. Results have the inputs' type, and no
+gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward of a
+subclass that ends in `_conv_forward` or `super().forward` goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from transconv.errors import Unsupported
+from transconv.torch_ops import exchange, quantized
+from transconv.torch_ops.autocast import autocast_dtype
+from transconv.torch_ops.quantized_kinds import (
+    KINDS,
+    Kind,
+    kind_named,
+    of_input,
+    quantised,
+    quantised_weight,
+    ranged,
+)
+
+Tensor = torch.Tensor
+
+__all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
+           "QuantConvTranspose3d"]
+
+
+BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point")
+"""What a quantised module keeps in types of its own, whatever the model is cast to."""
+
+
+class _Quantised:
+    """Mixin: the state of a quantised convolution, and its call."""
+
+    convolve: ClassVar[Callable[..., Tensor]]
+    kind: str
+
+    def __init__(self: Any, *args: Any, kind: str = "int8", **named: Any) -> None:
+        """Arguments of torch's module, and the kind; weights and scales are for a state dict to load."""
+        super().__init__(*args, **named)
+        self.quantise(kind_named(kind))
+
+    def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None) -> None:
+        """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
+        of each input its own."""
+        self.kind = kind.name
+        given = self._parameters.pop("weight")
+        weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
+        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero}
+        for name in BUFFERS:
+            self.register_buffer(name, found[name])
+        if self.bias is not None:
+            self._parameters["bias"] = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
+
+    @classmethod
+    def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
+                   input_zero_point: int | Tensor | None = None, kind: str = "int8") -> Any:
+        """A quantised copy of a convolution module of torch's. Without ``input_scale`` each input has a
+        scale of its own; ``input_zero_point`` is of int8 inputs, 0 by default. TypeError for another
+        module, ValueError for an unknown kind, TensorError for quantities that do not fit it."""
+        theirs = next(c for c, ours in OURS.items() if ours is cls)
+        if type(module) is not theirs and exchange.restored(type(module)) is not theirs:
+            raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
+                            f"{type(module).__name__}; transconv.quantize_ takes subclasses")
+        made: Any = copy.copy(module)
+        made.__class__ = cls
+        made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
+        how = kind_named(kind)
+        made.quantise(how, *of_input(cls.__name__, how, input_scale, input_zero_point, made.weight.device))
+        return made
+
+    def convolved(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+        """The quantised call of these numbers, which are those of ``convolve``."""
+        if weight is not self.weight:
+            raise Unsupported("quantized:weight", f"the forward of {type(self).__name__} passes another "
+                              "weight than the module's, which is quantised")
+        if input.dim() == len(self.kernel_size) + 1:
+            made: Tensor = self.convolved(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
+            return made
+        kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
+        with torch.no_grad():
+            if kind.input is None:
+                return self.convolve(  # type: ignore[no-any-return]
+                    input.to(result), weight, bias, *numbers, weight_scale=self.weight_scale,
+                    output_dtype=result)
+            scale, zero = self.input_scale, self.input_zero_point
+            if scale is None:
+                low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
+                scale, zero = ranged(low, high, kind)
+            given = {} if zero is None else {"input_zero_point": zero}
+            return self.convolve(  # type: ignore[no-any-return]
+                quantised(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
+                weight_scale=self.weight_scale, **given, output_dtype=result)
+
+    def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        """Casts of a model are for its float parameters: of the buffers only the device changes."""
+        kept = {n: t for n in BUFFERS if (t := self._buffers.get(n)) is not None}
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        for name, was in kept.items():
+            now = self._buffers[name]
+            if now.dtype != was.dtype:
+                self._buffers[name] = was.to(now.device)
+        return self
+
+    def _load_from_state_dict(self: Any, state: Any, prefix: str, *rest: Any) -> None:
+        """A state dict says whether inputs have one scale."""
+        for name in BUFFERS[2:]:
+            loaded = state.get(prefix + name)
+            if (loaded is None) != (self._buffers[name] is None):
+                self._buffers[name] = None if loaded is None else torch.empty_like(
+                    loaded, device=self.weight.device)
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
+
+    def extra_repr(self: Any) -> str:
+        shown: str = super().extra_repr()  # type: ignore[misc]
+        own = "" if KINDS[self.kind].input is None else (
+            ", input_scale=of each input" if self.input_scale is None else
+            f", input_scale={float(self.input_scale):.3g}")
+        return f"{shown}, kind={self.kind}{own}"
+
+
+class _Convolves(_Quantised):
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return self.convolved(  # type: ignore[no-any-return]
+            input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+
+class _ConvolvesTransposed(_Quantised):
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The transposed convolution of ``input``; see torch's module."""
+        output_padding = self.output_padding
+        if output_size is not None:
+            output_padding = tuple(self._output_padding(
+                input, output_size, self.stride, self.padding, self.kernel_size, len(self.kernel_size),
+                self.dilation))
+        return self.convolved(  # type: ignore[no-any-return]
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
+            self.dilation)
+
+
+class QuantConv1d(_Convolves, torch.nn.Conv1d):
+    """torch.nn.Conv1d, quantised: computed by transconv.quantized.conv1d."""
+
+    convolve = staticmethod(quantized.conv1d)
+
+
+class QuantConv2d(_Convolves, torch.nn.Conv2d):
+    """torch.nn.Conv2d, quantised: computed by transconv.quantized.conv2d."""
+
+    convolve = staticmethod(quantized.conv2d)
+
+
+class QuantConv3d(_Convolves, torch.nn.Conv3d):
+    """torch.nn.Conv3d, quantised: computed by transconv.quantized.conv3d."""
+
+    convolve = staticmethod(quantized.conv3d)
+
+
+class QuantConvTranspose1d(_ConvolvesTransposed, torch.nn.ConvTranspose1d):
+    """torch.nn.ConvTranspose1d, quantised: computed by transconv.quantized.conv_transpose1d."""
+
+    convolve = staticmethod(quantized.conv_transpose1d)
+
+
+class QuantConvTranspose2d(_ConvolvesTransposed, torch.nn.ConvTranspose2d):
+    """torch.nn.ConvTranspose2d, quantised: computed by transconv.quantized.conv_transpose2d."""
+
+    convolve = staticmethod(quantized.conv_transpose2d)
+
+
+class QuantConvTranspose3d(_ConvolvesTransposed, torch.nn.ConvTranspose3d):
+    """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
+
+    convolve = staticmethod(quantized.conv_transpose3d)
+
+
+OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]
+                          for name in __all__}
+"""The quantised class of each of torch's."""
+exchange.add_quantised(OURS.values())

@@ -1,0 +1,67 @@
+"""transconv::quantized_convolution: the operator that compilers see in the place of a quantised call.
+
+A quantity is a tensor, or where there is None a number; both in the order of ``QUANTITIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from transconv.torch_ops import arguments, dispatch, quantities, quantized_route
+from transconv.torch_ops.dispatch import Function
+from transconv.torch_ops.library import NUMBERS
+from transconv.torch_ops.operators import library, register_fake
+from transconv.torch_ops.requests import request
+
+Tensor = torch.Tensor
+
+QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ if f not in ("output_dtype", "activation"))
+
+library.define(f"quantized_convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, "
+               "Tensor?[] tensors, float[] numbers, ScalarType output_dtype, str activation) -> Tensor",
+               tags=(torch.Tag.pt2_compliant_tag,))
+operator: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.default
+
+
+def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
+         output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+    """A call that is traced, as the operator."""
+    q = quantities.Quantities(**given)
+    quantities.check(f.name, f.ndims, input, weight, bias, q)
+    parsed = dispatch.parse(f, stride, padding, output_padding, dilation, groups)
+    if parsed is None:
+        raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
+    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
+                          parsed[1], parsed[3], f.transposed, parsed[2], parsed[4])
+    values = [getattr(q, n) for n in QUANTITIES]
+    return operator(input, weight, bias, *p, [v if isinstance(v, Tensor) else None for v in values],
+                    [0.0 if isinstance(v, Tensor) else float(v) for v in values], q.output_dtype,
+                    q.activation)
+
+
+def _given(tensors: Sequence[Tensor | None], numbers: Sequence[float], output_dtype: torch.dtype,
+           activation: str) -> dict[str, Any]:
+    values = [n if t is None else t for t, n in zip(tensors, numbers, strict=True)]
+    return {**dict(zip(QUANTITIES, values, strict=True)), "output_dtype": output_dtype,
+            "activation": activation}
+
+
+def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
+             transposed: bool, output_padding: Any, groups: int, *said: Any) -> Tensor:
+    req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
+    given = _given(*said)
+    return quantized_route.find(req, input, weight, bias, given).route.run(input, weight, bias, given)
+
+
+def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
+          transposed: bool, output_padding: Any, groups: int, *said: Any) -> Tensor:
+    req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
+    return quantized_route.alone(req, input, weight, bias, _given(*said))
+
+
+register_fake("transconv::quantized_convolution", _fake, lib=library)
+for _key in ("CPU", "CUDA"):
+    library.impl("quantized_convolution", _forward, _key)
