@@ -44,10 +44,8 @@ from transconv.ir import (
 class Compute:
     """Axes and the steps over them. ``math``: the precision of products of f32 (tf32, tf32x3 or ieee);
     ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
-    operations on the sum.
-
-    ``part``: the stride phase, if several computations make one result. ``named``: the sizes that are
-    arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for the sum of partial
+    operations on the sum. ``part``: the stride phase, if several computations make one result. ``named``:
+    the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for the sum of partial
     sums; ``pack`` and ``unpack`` for copies of an operand and of a result (see schedule/packing.py)."""
 
     name: str
@@ -121,15 +119,13 @@ class Compute:
 
     @property
     def again(self) -> bool:
-        """Whether elements of a row are used more than once: in several sweeps, as in a norm, or by
-        several reductions."""
+        """Whether elements of a row are used more than once: in several sweeps, or by reductions."""
         ends = [s for sweep in self.sweeps.each for s in sweep.steps if isinstance(s, (Reduction, Write))]
         return len(ends) > 1
 
     @cached_property
     def streams(self) -> bool:
-        """Whether this is a map or a reduction: not a product, and not a copy or sum that belongs to
-        one."""
+        """Whether this is a map or a reduction: no product, and no copy or sum that belongs to one."""
         return self.factors is None and self.does == "compute"
 
     @cached_property
@@ -227,8 +223,7 @@ class Compute:
 
     @cached_property
     def reads_results(self) -> bool:
-        """Whether a step after the sum reads a tensor at the coordinates of the result, like a
-        residual."""
+        """Whether a step after the sum reads at the coordinates of the result, like a residual."""
         return any(isinstance(s, Read) and s.view.dims == self.c.dims for s in self.after)
 
     @cached_property

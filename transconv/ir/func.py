@@ -24,6 +24,11 @@ class Func(Node):
         """Whether this is a matrix product, which adds to its first argument."""
         return self.name in ("dot", "dot_async")
 
+    @property
+    def leaves(self) -> bool:
+        """Whether this leaves a part of what is reduced."""
+        return self.name == "partial"
+
     def __str__(self) -> str:
         words = ", ".join(f"{k}={v}" for k, v in self.attrs)
         return f"{self.name}[{words}]" if words else self.name

@@ -357,7 +357,7 @@ class _Guard(ExprMutator):
                      self.guarded(at.offset, at.mask))
 
     def mutate_FuncCall(self, at: FuncCall) -> Node:
-        if at.func.name == "partial":  # all points count that are in the axes
+        if at.func.leaves:  # all points count that are in the axes
             assert isinstance(at.args[1], Expr)
             kept = _roots(at.args[1], self.lets)
             own = [m for v, m in self.tails.items() if v not in self.summed or v in kept]

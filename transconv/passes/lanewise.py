@@ -116,7 +116,7 @@ class _Vectorise(Mutator):
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
         made: Stmt = self.generic(at)
-        if not isinstance(made, FuncCall) or made.func.name != "partial":
+        if not isinstance(made, FuncCall) or not made.func.leaves:
             return made
         _, offset, _, mask, _ = made.args
         assert isinstance(offset, Expr) and isinstance(mask, Expr)

@@ -31,7 +31,14 @@ from transconv.schedule.packing import (
     with_letter,
     without,
 )
-from transconv.schedule.partials import PROGRAM, carried, finishes, part_spaces, parts_of
+from transconv.schedule.partials import (
+    PROGRAM,
+    carried,
+    finishes,
+    part_spaces,
+    parts_of,
+    within_places,
+)
 from transconv.schedule.piles import pile
 from transconv.schedule.reducing import divided, kept, told, within
 from transconv.schedule.schedule import Block, Schedule
@@ -50,6 +57,6 @@ __all__ = [
     "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs",
     "proposing", "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
     "shared_bytes", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
-    "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within", "without",
-    "words", "words_table",
+    "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
+    "within_places", "without", "words", "words_table",
 ]

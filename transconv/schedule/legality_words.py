@@ -68,6 +68,7 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if sums of lanes may be added late, or at every step, as a schedule says; else the reason."""
     if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (

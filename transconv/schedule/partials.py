@@ -12,7 +12,7 @@ the partial sums tell. Parts are combined in a fixed order, so results are the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -49,6 +49,8 @@ from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
+
+FEWEST = 8  # values that a tile combines into a part, if there are as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +234,9 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     names = "_".join(w.view.tensor.name for w in group)
     finish = with_roles(Compute(f"{compute.name}_{names}_of_{shape}",
                                 tuple(order) or (Axis("one", 1, ""),), tuple(steps), compute.math))
-    parts = {*summed} or {x.name for x in finish.axes}  # none is there before there are tiles
+    parts = {axes[n] for n in summed} or {*order}  # none is there before there are tiles
     return replace(finish, axes=tuple(
-        replace(x, role="part") if x.name in parts else x for x in finish.axes))
+        replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
 
 
 def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[Along, ...],
@@ -252,7 +254,7 @@ def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
     """The view of a statistic over the second kernel's axes, which has none of one position."""
     coords = [d.coord.a if isinstance(d.coord, FloorDiv) else d.coord for d in write.view.dims]
     return View(write.view.tensor, tuple(
-        ViewDim(ZERO if isinstance(e, Var) and e.name not in axes else e) for e in coords))
+        ViewDim(e if not isinstance(e, Var) or axes.get(e.name) else ZERO) for e in coords))
 
 
 def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | None:
@@ -265,11 +267,47 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
             return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
         if c.regs:
             return f"{name} reduces lanes, regs={c.regs} writes positions out"
-        kept = stat.kept(w) or {}
-        across = [next((b for b in blocks if not is_within(b, kept, compute)), None)
-                  for blocks in sides(compute, c)]
-        if across and None not in across and across[0] is not None and compute.factors is not None:
-            crossed = next(a for a in across[0].axes if a in kept)
-            return (f"{name} keeps {crossed}, and block {across[0]} crosses its positions; expected a "
-                    f"block within one position of {crossed}")
+        if compute.factors is not None and (reason := _why_not_smaller(w, c, compute)):
+            return f"{name} {reason}"
     return None
+
+
+def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
+    """The reason if tiles leave nearly as many parts as they have values."""
+    kept = stat.kept(write) or {}
+    groups = sides(compute, c)
+    crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
+    combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
+                    for b in blocks)
+    free = [x for x in compute.axes if x.name not in kept and compute.kind(x.name) != "K"]
+    if combined >= min(FEWEST, prod(x.size for x in free)):
+        return None
+    for blocks, block in zip(groups, crossing, strict=True):
+        if block is not None and _is_mixed(blocks, kept):
+            crossed = next(a for a in block.axes if a in kept)
+            return (f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
+                    f"one position of {crossed}")
+    return (f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
+            f"{' '.join(x.name for x in free)}")
+
+
+def _is_mixed(blocks: Sequence[Block], kept: dict[str, int]) -> bool:
+    """Whether a side has axes that a statistic does not keep."""
+    return any(a not in kept for b in blocks for a in b.axes)
+
+
+def within_places(schedule: Schedule, compute: Compute) -> Schedule:
+    """The schedule with blocks that cross no kept position of a statistic: of its axes those inside, or
+    else outside of what is kept."""
+    for w in compute.statistics:
+        kept = stat.kept(w) or {}
+        for blocks in sides(compute, schedule):
+            for b in blocks if _is_mixed(blocks, kept) else ():
+                if not is_within(b, kept, compute):
+                    own = [i for i, a in enumerate(b.axes) if a in kept]
+                    axes = b.axes[own[-1] + 1:] or b.axes[:own[0]]
+                    made = [replace(b, axes=axes)] if axes else []
+                    at = schedule.blocks.index(b)
+                    schedule = replace(schedule, blocks=(
+                        *schedule.blocks[:at], *made, *schedule.blocks[at + 1:]))
+    return schedule
