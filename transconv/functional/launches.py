@@ -76,8 +76,8 @@ class Launch:
     """A plan of a workload on one kind of device, and what starts it without asking once it has run
     there. ``computes``: what it computes, as texts say it."""
 
-    __slots__ = ("aligned", "begin", "computes", "device", "indexed", "memory", "names", "of", "plan",
-                 "sized", "sizes")
+    __slots__ = ("agreed", "aligned", "begin", "computes", "device", "indexed", "memory", "names", "of",
+                 "plan", "sized", "sizes")
 
     def __init__(self, workload: Workload, computes: Sequence[Compute], device: torch.device,
                  aligned: bool, mode: str) -> None:
@@ -85,6 +85,7 @@ class Launch:
         self.memory = [_memory(t) for t in tensors]
         self.names = tuple(t.name for t in tensors)
         self.of = self  # whose plan it is
+        self.agreed = False  # a result was that of torch: see proof.py
         self.sizes: Mapping[str, int] | None = None
         self.sized: dict[tuple[int, ...], Launch] = {}
         self.aligned = aligned

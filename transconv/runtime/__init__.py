@@ -20,11 +20,13 @@ from transconv.runtime.readiness import (
     ready,
     state,
 )
+from transconv.runtime.registry import Chosen, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "COMPILING", "Carried", "Choose", "Copy", "NEVER", "Plan", "Planned", "Prepared",
-    "Question", "Step", "apart", "build", "build_compute", "check_indices", "collecting", "forget",
+    "Apart", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "NEVER", "Plan", "Planned", "Prepared",
+    "Question", "Registry", "Step", "apart", "build", "build_compute", "check_indices", "collecting",
+    "forget",
     "header", "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan",
     "plan_steps", "prepare", "ready", "replan", "state", "unpack",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from transconv.compute.library.any_size import counted
 from transconv.compute.library.formula import Formula, Gradient, held, lines
 from transconv.compute.library.page import Page, Placed, Strided
 
@@ -51,11 +52,15 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     page = _page(names, x, rows, features, w, b, y)
     axes = _axes(page, row)
     over = _axes(page, " ".join(c for c in page.classes if all(names[d] != c for d in features)))
-    words = {"k": axes, "over": over, "count": float(page.count(*row.split())), "eps": float(eps)}
-    text = page.text(name, *lines(MOMENTS), *_affine("d * r", w, b),
+    words = {"k": axes, "over": over, "count": counted(page, *row.split()), "eps": float(eps)}
+    text = page.sized(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
+<<<<<<< HEAD
     back = [*lines(SAVED), *by_w, *lines("""
+=======
+    back = page.sized(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
+>>>>>>> main
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - a - h*c) * r""")]
@@ -84,12 +89,17 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
     rank = len(x.shape)
     page = _page(["n"] * (rank - count) + ["k"] * count, x, range(rank - count),
                  range(rank - count, rank), w, None, y or x.like())
-    words = {"over": page["n"], "count": float(page.count("k")), "eps": float(eps)}
-    text = page.text("rms_norm", *lines("""read x = {X}
+    words = {"over": page["n"], "count": counted(page, "k"), "eps": float(eps)}
+    text = page.sized("rms_norm", *lines("""read x = {X}
         let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
+<<<<<<< HEAD
     back = [*saved, "read w = {W}" if w else "", "let u = g*w" if w else "let u = g", *lines("""
+=======
+    back = page.sized("rms_norm_gradient", *saved, "read w = {W}" if w else "",
+                     "let u = g*w" if w else "let u = g", *lines("""
+>>>>>>> main
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r""")]
     gradients, together = _gradients(page, "rms_norm", back, saved, w, None, words)
@@ -134,6 +144,10 @@ def _gradients(page: Page, name: str, back: Sequence[str], saved: Sequence[str],
     sums = ["let dw = sum(g*h; {over})" if w else "", "let db = sum(g; {over})" if b else "",
             "store {dW} = dw" if w else "", "store {dB} = db" if b else ""]
     of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
+<<<<<<< HEAD
     alone = page.text(f"{name}_affine_gradient", *(saved if w else ["read g = {G}"]), *sums, **words)
     whole = page.text(f"{name}_gradients", *back, *sums, **words)
     return (of_x, Gradient(alone, of)), Gradient(whole, {**of_x.of, **of})
+=======
+    return [Gradient(page.sized(f"{name}_affine_gradient", *steps, **words), of)]
+>>>>>>> main
