@@ -133,21 +133,14 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
                             numbers, any(wanted))
         shapes = {name: Memory(tuple(m.shape), m.stride(), m.dtype)
                   for name, m in zip(formula.results, metas, strict=True)}
-<<<<<<< HEAD
-        real = {name: ints(tensors[i].shape) for name, i in zip(formula.given, places, strict=True)}  # type: ignore[union-attr]
-        forward = _step(formula, formula.text, shapes, real, {})
-        chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
-        whole = formula.together
-        gradients = formula.gradients if whole is None or chosen < {*whole.of.values()} else (whole,)
-        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of)) for g in gradients)
-=======
         there = [Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors if t is not None]
         memory = dict(zip(formula.given, there, strict=True))
         real = {name: m.shape for name, m in memory.items()}
         forward = _step(formula, formula.text, shapes, real, {}, any_size)
-        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size)
-                         for g in formula.gradients)
->>>>>>> main
+        chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
+        whole = formula.together
+        gradients = formula.gradients if whole is None or chosen < {*whole.of.values()} else (whole,)
+        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size) for g in gradients)
     except IndexError as error:
         tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:

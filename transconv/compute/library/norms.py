@@ -56,11 +56,7 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     text = page.sized(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
-<<<<<<< HEAD
     back = [*lines(SAVED), *by_w, *lines("""
-=======
-    back = page.sized(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
->>>>>>> main
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - a - h*c) * r""")]
@@ -77,7 +73,7 @@ def _by_features(page: Page, shifted: bool, words: dict[str, object]) -> str:
     group, images = (f"; {page[c]})" if page.classes[c] else "" for c in "en")
     a, c = (f"sum(w*{v}{group}" if group else f"w*{v}" for v in ("s", "t"))
     dw, db = (f"sum({v}{images}" if images else v for v in ("t", "s"))
-    return page.text("group_norm_gradients", *lines(SAVED), "read w = {W}", "let s = sum(g; {inner})",
+    return page.sized("group_norm_gradients", *lines(SAVED), "read w = {W}", "let s = sum(g; {inner})",
                      "let t = sum(g*h; {inner})", f"let a = {a} / {{count}}", f"let c = {c} / {{count}}",
                      "store {dX} = (g*w - a - h*c) * r", f"let dw = {dw}", f"let db = {db}" * shifted,
                      "store {dW} = dw", "store {dB} = db" * shifted, **words | {"inner": page["k"]})
@@ -94,12 +90,7 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
         let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
-<<<<<<< HEAD
     back = [*saved, "read w = {W}" if w else "", "let u = g*w" if w else "let u = g", *lines("""
-=======
-    back = page.sized("rms_norm_gradient", *saved, "read w = {W}" if w else "",
-                     "let u = g*w" if w else "let u = g", *lines("""
->>>>>>> main
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r""")]
     gradients, together = _gradients(page, "rms_norm", back, saved, w, None, words)
@@ -138,16 +129,12 @@ def _gradients(page: Page, name: str, back: Sequence[str], saved: Sequence[str],
                words: dict[str, object]) -> tuple[tuple[Gradient, ...], Gradient | None]:
     """The gradient of x, that of scale and shift, which are summed over the rows, and all in one text.
     ``back``: the steps of the first; ``saved``: those that both begin with."""
-    of_x = Gradient(page.text(f"{name}_gradient", *back, **words), {"dX": "X"})
+    of_x = Gradient(page.sized(f"{name}_gradient", *back, **words), {"dX": "X"})
     if not (w or b):
         return (of_x,), None
     sums = ["let dw = sum(g*h; {over})" if w else "", "let db = sum(g; {over})" if b else "",
             "store {dW} = dw" if w else "", "store {dB} = db" if b else ""]
     of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
-<<<<<<< HEAD
-    alone = page.text(f"{name}_affine_gradient", *(saved if w else ["read g = {G}"]), *sums, **words)
-    whole = page.text(f"{name}_gradients", *back, *sums, **words)
+    alone = page.sized(f"{name}_affine_gradient", *(saved if w else ["read g = {G}"]), *sums, **words)
+    whole = page.sized(f"{name}_gradients", *back, *sums, **words)
     return (of_x, Gradient(alone, of)), Gradient(whole, {**of_x.of, **of})
-=======
-    return [Gradient(page.sized(f"{name}_affine_gradient", *steps, **words), of)]
->>>>>>> main
