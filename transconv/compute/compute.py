@@ -46,8 +46,7 @@ class Compute:
     ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
     operations on the sum. ``part``: the stride phase, if several computations make one result. ``named``:
     the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for
-    the sum of partial sums; ``pack`` and ``unpack`` for copies of an operand and of a result (see
-    schedule/packing.py)."""
+    partial sums; ``pack`` and ``unpack`` for copies of an operand and a result (schedule/packing.py)."""
 
     name: str
     axes: tuple[Axis, ...]

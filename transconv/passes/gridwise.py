@@ -58,7 +58,7 @@ from transconv.ir import (
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, counted, simple, unpack
-from transconv.schedule import PROGRAM, Block, Schedule, carried
+from transconv.schedule import Block, Schedule
 from transconv.simplify import Facts, facts_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
@@ -184,9 +184,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
-    if carried(compute, schedule):
-        body = For(PROGRAM, programs, replace(body, kind="dealt", start=PROGRAM), "grid")
-    return replace(kernel, body=body)
+    return replace(kernel, body=partials.dealt(body, schedule, compute))
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
@@ -358,11 +356,10 @@ class _Guard(ExprMutator):
 
     def mutate_FuncCall(self, at: FuncCall) -> Node:
         if at.func.leaves:  # all points count that are in the axes
-            assert isinstance(at.args[1], Expr)
-            kept = _roots(at.args[1], self.lets)
-            own = [m for v, m in self.tails.items() if v not in self.summed or v in kept]
-            ends = dict.fromkeys(p for m in own for p in conjuncts(m))
-            return FuncCall(at.func, (*at.args[:3], all_of([*ends]), at.args[4]))
+            kept = {v for e in at.args[1:2] if isinstance(e, Expr) for v in _roots(e, self.lets)}
+            ends = [p for v, m in self.tails.items() if v in kept or v not in self.summed
+                    for p in conjuncts(m)]
+            return FuncCall(at.func, (*at.args[:3], all_of([*dict.fromkeys(ends)]), at.args[4]))
         if at.func is not ATOMIC_ADD:
             return at
         tensor, offset, value, mask = at.args

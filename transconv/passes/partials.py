@@ -50,7 +50,7 @@ from transconv.ir import (
     seq,
     substitute,
 )
-from transconv.schedule import Schedule, parts_of
+from transconv.schedule import PROGRAM, Schedule, carried, parts_of
 
 
 def left(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
@@ -74,6 +74,13 @@ class _Left(Mutator):
         assert isinstance(tensor, Tensor)
         view, count = self.found[tensor]
         return FuncCall(at.func, (view.tensor, view.offset(), value, mask, count))
+
+
+def dealt(grid: For, schedule: Schedule, compute: Compute) -> For:
+    """The grid as programs that compute several tiles each, where these carry statistics through them."""
+    if not carried(compute, schedule):
+        return grid
+    return For(PROGRAM, grid.programs, replace(grid, kind="dealt", start=PROGRAM), "grid")
 
 
 def begun(kernel: Kernel, positions: Mapping[Var, tuple[Expr, Expr]]) -> Kernel:

@@ -114,11 +114,11 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
     if carried(compute, schedule):
         count = schedule.programs
         own = Axis(fresh("carried", compute.names.all), count, "")
-        lanes = [_of_axis(x, kept) for x in compute.axes if x.name in kept and x.size > 1]
+        lanes = [_of_axis(compute.axis(a), kept) for a, n in compute.sizes.items() if a in kept and n > 1]
         return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
     points = stat.points(compute)
-    lone = [x for x in compute.axes if x.name in points and x.size > 1
-            and ((block := schedule.block_of(x.name)) is None or block.extent == 1)]
+    lone = [compute.axis(a) for a, n in points.items() if n > 1
+            and ((block := schedule.block_of(a)) is None or block.extent == 1)]
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
     lanes = []
