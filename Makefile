@@ -65,10 +65,14 @@ matrix: $(ready) $(NEWEST)/ready
 	PYTHONPATH=$(NEWEST) $(PYTHON) -m pytest -q tests/backend_triton/test_triton_interpreter.py \
 	    tests/torch_ops/test_interpreted.py
 
+# Two workers get whole files, in the order of tests/conftest.py. Their many child processes share what
+# Python compiles, also where the environment forbids to write it.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
 	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
-	$(PYTHON) -m pytest -q tests -m "not gpu and not slow" -n 2 --dist loadfile
+	$(PYTEST) -m "not gpu and not slow"
 
 lint: $(ready)
 	$(PYTHON) -m ruff check .
@@ -81,7 +85,7 @@ docs: $(ready)
 
 # Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants
-	$(PYTHON) -m pytest -q tests -m "slow and not gpu" -n 2 --dist loadfile
+	$(PYTEST) -m "slow and not gpu"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	$(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500

@@ -3,7 +3,7 @@
     python -m bench.fit sweep.csv more.csv          table of first/best, and the leave-one-out check
     python -m bench.fit --fit sweep.csv more.csv    search for better constants first
 
-A sweep has the columns problem, prop, schedule, us; ``cudnn`` as schedule is the reference, an empty
+A sweep has the columns problem, direction, schedule, us; ``cudnn`` as schedule is the reference, an empty
 ``us`` means refused. The last file that has a schedule counts. Numbers are ratios of times, the best
 measured schedule over the one that the estimate puts first among the measured ones. The constants of
 the H200 were fitted to bench/results/h200_sweep_boxes.csv and bench/results/h200_sweep_gather.csv.
@@ -22,7 +22,7 @@ from transconv.cost import Work, count
 from transconv.cost import model as cost
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Constants, Target
-from transconv.tuning.table import read as read_table
+from transconv.tuning.session import read_log
 
 REFERENCE = "cudnn"
 NOT_FITTED = ("latency_ns", "late_access_ns", "scatter_ns", "copy_us", "baton_ns", "meeting_us",
@@ -65,10 +65,10 @@ def read(paths: Iterable[Path], target: Target, whole: Iterable[Path] = ()) -> l
     found: dict[tuple[str, str], dict[str, float]] = {}
     whole = set(whole)
     for path in [*whole, *paths]:
-        for row in read_table(path):
-            if row["us"] and not (path in whole and "split_k" in row["config"]):
-                group = found.setdefault((row["problem"], row["prop"]), {})
-                group[row["config"]] = float(row["us"])
+        for row in read_log(path):
+            if row["us"] and not (path in whole and "split_k" in row["schedule"]):
+                group = found.setdefault((row["problem"], row["direction"]), {})
+                group[row["schedule"]] = float(row["us"])
     groups = [_group(*key, times, target) for key, times in found.items()]
     return [g for g in groups if g.samples]
 

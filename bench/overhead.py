@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import transconv
 from bench import overhead_functional
 from bench.environment import at_hand, versions
+from bench.overhead_functional import MODES
 from bench.overhead_parts import parts
 from transconv.cli import ranges
 from transconv.tuning.table import Table
@@ -39,7 +40,6 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]] 
     "conv3d": ((1, 8, 4, 4, 4), (8, 8, 3, 3, 3), False, {"padding": 1}),
     "conv_transpose2d": ((1, 16, 8, 8), (16, 16, 2, 2), False, {"stride": 2}),
 }
-MODES = ("no grad", "grad", "forward+backward")
 
 
 def sync(device: str) -> None:
@@ -148,15 +148,16 @@ def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
 
 
 def measure_functional(table: Table, name: str, device: str, calls: int, bursts: int) -> None:
-    """Warm calls of one function of ``transconv.functional``, with and without gradients to come."""
+    """Warm calls of one function of ``transconv.functional``, in all modes."""
     with overhead_functional.launched(device):
-        for mode in MODES[:2]:
-            seen = compare(overhead_functional.sides(name, device, mode), calls, bursts, device)
+        for mode in MODES:
+            count = max(1, calls // 3) if mode == MODES[2] else calls
+            seen = compare(overhead_functional.sides(name, device, mode), count, bursts, device)
             base = median(seen["torch"])
             for side, values in seen.items():
                 row = {"case": name, "mode": mode if device == "cuda" else f"{mode}, no launch",
                        "side": side, "median_us": median(values), "best_us": min(values),
-                       "ratio": median(values) / base, "calls": calls * bursts, "fallback": "",
+                       "ratio": median(values) / base, "calls": count * bursts, "fallback": "",
                        **versions()}
                 table.add(row)
                 print(f"{name:<18} {row['mode']:<17} {side:<24} {row['median_us']:8.2f} us "

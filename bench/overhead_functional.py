@@ -31,14 +31,16 @@ from transconv.torch_ops.route import current_device
 Call = Callable[[], object]
 
 SHAPE = (4, 64)
-# name -> what is called on an input, a weight and a bias of its last axis, ours and the framework's
-CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "softmax": (lambda x, w, b: ours.softmax(x, 1), lambda x, w, b: F.softmax(x, 1)),
+MODES = ("no grad", "grad", "forward+backward")
+# name -> what is called on an input, a weight and a bias of its last axis, ours and the framework's, and
+# how many of them are read
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "softmax": (lambda x, w, b: ours.softmax(x, 1), lambda x, w, b: F.softmax(x, 1), 1),
     "layer_norm": (lambda x, w, b: ours.layer_norm(x, SHAPE[1:], w, b),
-                   lambda x, w, b: F.layer_norm(x, SHAPE[1:], w, b)),
+                   lambda x, w, b: F.layer_norm(x, SHAPE[1:], w, b), 3),
     "rms_norm": (lambda x, w, b: ours.rms_norm(x, SHAPE[1:], w),
-                 lambda x, w, b: F.rms_norm(x, SHAPE[1:], w)),
-    "sum": (lambda x, w, b: ours.sum(x, 1), lambda x, w, b: torch.sum(x, 1)),
+                 lambda x, w, b: F.rms_norm(x, SHAPE[1:], w), 2),
+    "sum": (lambda x, w, b: ours.sum(x, 1), lambda x, w, b: torch.sum(x, 1), 1),
 }
 GENERATED = {  # texts of the sizes that networks have
     "softmax 8192x4096": """compute softmax
@@ -76,19 +78,23 @@ GENERATED = {  # texts of the sizes that networks have
 
 
 def sides(name: str, device: str, mode: str) -> dict[str, Call]:
-    """The calls of one function in one mode, ours warm. ``grad``: with gradients to come."""
+    """The calls of one function in one mode, ours warm. ``grad``: with gradients to come;
+    ``forward+backward``: with gradients of all tensors that the function reads."""
     given = [torch.randn(s, device=device) for s in (SHAPE, SHAPE[1:], SHAPE[1:])]
-    if mode == "grad":
+    if mode != "no grad":
         given = [t.requires_grad_() for t in given]
-    mine, theirs = CASES[name]
+    mine, theirs, reads = CASES[name]
+    g = torch.randn_like(theirs(*given))
 
     def call(f: Callable[..., Any]) -> Call:
         def run() -> object:
-            with torch.set_grad_enabled(mode == "grad"):
-                return f(*given)
+            with torch.set_grad_enabled(mode != "no grad"):
+                made = f(*given)
+                return torch.autograd.grad(made, given[:reads], g) if mode == MODES[2] else made
         return run
 
-    call(mine)()
+    for _ in range(3):  # the first calls make entries
+        call(mine)()
     return {"torch": call(theirs), "transconv": call(mine)}
 
 

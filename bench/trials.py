@@ -1,6 +1,6 @@
 """``python -m bench trials``: how good the first trials of the ranking are, and what compiling takes.
 
-Reads logs of ``python -m transconv tune`` (and sweeps: problem, prop, schedule, us), and measures
+Reads logs of ``python -m transconv tune`` (and sweeps: problem, direction, schedule, us), and measures
 nothing. Shares are those of the best time that the log has for the row: 0.95 means 5% slower. The
 order of trials is that of the estimate now, so that a change of the estimate shows at once.
 """
@@ -23,8 +23,8 @@ from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice, nearest, rows
 from transconv.target import Target
-from transconv.tuning.session import Job
-from transconv.tuning.table import Row, number, read
+from transconv.tuning.session import Job, read_log
+from transconv.tuning.table import Row, number
 
 COUNTS = (1, 4, 8, 16)
 REFERENCE = "cudnn"  # a sweep's row of another library
@@ -59,12 +59,12 @@ def collect(found: Iterable[Row], target: Target) -> list[Tried]:
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in found:
         if number(row, "us") and row.get("verdict", "right") == "right" and (
-                row["config"] != REFERENCE):
-            groups.setdefault((row["problem"], row["prop"], row.get("epilogue", "")), []).append(row)
+                row["schedule"] != REFERENCE):
+            groups.setdefault((row["problem"], row["direction"], row.get("behind", "")), []).append(row)
     made = []
-    for (text, prop, epilogue), mine in groups.items():
+    for (text, direction, behind), mine in groups.items():
         problem = replace(ConvProblem.parse(text), name="")
-        job = Job(ConvWorkload(problem, Prop(prop), Epilogue.parse(epilogue)))
+        job = Job(ConvWorkload(problem, Prop(direction), Epilogue.parse(behind)))
         tried = _tried(job, mine, target)
         if tried is not None:
             made.append(tried)
@@ -78,7 +78,7 @@ def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     explored = []
     for row in mine:
         try:
-            schedule = Schedule.parse(row["config"])
+            schedule = Schedule.parse(row["schedule"])
             fitted = [choice.fitted(schedule, a, target) for a in phases]
             if not all(choice.believable(c, a, target)
                        for c, a in zip(fitted, phases, strict=True)):
@@ -94,7 +94,7 @@ def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     ranked = sorted((c for c in times if c not in explored), key=lambda c: guesses[c])
     assert isinstance(job.workload, ConvWorkload)
     layer, = from_problems([job.workload.problem], "")
-    return Tried(job, layer.kind, mine[0].get("direction") or job.workload.direction, times,
+    return Tried(job, layer.kind, mine[0].get("layer_direction") or job.workload.direction, times,
                  tuple(ranked), tuple(explored))
 
 
@@ -170,7 +170,7 @@ def seconds(found: Iterable[Row]) -> str:
     for row in found:
         lower, triton = number(row, "lower_s"), number(row, "triton_s")
         if lower is not None and triton is not None:
-            groups.setdefault(_path(row["config"]), []).append((lower, triton))
+            groups.setdefault(_path(row["schedule"]), []).append((lower, triton))
     lines = []
     for name, pairs in sorted(groups.items()):
         cells = [f"{median(v):.2f} / {sorted(v)[int(0.9 * (len(v) - 1))]:.2f} / {max(v):.2f}"
@@ -231,10 +231,10 @@ def arguments(made: argparse.ArgumentParser) -> None:
 
 def main(options: Namespace) -> int:
     """Print the document. Raises ValueError if the logs hold nothing."""
-    found = [row for path in options.logs for row in read(Path(path))]
+    found = [row for path in options.logs for row in read_log(Path(path))]
     if not found:
         raise ValueError(f"{', '.join(options.logs)}: the logs are empty; expected those of tune")
-    if lacks := {"problem", "prop", "config", "us"} - set(found[0]):
+    if lacks := {"problem", "direction", "schedule", "us"} - set(found[0]):
         raise ValueError(f"{options.logs[0]} is no log of tune: it has no column "
                          f"{', '.join(sorted(lacks))}")
     target = target_of(found)

@@ -1,13 +1,14 @@
-"""The suite's environment, set before anything reads it: verified IR, a cache of its own, and,
-where there is no GPU, no tuned configs, and Triton's interpreter (it looks at its variable when it
-is imported)."""
+"""The suite's environment, set before anything reads it: IR is verified after every pass, caches are the
+suite's own, and without a GPU no tuned rows are used and Triton interprets kernels (it reads its variable
+when it is imported)."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,25 @@ os.environ.setdefault("TRANSCONV_VERIFY", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
-# Workers inherit what the process that starts them has set: verdicts of one are not for the others.
+# Workers inherit the environment of the process that starts them, but each needs a cache of its own.
 if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
     os.environ["TRANSCONV_CACHE"] = FOLDER.name
 
 ROOT = Path(__file__).parent.parent
+# Files with few tests that take long. Workers get them first, so that none ends with one of them.
+LONGEST = tuple(f"tests/{name}.py" for name in (
+    "docs/test_build", "docs/test_notebooks", "docs/test_pages", "test_release", "test_readme",
+    "test_tune_session", "test_stopping", "test_without_libraries", "standalone/test_python_files",
+    "standalone/test_machine_code", "bench/test_bench_dropin", "bench/test_bench_report",
+    "bench/test_bench_ablation", "bench/test_bench_graphs", "bench/test_bench_issues",
+    "bench/test_bench_sizes", "verify/test_bisect", "verify/test_fuzz", "verify/test_fuzz_compute",
+    "verify/test_matrix", "verify/test_mutants", "verify/test_check", "verify/test_planted",
+    "graph/test_any_size", "graph/test_drawn", "graph/test_schedules", "torch_ops/test_any_size",
+    "torch_ops/test_docs", "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
+    "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
+    "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
+    "backend_triton/test_triton_interpreter"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``."""
+    """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
+    several workers, files that take long come first, so that all workers end at about the same time."""
     seen: Counter[str] = Counter()
     for item in items:
         every = item.get_closest_marker("every")
@@ -40,20 +55,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if every is not None and seen[name] % every.args[0]:
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def few_threads() -> Iterator[None]:
-    """Small problems: threads would only wait for each other."""
+    """Problems are small, so that more threads would be slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_compilers() -> Iterator[None]:
+    """Offline compiles of all tests share child processes, whose start takes longer than most compiles."""
+    from transconv.backend_triton import offline
+
+    made, idle = offline._child, defaultdict(list)
+
+    @contextmanager
+    def kept(triton: Path | None) -> Iterator[offline.Child]:
+        child = idle[triton].pop() if idle[triton] else made(triton)
+        try:
+            yield child
+        finally:
+            idle[triton].append(child)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline, "_child", kept)
+        yield
+    for children in idle.values():
+        for child in children:
+            child.close()
+
+
 @pytest.fixture(autouse=True)
 def own_switches() -> Iterator[None]:
-    """A trial of the fuzzer switches passes for its process: not for the tests after it."""
+    """A trial of the fuzzer switches passes for its process, which must not affect the next tests."""
     from transconv import knobs
 
     before = os.environ.get(knobs.passes.name)
@@ -66,7 +106,7 @@ def own_switches() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache folder of the test's own, and no tuned row: what ships is another test's matter."""
+    """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler
     from transconv.disk_cache import files as keep
     from transconv.selection import store

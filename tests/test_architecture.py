@@ -1,8 +1,9 @@
-"""The house keeps its plan: layers, words that must not occur, sizes, and what importing costs."""
+"""The architecture: layers of packages, words that must not occur, sizes of files, costs of imports."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -15,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transconv"
 
-# Rooms, lowest first; a module may import its own room and those before it. Rooms of one line do not
-# know each other.
+# The packages, lowest first; a module may import its own package and those of earlier lines. Packages of
+# one line do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "knobs", "version"),
     ("ir", "disk_cache"),
@@ -39,13 +40,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
-# Files below the torch border that may import torch or triton, inside of functions.
+# Files below torch_ops that may import torch or triton, inside functions.
 LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "runtime/trust.py",
         "compute/sampled.py", "compute/sampled_statistics.py", "conv/sampling.py", "conv/spotcheck.py",
         "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py",
         "backend_triton/compiled.py")
-# Files above the compiler that are about tensors from their first line on.
+# Files above the compiler that import torch at the top, because they are about tensors.
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/case.py", "verify/computation.py",
            "verify/timed.py", "tuning/timing.py")
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
@@ -59,7 +60,13 @@ def layer_of(path: Path) -> str:
     return relative(path).split("/")[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     """Every imported module, and whether it is imported when the file is (not in a function, not
     for types alone)."""
     def visit(at: ast.AST, early: bool) -> Iterator[tuple[str, bool]]:
@@ -78,56 +85,56 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                             for a in child.names)
             else:
                 yield from visit(child, early)
-    yield from visit(ast.parse(path.read_text()), True)
+    return tuple(visit(tree_of(path), True))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_layers(path: Path) -> None:
-    own = layer_of(path)
-    assert own in RANK, f"{relative(path)} is in no layer; add it to LAYERS"
-    for name, _ in imports(path):
-        if name.startswith("transconv."):
-            other = name.split(".")[1]
-            below = RANK.get(other, 99) < RANK[own] or other == own
-            assert below, f"{relative(path)} imports {name} from above, or from beside"
+def test_every_file_is_in_a_layer() -> None:
+    assert not [relative(p) for p in SOURCES if layer_of(p) not in RANK], "add it to LAYERS"
 
 
-# Their modules import torch when they are imported: each is asked for by its own name.
+def test_layers() -> None:
+    """No module imports one of a layer above, nor of another package of its layer."""
+    found = [f"{relative(path)} imports {name}" for path in SOURCES for name, _ in imports(path)
+             if name.startswith("transconv.") and name.split(".")[1] != layer_of(path)
+             and RANK.get(name.split(".")[1], 99) >= RANK[layer_of(path)]]
+    assert not found
+
+
+# Importing these packages would import torch: their modules are imported by their own names.
 OPEN_ROOMS = ("torch_ops", "functional", "graph", "verify", "tuning", "cli")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_rooms_are_entered_by_their_doors(path: Path) -> None:
-    """From another room one imports what its ``__init__`` exports, not from the files inside."""
-    for name, _ in imports(path):
-        parts = name.split(".")
-        if name.startswith("transconv.") and len(parts) > 2 and path != PACKAGE / "__init__.py":
-            assert parts[1] in (layer_of(path), *OPEN_ROOMS), f"{relative(path)} imports {name}"
+def test_packages_import_what_others_export() -> None:
+    """From another package a module imports what its ``__init__`` exports, not from the files inside."""
+    found = [f"{relative(path)} imports {name}" for path in SOURCES if path != PACKAGE / "__init__.py"
+             for name, _ in imports(path) if name.startswith("transconv.") and name.count(".") > 1
+             and name.split(".")[1] not in (layer_of(path), *OPEN_ROOMS)]
+    assert not found
 
 
-def test_every_room_says_what_it_is_for() -> None:
+def test_every_package_says_what_it_is_for() -> None:
     for door in PACKAGE.glob("*/__init__.py"):
-        said = (ast.get_docstring(ast.parse(door.read_text())) or "").split("\n\n")
+        said = (ast.get_docstring(tree_of(door)) or "").split("\n\n")
         assert len(said) == 2 and said[1].startswith("In:") and "Out:" in said[1], relative(door)
         assert "Knows:" in said[1], relative(door)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_heavy_imports(path: Path) -> None:
-    """sympy in one file, and where torch's sizes are read, which are sympy's; torch and triton at the
-    border, and below it only when they are needed."""
-    border = RANK[layer_of(path)] >= RANK["verify"]
-    for name, early in imports(path):
-        root = name.split(".")[0]
-        if root == "sympy":
-            assert relative(path) == "graph/symbols.py" or (
-                relative(path) == "simplify/linear.py" and not early)
-        if root in ("torch", "triton") and not (
-                layer_of(path) in ("torch_ops", "nn", "functional", "graph", "quantized")
-                or relative(path) in TENSORS):
-            assert border or relative(path) in LATE or not runs(path, name), (
-                f"{relative(path)} imports {name}")
-            assert not early, f"{relative(path)} imports {name} before it is needed"
+def test_heavy_imports() -> None:
+    """sympy is imported by one file, and by the one that reads torch's symbolic sizes, which are sympy's.
+    torch and triton are imported by the packages from verify on, below them only by files of a list, and
+    inside functions."""
+    for path in SOURCES:
+        for name, early in imports(path):
+            if name.split(".")[0] == "sympy":
+                assert relative(path) == "graph/symbols.py" or (
+                    relative(path) == "simplify/linear.py" and not early), relative(path)
+            if name.split(".")[0] in ("torch", "triton") and not (
+                    layer_of(path) in ("torch_ops", "nn", "functional", "graph", "quantized")
+                    or relative(path) in TENSORS):
+                above = RANK[layer_of(path)] >= RANK["verify"]
+                assert above or relative(path) in LATE or not runs(path, name), (
+                    f"{relative(path)} imports {name}")
+                assert not early, f"{relative(path)} imports {name} before it is needed"
 
 
 def runs(path: Path, name: str) -> bool:
@@ -160,16 +167,17 @@ FORMS = ("merged", "over_copies", "copies", "workspaces")
 
 
 def test_what_a_schedule_makes_of_a_computation_is_derived_in_one_place() -> None:
-    """Everybody else asks ``Scheduled`` for the computation with merged groups, or over copies."""
+    """All other files ask ``Scheduled`` for the computation with merged groups, or over copies."""
     found = [f"{relative(path)}: {alias.name}" for path in SOURCES
-             for at in ast.walk(ast.parse(path.read_text())) if isinstance(at, ast.ImportFrom)
+             for at in ast.walk(tree_of(path)) if isinstance(at, ast.ImportFrom)
              and str(at.module).startswith("transconv.schedule") for alias in at.names
              if alias.name in FORMS and relative(path) != "schedule/scheduled.py"]
     assert not found, "\n".join(found)
 
 
 def test_stages_are_named_in_one_tuple() -> None:
-    """From the problem to the text; who needs one stage that is no pass imports its row."""
+    """STAGES has all stages from the problem to the text; a stage that is no pass is imported as its row,
+    not compared by name."""
     from transconv.passes import STAGES, Form, Pass
 
     given = {""}
@@ -202,7 +210,7 @@ def test_the_compiler_does_not_speak_of_convolutions(room: str) -> None:
 
 
 SPELLING = re.compile(r"\.name *(==|!=|in |not in )|\.name\.\w+\(|\.name\[")
-# Where a name is what is meant, and not a hint at something else.
+# Places that mean the name itself, and why.
 MEANT = (
     (r"\bx\.name in seen\b", "a schedule names the axes that it tiles"),
     (r"\bx\.name not in kept\b", "a statistic names the axes that it keeps"),
@@ -247,7 +255,7 @@ def test_only_knobs_reads_the_environment() -> None:
 
 
 def test_every_module_says_its_place() -> None:
-    silent = [relative(p) for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [relative(p) for p in SOURCES if not ast.get_docstring(tree_of(p))]
     assert not silent
 
 

@@ -2,7 +2,7 @@
 anew and compared (``pytest tests/test_readme.py --update-golden`` rewrites it), its links lead somewhere.
 
 Recipes of the Makefile are only looked up (``make -n``): they build environments or run this suite;
-tests/test_cli.py runs the demo on a small network.
+tests/test_cli.py runs the demo on a small network, and tests/test_tune_session.py the command that tunes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.shown import ROOT, anew, blocks
+from tests.shown import ROOT, blocks, cut
 
 PAGE = ROOT / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = blocks(TEXT)
 COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS if block.kind == "sh"
             for line in block.body.splitlines()]
+TUNE, = (c for c in COMMANDS if c.startswith("python -m transconv tune "))
 PROGRAMS = [b.body for b in BLOCKS if b.kind == "python"]
 MOST_LINES = 150
 
@@ -37,7 +38,8 @@ def execute(words: list[str], folder: Path = ROOT) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [
+    pytest.param(c, marks=[pytest.mark.slow] if c == TUNE else []) for c in COMMANDS])
 def test_commands(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
@@ -47,16 +49,23 @@ def test_commands(command: str) -> None:
         assert execute([sys.executable, *words[1:]])
 
 
-def test_programs(tmp_path: Path) -> None:
-    """One after another in one process, each with names of its own, in an empty folder."""
-    printed = execute([sys.executable, "-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"], tmp_path)
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the programs print: one after another in one process, each with names of its own, in an empty
+    folder."""
+    return execute([sys.executable, "-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"],
+                   tmp_path_factory.mktemp("reader"))
+
+
+def test_programs(printed: str) -> None:
     for said in ("@triton.jit", "result (fwd)", "1 convolutions converted"):
         assert said in printed
 
 
-def test_what_is_shown(request: pytest.FixtureRequest) -> None:
+def test_what_is_shown(request: pytest.FixtureRequest, printed: str) -> None:
     block, = (b for b in BLOCKS if b.rule)
-    now = anew(block, TEXT)
+    head, = block.heads
+    now = block.whole.replace(block.body, head + cut(printed, block.rule))
     if request.config.getoption("--update-golden"):
         PAGE.write_text(TEXT.replace(block.whole, now), encoding="utf-8")
         return

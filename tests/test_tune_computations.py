@@ -16,8 +16,7 @@ from transconv.runtime import Plan
 from transconv.selection import choice, heuristics, rows, store
 from transconv.target import Target
 from transconv.tuning import measure
-from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, of_log
-from transconv.tuning.table import Table
+from transconv.tuning.session import Job, Limits, Session, log_of, of_log
 from transconv.verify import timed
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -41,16 +40,16 @@ def tuned(compute: Compute, at: int = 3) -> str:
 
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
-    log = Table(tmp_path / "trials.csv", COLUMNS, KEY)
+    log = log_of(tmp_path / "trials.csv")
     made = Session([Job(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)], SM90,
                    Limits(trials=6, trial_s=30.0, jobs=1), log, {"device": "made up", "torch": "0"},
                    say=lambda line: None, workers="tests.tuning_workers")
     found = made.run()
     assert [r.problem for r in found] == [str(ROWS), str(CHAIN)]
     for row in found:
-        tried = [x["config"] for x in log.rows if x["problem"] == row.problem and x["us"]]
+        tried = [x["schedule"] for x in log.rows if x["problem"] == row.problem and x["us"]]
         assert row.schedule == min(tried, key=time_of) and row.tried == len(tried)
-    again = of_log(Table(tmp_path / "trials.csv", COLUMNS, KEY).rows)  # the texts have several lines
+    again = of_log(log_of(tmp_path / "trials.csv").rows)  # the texts have several lines
     assert {(r.key, r.schedule) for r in again} == {(r.key, r.schedule) for r in found}
     assert store.remember(found) == 2
     plan = runtime.plan(Alone(ROWS), SM90, None, False, Plan)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.test_readme import TUNE
 from tests.tuning_workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
@@ -15,7 +17,7 @@ from transconv.conv.relation import computes
 from transconv.selection import rows, store
 from transconv.target.records import TARGETS
 from transconv.tuning import search
-from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, of_log
+from transconv.tuning.session import Job, Limits, Session, log_of, of_log, read_log
 from transconv.tuning.table import Table
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -26,7 +28,7 @@ SUMMED = ConvProblem.parse("mb32ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
 
 def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,
             **limits: float) -> tuple[Session, Table]:
-    log = Table(tmp_path / "trials.csv", COLUMNS, KEY)
+    log = log_of(tmp_path / "trials.csv")
     bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 2} | limits)  # type: ignore[arg-type]
     return Session(jobs, SM90, bounds, log, {"device": "made up", "torch": "0"},
                    say=(said if said is not None else []).append,
@@ -43,9 +45,9 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     found = made.run()
     assert [r.direction for r in found] == ["fwd", "bwd_w"]  # a job that comes twice is done once
     for r in found:
-        tried = [x for x in log.rows if x["prop"] == r.direction]
-        assert len(tried) == 8 == len({x["config"] for x in tried})
-        assert r.schedule == min((x["config"] for x in tried), key=time_of)
+        tried = [x for x in log.rows if x["direction"] == r.direction]
+        assert len(tried) == 8 == len({x["schedule"] for x in tried})
+        assert r.schedule == min((x["schedule"] for x in tried), key=time_of)
         assert (r.us, r.tried, r.machine) == (
             pytest.approx(time_of(r.schedule), rel=1e-5), 8, "sm_90x132")
         assert {x["triton_s"] for x in tried} == {"0.5"}
@@ -63,7 +65,7 @@ def test_wrong_and_crashing_schedules_lose_and_only_they(
     monkeypatch.setenv("TUNING_TEST", f"{best}\n{second}")
     made, log = session(tmp_path, job(), trials=6)  # four of the ranking, two around the best
     winner, = made.run()
-    verdicts = {x["config"]: x["verdict"] for x in log.rows}
+    verdicts = {x["schedule"]: x["verdict"] for x in log.rows}
     assert (verdicts.pop(best), verdicts.pop(second)) == ("crash", "wrong")
     assert set(verdicts.values()) == {"right"} and winner.schedule in verdicts and winner.tried == 4
     assert not any(x["us"] for x in log.rows if x["verdict"] != "right")
@@ -81,6 +83,21 @@ def test_a_session_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     start = time.monotonic()
     assert third.run() == [winner] and len(log.rows) == 7
     assert time.monotonic() - start < 2, "processes were started for nothing"
+
+
+def test_logs_with_older_names_of_columns_go_on(tmp_path: Path) -> None:
+    """Logs had the direction in ``prop`` and a layer's own in ``direction``."""
+    first, log = session(tmp_path, job(), trials=4)
+    winner, = first.run()
+    today = log.path.read_text()
+    older = today.replace("layer_kind,layer_direction,problem,direction,behind",
+                          "kind,direction,problem,prop,epilogue").replace(",schedule,", ",config,")
+    assert older.split("\n")[0] != today.split("\n")[0]
+    log.path.write_text(older)
+    assert read_log(log.path) == log.rows and log.path.read_text() == older
+    again, log = session(tmp_path, job(), trials=4)
+    assert log.path.read_text() == today
+    assert again.run() == [winner] == of_log(log.rows) and len(log.rows) == 4
 
 
 def test_the_budget_is_kept_and_what_was_found_stays(
@@ -120,16 +137,16 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
 def test_the_command_tunes_in_the_interpreter(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of the README."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     file = tmp_path / "tuned.csv"
-    words = ["tune", "mb1ic16ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc", "--prop",
-             "fwd", "--trials", "2", "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
+    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
     assert main(words) == 0
     page = capsys.readouterr().out
     assert "2 right" in page and f"1 of 1 are kept in {file}" in page
     one, = store.load(file)
     assert (one.machine, one.tried, one.direction) == ("interpreterx1", 2, "fwd")
-    log = Table(tmp_path / "tuned.trials.csv", COLUMNS, KEY).rows
+    log = log_of(tmp_path / "tuned.trials.csv").rows
     assert {r["verdict"] for r in log} == {"right"} and all(float(r["max_err"]) == 0 for r in log)
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
     problem = ConvProblem.parse(one.problem)

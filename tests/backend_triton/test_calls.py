@@ -107,7 +107,7 @@ def test_every_function_compiles(chip: str) -> None:
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_every_function_compiles_in_gluon(name: str) -> None:
-    """On its own: what a role's expressions are made of."""
+    """In a kernel of its own, emitted as the expressions of a warp-specialised role are."""
     speller = emit_gluon.GluonEmitter((), 4, 0)
     lane, v = ir.Lane("i", N, 1), ir.Var("v", ir.f32)
     speller.scope[v] = (lane,)
@@ -128,7 +128,8 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
 
 @pytest.mark.parametrize("given", [ir.f16, ir.f32, ir.f64], ids=str)
 def test_rounding_to_tf32_is_a_cast(given: ir.DType) -> None:
-    """Text, interpreter and the row agree; nothing is left of a cast back."""
+    """The emitted text and the interpreter round as the type's row says; the cast back to f32 is a
+    no-op."""
     made = kernel(lambda v: ir.Cast(ir.Cast(v, ir.tf32), ir.f32), given, ir.f32)
     ir.verify(made)
     wide = "v" if given is ir.f32 else "v.to(tl.float32)"

@@ -58,11 +58,11 @@ def test_names_of_a_text_differ(role: str, name: str) -> None:
 
 
 def test_a_tensor_named_like_a_coordinate_is_still_called_so() -> None:
-    """The caller's name stays that of the operand; the text's parameter alone has another one."""
+    """The operand keeps the caller's name; only the parameter in the emitted text is renamed."""
     plan = transconv.compile(TEXT.format(**PLAIN | {"tensor": "h"}), target="sm_90", schedule=WIDE)
     assert "h" in plan.steps[0].params and "(h_, W2, Y)" in plan.source
 
 
 def test_a_value_may_be_called_like_a_sum_that_has_no_name() -> None:
-    """``sum_2`` is what an unnamed sum is called by itself."""
+    """``sum_2`` is also the generated name of an unnamed sum."""
     assert transconv.compile(TEXT.format(**PLAIN | {"let": "sum_2"}), target="sm_90", schedule=WIDE).source

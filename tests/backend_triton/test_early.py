@@ -1,4 +1,4 @@
-"""Launches that overlap: nothing reaches memory before the kernels that came before have ended."""
+"""Launches that overlap: a kernel accesses memory only after the kernels before it have ended."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_notes_that_differ_in_numbers_are_one() -> None:
 
 
 def test_lanes_that_count_up_are_not_subtracted() -> None:
-    """Triton 3.6 believes of such a difference what holds for the first lane of a row alone."""
+    """Triton 3.6 assumes for all lanes of a row what holds for the first lane of such a difference."""
     speller = ExprSpeller()
     m, k = Lane("m", 16, 1), Lane("k", 8, 2)
     step = Var("step")

@@ -1,4 +1,4 @@
-"""What is known to be compiled wrongly is recognised in the text, and only that."""
+"""Known miscompilations are recognised in PTX and SASS, and right code is not mistaken for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
     (PACKED, KEPT, False),
     (PACKED, "VIADD.16x2 R8, R8, 0xff00ff;", False),
     (PACKED, "VIADD R8, R8, 0x0;", False),  # not packed
-    (PACKED.replace("8.7", "9.4"), LOST, False),  # nobody looks
+    (PACKED.replace("8.7", "9.4"), LOST, False),  # the assembler of this version is right
     (HEAD + "add.s32 %r83, %r81, %r82;", LOST, False),
 ])
 def test_texts(ptx: str, sass: str, wrong: bool) -> None:
@@ -64,8 +64,8 @@ UPPER = "mov.b64 \t{_, %r49}, %rd22;\n"
     ("mul.wide.u32 \t%rd19, %r1, 2147483648;\n" + PAIR + UPPER, True),
     ("mul.wide.u32 \t%rd21, %r1, 2147483648;\n" + PAIR + "shr.u64 \t%rd3, %rd22, 32;", True),
     ("shl.b64 \t%rd19, %rd18, 31;\n" + PAIR + "mov.b64 \t{%r48, %r49}, %rd22;", True),
-    ("mul.wide.u32 \t%rd19, %r1, 4;\n" + PAIR, False),  # nobody takes it apart
-    ("mul.wide.u32 \t%rd9, %r1, 4;\n" + PAIR + UPPER, False),  # of something else
+    ("mul.wide.u32 \t%rd19, %r1, 4;\n" + PAIR, False),  # the pair is not split
+    ("mul.wide.u32 \t%rd9, %r1, 4;\n" + PAIR + UPPER, False),  # the multiplication has another result
     ("cvt.u64.u32 \t%rd19, %r1;\nshl.b64 \t%rd21, %rd20, 32;\n" + PAIR + UPPER, False),
 ])
 def test_pairs_that_run_over(ptx: str, wrong: bool) -> None:
@@ -90,7 +90,8 @@ def test_an_offset_with_bits_of_the_thread(chip: str) -> None:
 
 
 def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Legality refuses it; if something else lets it through, its machine code does not pass."""
+    """The legality rules refuse this schedule; without them, the check of its machine code finds the
+    error."""
     monkeypatch.setattr(legality_boxes, "_rank", lambda box, target: 2)
     p = ConvProblem.parse("mb1ic320ih96oc320oh96kh3ph1 dt=bf16 tag=nhwc")
     schedule = Schedule.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")

@@ -1,4 +1,4 @@
-"""Kept kernels are started with the right addresses, on the stream of the moment, in one call."""
+"""Compiled kernels are launched with the right addresses, on the current stream, by one call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transconv.target.records import TARGETS
 
 @dataclass
 class Started:
-    """In the place of Triton's launch function: keeps what it was given."""
+    """Stands in for Triton's launch function and records its arguments."""
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -164,7 +164,7 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
 
 
 class Compiling:
-    """What Triton's JIT functions do, with a compiler that always makes the same texts."""
+    """Does what Triton's JIT functions do, with a compiler whose output is fixed."""
 
     def __init__(self, asm: dict[str, str]) -> None:
         self.kernel = SimpleNamespace(asm=asm)
@@ -225,7 +225,7 @@ def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, expl
             _, meta = descriptors.encode(described, {"elem_type": 7, "swizzle": 3}, box[0])
             seen[text, name] = meta["elem_type"]
             assert meta["swizzle"] == 3
-            # The word of newer releases, where this one has it.
+            # The spelling of newer releases, where the installed one accepts it.
             assert getattr(described, "round_f32_to_tf32", None) in (None, meta["elem_type"] == 11)
     assert {key for key, kind in seen.items() if kind == 11} == {("dt=f32", "src"), ("dt=f32", "wei")}
     assert len(seen) == 9

@@ -1,5 +1,5 @@
-"""Two consumers that take turns, compiled: both multiply whole groups of rows, nothing is spilt, and the
-matrix unit is not made to wait after every product."""
+"""Two ping-pong consumer warp groups, compiled: both multiply by wgmma, no register spills, and there
+is no wait after every product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = [  # and how the products of a consumer are cut, and how many of them th
     ("ic1280ih32oc1280oh32kh3ph1", Prop.BWD_W, f"ic:128 oc:128 oh:8 ow:8 | {BOXES} stages=6",
      "64x128x16", 8),
 ]
-WARPS = 12  # two consumers of four, and the one that fetches, which counts as four
+WARPS = 12  # two consumers of four warps, and the producer, which is given four
 
 
 @pytest.mark.every(3)

@@ -1,4 +1,4 @@
-"""Kernels that a release of Triton, or its LLVM, could not be given, compiled."""
+"""Kernels on which a release of Triton, or its LLVM, crashed or failed, compiled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from transconv.verify.matrix.jobs import jobs_of
 ONE_COLUMN = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=bf16 tag=nhwc")
 GRADIENT = ("kh.kw:16 oc:16 mb:4 oh.ow:4 | mma | swap=1 order=mb.oh.ow group_m=3 programs=5 stages=4 "
             "warps=2")
-# Taps that no phase has (tests/test_dead.py), in persistent kernels, of which the compiler died.
+# Taps that no stride phase has (tests/test_dead.py), in persistent kernels that crashed the compiler.
 NO_TAPS = [
     ("g16mb4ic48id8ih8iw2oc48od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
      "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1 warps=4"),
     ("g8mb5ic16id6ih4iw2oc8od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2 math=tf32x3",
      "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),
 ]
-# Addresses with products that nobody has simplified to a number.
+# Addresses with products that are not simplified to a number.
 UNSIMPLIFIED = [
     (Prop.BWD_W, "g3mb1ic48ih4oc48oh4kh1ph1dh2 dt=f16 tag=nhwc",
      "ic:16 oc:16 ow:64 | mma | order=mb.oh.ow group_m=3 programs=2 stages=4 warps=8"),

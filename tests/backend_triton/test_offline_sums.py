@@ -1,4 +1,5 @@
-"""Sums element by element, compiled: no matrix unit takes them over, whose operands are cut to tf32."""
+"""Sums by fused multiply-adds, compiled: they are not moved to the matrix unit, which would truncate
+operands to tf32."""
 
 from __future__ import annotations
 

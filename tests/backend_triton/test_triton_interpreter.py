@@ -1,5 +1,5 @@
-"""Generated kernels, executed by Triton's interpreter and compared with the answer: bit for bit, as
-data are small whole numbers; results and memory that no element maps to are poisoned before."""
+"""Generated kernels, run by Triton's interpreter and compared with the reference bit for bit: the data
+are small integers. The result, and memory that no element maps to, hold NaN before the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERPRETER = TARGETS["interpreter"]
 
 PROBLEMS = (
     "mb2ic8ih7oc16oh7kh3ph1",
-    "mb1ic17ih6iw5oc19oh6ow5kh3kw3ph1pw1 tag=nhwc",  # nothing divides
+    "mb1ic17ih6iw5oc19oh6ow5kh3kw3ph1pw1 tag=nhwc",  # no block divides its axis
     "mb2ic16ih9oc8oh5kh3sh2ph1 tag=nhwc",  # stride phases
     "mb1ic4ih11oc6oh4kh2sh3ph0dh1",  # stride and dilation without a common divisor
     "mb1ic8ih8oc8oh2kh3sh4ph2dh3 tag=nhwc",  # with one: phases that no tap meets
@@ -60,7 +60,7 @@ def test_f64(prop: Prop) -> None:
     (Prop.BWD_W, "kw.ic:32 oc:16 mb.oh.ow:32 | mma | split_k=2"),
 ])
 def test_schedules_of_a_chip(prop: Prop, schedule: str) -> None:
-    """What a schedule for a GPU says, with its small tiles, tails and split sums."""
+    """Words of schedules for GPUs: small tiles, partial tiles and split sums."""
     problem = ConvProblem.parse("mb2ic20ih9oc24oh5kh3sh2ph1 tag=nhwc")
     target = executable(TARGETS["sm_90"], "cpu")
     found = execute(problem, prop, target, Schedule.parse(schedule))
@@ -105,8 +105,8 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) 
     (Prop.BWD_W, "ic:8 oc:8 ow:8 | fma | split_k=2"),
 ])
 def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
-    """Nothing is left to wait for; the first kernel writes parts of sums, and lets the next be made
-    ready."""
+    """A run leaves no dependency open; the first kernel writes partial sums and lets the next one
+    launch early."""
     early = replace(INTERPRETER, features=INTERPRETER.features | {"early"})
     problem = ConvProblem.parse("mb2ic16ih5oc16oh5kh3ph1")
     found = execute(problem, prop, early, Schedule.parse(blocks))

@@ -1,4 +1,4 @@
-"""What differs between releases of Triton, and is told to each."""
+"""Differences between releases of Triton that emitted text and launches allow for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transconv.backend_triton.launch import Launcher
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".newest"
 
-# A mask that a condition without lanes joins: what Triton 3.9's interpreter stumbles over.
+# A mask combined with a scalar condition, on which Triton 3.9's interpreter fails.
 SCALAR_CONDITION = """
 import torch, triton
 from transconv.backend_triton.launch import Launcher
@@ -60,7 +60,7 @@ def test_a_condition_without_lanes_joins_a_mask(release: str) -> None:
 
 
 class Kernel:
-    """As much of a compiled kernel as its launch needs."""
+    """The attributes of a compiled kernel that a launch reads."""
 
     def __init__(self) -> None:
         self.function, self.packed_metadata = 17, "packed"
@@ -86,7 +86,8 @@ def test_a_kept_kernel_stays_loaded() -> None:
 
 
 def test_a_launch_function_that_is_not_known_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is C code that trusts its arguments, and other releases have others."""
+    """The launch function is C code that does not check its arguments, and its arguments differ
+    between releases."""
     ready = SimpleNamespace(run=SimpleNamespace(
         global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
         launch_pdl=False, launch=lambda *_: None))

@@ -1,4 +1,4 @@
-"""What switching passes and words earns: which variants there are, and how they are told."""
+"""The ablation of passes and schedule words: its variants, their rows and the tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.target.records import TARGETS
-from transconv.tuning.session import COLUMNS, KEY, Job
-from transconv.tuning.table import Table, read
+from transconv.tuning.session import Job, log_of, read_log
+from transconv.tuning.table import read
 
 SM90 = TARGETS["sm_90"]
 DENSE = ConvProblem.parse("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc")
@@ -94,20 +94,20 @@ def test_the_command_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.Monk
 def log(path: Path) -> list[dict[str, str]]:
     """Two problems, ten of the ranking and two around the best; the fourth of the ranking is 10%
     better than the first, an explored one 20%."""
-    table = Table(path, COLUMNS, KEY)
+    table = log_of(path)
     for batch in (128, 64):
         p = ConvProblem.parse(f"mb{batch}ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc")
         compute, = computes(p, Prop.FWD)
         ranked = [c.schedule for c in choice.ranked(compute, trials_target())]
         for i, schedule in enumerate(ranked[:12]):
             us = {3: 90.0, 10: 80.0}.get(i, 100.0 + i)
-            table.add({"problem": str(p), "prop": "fwd", "direction": "fwd", "config": str(schedule),
-                       "us": us, "verdict": "right", "origin": "neighbour" if i > 9 else "ranking",
-                       "lower_s": 0.1 + i, "triton_s": 1.0, "device": "d", "torch": "t",
-                       "triton": "3"})
-        table.add({"problem": str(p), "prop": "fwd", "direction": "fwd", "config": str(ranked[20]),
-                   "us": 1.0, "verdict": "wrong"})
-    return read(path)
+            table.add({"problem": str(p), "direction": "fwd", "layer_direction": "fwd",
+                       "schedule": str(schedule), "us": us, "verdict": "right",
+                       "origin": "neighbour" if i > 9 else "ranking", "lower_s": 0.1 + i,
+                       "triton_s": 1.0, "device": "d", "torch": "t", "triton": "3"})
+        table.add({"problem": str(p), "direction": "fwd", "layer_direction": "fwd",
+                   "schedule": str(ranked[20]), "us": 1.0, "verdict": "wrong"})
+    return read_log(path)
 
 
 def trials_target() -> object:
@@ -118,7 +118,7 @@ def trials_target() -> object:
 
 def test_shares_of_the_best(tmp_path: Path) -> None:
     found = trials.collect(log(tmp_path / "log.csv"), trials_target())  # type: ignore[arg-type]
-    assert [len(t.times) for t in found] == [12, 12]  # what is wrong does not count
+    assert [len(t.times) for t in found] == [12, 12]  # trials with wrong results do not count
     assert [found[0].share(n) for n in (1, 3, 4, 16)] == pytest.approx([0.8, 0.8, 80 / 90, 1.0])
     assert ("| dense | fwd | 2 | 12 | 0.800 (0.80) | 0.889 (0.89) | 0.889 (0.89) | - |"
             in trials.shares(found))

@@ -39,7 +39,7 @@ def test_rows_are_appended_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def switches() -> Iterator[None]:
-    """Those that a measurement sets."""
+    """The environment variables that a measurement sets."""
     before = torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, before

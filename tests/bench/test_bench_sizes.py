@@ -129,5 +129,5 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, monkeypatch: pytest.M
     reference.settings(tf32=False)
     with switched(sizes="any", fallback="silent"), torch.no_grad():
         found = size_measures._registry(name, "fwd", False)
-        subject.call("ours", p, subject.operands(p, 0))()  # torch's, in the end
+        subject.call("ours", p, subject.operands(p, 0))()  # computed by torch
     assert asked[0].questions == found.questions

@@ -1,4 +1,5 @@
-"""Kernels whose sizes are arguments: one is right for all sizes that it is for, and gets no others."""
+"""Kernels whose sizes are arguments: one kernel is right for all sizes that it accepts, and is not
+launched for others."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def test_sizes_outside_are_refused_before_a_launch(monkeypatch: pytest.MonkeyPat
 
 
 def test_sizes_are_told_by_what_is_computed_from_them() -> None:
-    """A dimension of M*2 + 1 tells M; one that no M makes is refused."""
+    """M follows from a dimension of M*2 + 1; a dimension that no M gives is refused."""
     lines = "    tensor X f32 [M*2 + 1, K]\n    tensor Y f32 [M + 3, K]\n    axes"
     text = MAP.replace("    axes", lines).replace("X[m, k]", "X[m*2, k]")
     plan = built(parse(text), "m.k:64 | fma")

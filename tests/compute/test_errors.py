@@ -41,7 +41,8 @@ def test_errors_pass_through_later_sums() -> None:
 
 
 def test_what_is_not_known_is_not_bounded() -> None:
-    """The root of a sum of nothing but rounding: anything may come of it, and the bound says so."""
+    """The square root of a sum that is nothing but rounding error has no useful bound, and the bound
+    is that large."""
     flat = {"X": np.ones((5, 40))}
     text = SUM.replace("sum(x; k)", "sum(x - 1; k)") + "rsqrt(s)"
     made = execute(parse(text), flat, SUMMED)["Y"]

@@ -1,4 +1,4 @@
-"""Rows as rows of parts mean what they meant, and are chosen where there are few of them."""
+"""Reductions of rows split into parts give the same results, and are chosen where there are few rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_deviations_take_no_sweep_of_their_own() -> None:
 
 
 def test_powers_of_e_are_taken_from_the_largest_of_a_part() -> None:
-    """Two readings of the row in all, and -inf, of a part or of a row, as torch has it."""
+    """The row is read twice in all; parts and rows of -inf give what torch gives."""
     whole = parse(SOFTMAX)
     made = parted(whole, "k", 11)
     reads = [sum(r.view.tensor.name == "X" for r in k.reads) for k in kernels(made)]

@@ -1,5 +1,5 @@
-"""Bugs in what rows, their sweeps and parts, stores that add, prologues and sizes as arguments are made
-by, each as a developer could have made it: bisection names the stage that it is in."""
+"""Planted bugs in reductions of rows, their sweeps and parts, stores that add, prologues and sizes as
+arguments, each as a developer could have made it: bisection names the stage."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
 
 
 def test_what_only_looks_like_a_product_is_a_reduction() -> None:
-    """Both factors differ along all that is stored: nothing for a matrix unit."""
+    """Both factors vary along every stored axis, so there is no matrix product."""
     head = "axes n=8 | k=32\n read x = X[n, k]\n"
     norm = f"compute norm\n {head} read g = G[k]\n store Y[n] = sum(exp(x)*g; k)"
     square = f"compute square\n {head} let d = x + 1\n store Y[n] = sum(d*d; k)"
@@ -99,7 +99,7 @@ def test_a_mask_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
 # -- gathers ---------------------------------------------------------------------------------------
 
 def test_gathered_rows_are_no_neighbours() -> None:
-    """An estimate takes each of them for a segment of its own."""
+    """The estimate counts a memory segment for each of them."""
     from transconv.cost.work import fetch
 
     text = """compute rows

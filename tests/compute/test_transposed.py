@@ -127,7 +127,7 @@ def test_what_is_not_linear_is_refused(steps: str, said: str) -> None:
 
 
 def test_drawn_coordinates_are_inverted_or_refused() -> None:
-    """Every position is found once: of whatever is made of one axis."""
+    """Every position is found exactly once, for any coordinate computed from one axis."""
     draw, found = Random(0), 0
     for _ in range(80):
         text = "i"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import COORDINATES, Compute, execute, parse
+from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowered
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
 from transconv.passes import gridwise, naive
@@ -77,7 +77,7 @@ def test_what_is_near_is_not_divided() -> None:
 
 
 def test_division_rounds_down_in_the_text() -> None:
-    """Of negative numbers Triton's rounds up, so that none is divided."""
+    """Triton's division rounds negative numbers up, so no negative number is divided."""
     made = parse("compute down\n tensor X f32 [12]\n axes i=20\n"
                  "read x = X[(i - 7) // 3 + 3]\n read y = X[(i - 9) % 7]\n store Y[i] = x - y")
     source = kernels(made, "i:8 | fma")
@@ -317,6 +317,19 @@ def test_points_that_share_a_place_are_refused(steps: str, reason: str) -> None:
         build_compute(made, SM90)
 
 
+@pytest.mark.parametrize(("coords", "apart"), [
+    ("m // 16384, m // 128 % 128, m % 128", True), ("m % 512, m // 512", True),
+    ("m // 512 % 131072, m % 512", True),
+    ("m // 512 % 65536, m % 512", False), ("m // 512, m % 256", False), ("m // 512, m // 2 % 256", False),
+    ("m // 256, m % 128 + m // 128 % 2", False)])
+def test_digits_of_an_axis_tell_its_position(coords: str, apart: bool) -> None:
+    """Of so many points that none is looked at alone."""
+    shape = ", ".join(["262144"] * (coords.count(",") + 1))
+    made = parse(f"compute p\n tensor X f32 [67108864]\n tensor Y f32 [{shape}]\n axes m=67108864\n"
+                 f"read x = X[m]\n store Y[{coords}] = x")
+    assert (why_not_lowered(made) is None) is apart
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("lines", "said"), [
@@ -381,7 +394,7 @@ def test_an_index_that_is_read_too_early_is_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["clamp", "reflect", "symmetric", "wrap"])
 def test_a_wrong_row_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One place further: what NumPy pads is something else, and a mask is left."""
+    """Padding by one element more, which NumPy does not define this way, needs a mask."""
     row = COORDINATES[name]
     monkeypatch.setitem(COORDINATES, name, replace(row, expression=lambda i, n: row.expression(i, n) + 1))
     with pytest.raises(AssertionError):

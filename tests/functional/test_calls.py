@@ -147,7 +147,8 @@ def test_gradients_and_gradients_of_them(name: str) -> None:
 
 
 def test_gradients_that_add_are_torchs_where_the_same_bits_are_asked_for() -> None:
-    """They alone, also where that is asked for, or taken back, behind the forward call."""
+    """No other gradient falls back, also where determinism is switched on or off after the forward
+    call."""
     x, at = torch.randn(5, 3), torch.tensor([[0, 2, 2], [4, 2, 0]])
     for taken in (lambda f, x: f.index_select(x, 0, at[0]), lambda f, x: f.gather(x, 0, at),
                   lambda f, x: f.embedding(at, x, 2)):
@@ -198,7 +199,7 @@ def test_a_fold_is_torchs() -> None:
 
 
 def test_a_traced_and_an_exported_call_hold_the_operator() -> None:
-    """With operands that are missing, and gradients."""
+    """With optional operands left out, and with gradients."""
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return ours.layer_norm(x, (4,), None, b) * ours.softmax(x, -1)
@@ -329,7 +330,7 @@ def test_a_kept_dim_of_all_and_cpu_autocast_are_torchs() -> None:
     lambda x: ours.softmax(x * 40, 1), lambda x: ours.embedding(torch.tensor([1, 1, 0]), x),
     lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 1]]).expand(3, 3))], ids=range(5))
 def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that are next to nothing, and places to which several points add."""
+    """Gradients close to zero, and elements to which several points add."""
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     x = torch.randn(3, 4).requires_grad_()
     y = call(x)

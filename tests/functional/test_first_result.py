@@ -100,7 +100,8 @@ def test_right_results_are_right_and_wrong_ones_are_seen(text: str) -> None:
 
 
 def test_a_sum_that_lost_one_of_its_terms_is_seen() -> None:
-    """At some seed of the places that are drawn; more points than can be looked through are not."""
+    """Found with some seed of the sampled elements; terms are sampled where there are too many to
+    compute all."""
     compute, tensors = parse(LOOKED_UP), data(LOOKED_UP)
     n = next(n for n in range(60) if 0 <= tensors["I"][n] < 9)
     at, term = int(tensors["I"][n]), 2 * tensors["G"][n, 2]
@@ -144,8 +145,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, wrong: int) -> list[str]:
-    """Plans store what is right, the first ``wrong`` different ones half as much again; the schedules that
-    were launched."""
+    """Plans store right results, except that the first ``wrong`` different plans store 1.5 times as
+    much. Returns the schedules that were launched."""
     seen: list[str] = []
 
     def run(self: plans.Plan, tensors: dict[str, torch.Tensor]) -> None:

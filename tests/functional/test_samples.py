@@ -18,7 +18,7 @@ EVERY = {"max_pool1d": 97, "max_pool2d": 301, "max_pool3d": 401, "cross_entropy"
          "argmin": 5, "avg_pool3d": 5, "pad": 13, "unfold": 45, "interpolate": 10, "cat": 3,
          "avg_pool1d": 2,
          "avg_pool2d": 3, "adaptive_max_pool1d": 3, "min": 2, "max": 2}
-# Samples that torch computes, of all, and why.
+# How many of all samples fall back to torch, by reason.
 HANDED = {
     "normalize": {"norm:order"}, "instance_norm": {"stats:instance"},
     "cross_entropy": {"form:cross_entropy"}, "interpolate": {"formula:none"},
@@ -28,14 +28,14 @@ HANDED = {
 
 @pytest.mark.parametrize("name", sorted({*functional.__all__} - NONE))
 def test_samples(name: str) -> None:
-    found = tried(name, "cpu", torch.float32, 2 * EVERY.get(name, 1))  # all: make check-all
+    found = tried(name, "cpu", torch.float32, 3 * EVERY.get(name, 1))  # all: make check-all
     assert found.pop("passed")
     assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
 
 
 @pytest.mark.parametrize("name", functional.__all__)
 def test_tracers_and_transforms(name: str) -> None:
-    """What torch must see itself is torch's, for that reason; traced calls hold the operator."""
+    """Calls that torch must see itself fall back for that reason; traced calls contain the operator."""
     transconv.config.cpu = "fallback"  # the operator's way, without a kernel for each
     transformed(name)
     assert {*transconv.stats(reset=True).fallback} <= {"device:cpu", "transform:functorch"}

@@ -1,4 +1,4 @@
-"""Views of torch whose rules are easily missed."""
+"""Edge cases of torch's view functions."""
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 
 import transconv
 from transconv import functional as ours
@@ -92,3 +94,44 @@ def test_true_is_no_1_and_pools_have_their_form() -> None:
         y, at = ours.max_pool1d(x, 2, return_indices=True)
         torch.testing.assert_close((y, at), F.max_pool1d(x, 2, return_indices=True))
         torch.testing.assert_close(ours.max_pool1d(x, 2), y)
+
+
+def test_gradients_read_what_was_kept() -> None:
+    """Hooks may keep saved tensors elsewhere: what comes back lies as the hook has it."""
+    x = torch.randn(6, 4).T.requires_grad_()
+    w, g = torch.randn(6, requires_grad=True), torch.randn(4, 6)
+    want = torch.autograd.grad(F.rms_norm(x, (6,), w), (x, w), g)
+    for hooked in (False, False, False, True, True, False):
+        with saved_tensors_hooks(torch.Tensor.contiguous, lambda t: t) if hooked else nullcontext():
+            y = ours.rms_norm(x, (6,), w)
+        torch.testing.assert_close(torch.autograd.grad(y, (x, w), g), want)
+    assert transconv.stats(reset=True).native == {"rms_norm": 6, "rms_norm_gradient": 6}
+
+
+@pytest.mark.parametrize("kind", ["transposed", "unaligned", "expanded", "negative"])
+def test_a_gradient_of_another_kind_goes_the_general_way(kind: str) -> None:
+    x, w, b = torch.randn(4, 6, requires_grad=True), torch.randn(6), torch.randn(6, requires_grad=True)
+    plain = torch.randn(4, 6)
+    g = {"transposed": torch.randn(6, 4).T, "unaligned": torch.randn(25)[1:].view(4, 6),
+         "expanded": torch.randn(4, 1).expand(4, 6),
+         "negative": torch.randn(4, 6, dtype=torch.cfloat).conj().imag}
+    for given in (plain, plain, g[kind], plain):
+        got = torch.autograd.grad(ours.layer_norm(x, (6,), w, b), (x, b), given)
+        torch.testing.assert_close(got, torch.autograd.grad(F.layer_norm(x, (6,), w, b), (x, b), given))
+    [(_, _)] = warm._entries.values()
+    assert transconv.stats(reset=True).native == {"layer_norm": 4, "layer_norm_gradient": 4}
+
+
+def test_a_gradient_that_is_differentiated_again_and_many_at_once() -> None:
+    x, g = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
+
+    def second(f: Any) -> Any:
+        first, = torch.autograd.grad(f(x, 1), x, g, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)
+
+    for _ in range(3):
+        torch.autograd.grad(ours.softmax(x, 1), x, g)
+    torch.testing.assert_close(second(ours.softmax), second(F.softmax))
+    many = torch.randn(3, 4, 6)
+    torch.testing.assert_close(torch.autograd.grad(ours.softmax(x, 1), x, many, is_grads_batched=True),
+                               torch.autograd.grad(F.softmax(x, 1), x, many, is_grads_batched=True))

@@ -38,7 +38,7 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     w = torch.randn(96, device=c.DEVICE, dtype=dtype, requires_grad=True)
     mine, theirs = CALLS[name]
     wide = [t.detach().float().requires_grad_() for t in (x, w)]
-    for _ in range(3):  # checked, launched, started with nothing left to decide
+    for _ in range(3):  # first call: checked; second: launched; third: by the warm path
         got, want = mine(x, w), theirs(*wide)
         near(got, want)
         g = torch.randn_like(want).to(dtype)

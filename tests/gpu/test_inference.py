@@ -1,4 +1,5 @@
-"""Weights of frozen models laid out once, on a GPU: launches, numbers, graphs and times."""
+"""Weights of frozen models are copied to the kernels' layout once, on a GPU: launches, results, graphs
+and times."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SHAPES = [(64, 56, 1), (256, 14, 1), (32, 28, 8)]  # channels, extent, groups
 
 @pytest.fixture(autouse=True)
 def _copies_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else every use of a copy makes another one, to compare the two."""
+    """Without this, every use of a copy makes a second copy to compare with."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
 
 
@@ -104,7 +105,8 @@ def test_compiled_models_see_new_weights(mode: str) -> None:
 @on_gpu
 @pytest.mark.parametrize(("channels", "extent", "groups"), SHAPES)
 def test_times(channels: int, extent: int, groups: int, record_property: Any) -> None:
-    """Told, and no slower: a launch less."""
+    """Records both times: a frozen model launches one kernel fewer, and is not slower by more than
+    noise."""
     conv, x = layer(channels, groups), given(channels, extent)
 
     def us() -> float:

@@ -1,4 +1,5 @@
-"""Generated kernels under everything that PyTorch programs do around a convolution."""
+"""Generated kernels under what PyTorch programs do around a convolution: streams, graphs, transforms,
+threads, checkpointing."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def test_autocast(dtype: torch.dtype, compiled: bool) -> None:
 
 
 def test_transforms() -> None:
-    """vmap, grad, jvp, per-sample gradients: aten's, so that nothing is dropped."""
+    """vmap, grad, jvp and per-sample gradients are computed by aten, so that no derivative is lost."""
     x, w, _ = operands(randn, torch.float64, grad=False)
     found = []
     for f in (transconv.conv2d, F.conv2d):
@@ -216,7 +217,7 @@ def test_checkpointing(reentrant: bool) -> None:
 
 
 def test_gradient_subsets() -> None:
-    """Any subset of the three gradients, and no kernel for one that nobody wants."""
+    """Any subset of the three gradients, and no kernel for one that is not asked for."""
     for wanted in itertools.product((False, True), repeat=3):
         leaves = [t.detach().requires_grad_(on) for t, on in zip(operands(), wanted, strict=True)]
         live = [t for t in leaves if t.requires_grad]

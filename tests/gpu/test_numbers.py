@@ -1,4 +1,5 @@
-"""The numbers that generated kernels produce, where it is easiest to be wrong."""
+"""Results of generated kernels in cases where errors are likely: huge tensors, odd addresses, NaN,
+rounding."""
 
 from __future__ import annotations
 
@@ -211,8 +212,8 @@ def test_float32_obeys_the_precision_switch() -> None:
     "a=gather b=gather | pack=a.b stages=3 warps=4",  # in copies
 ])
 def test_the_nearest_numbers_of_tf32_are_multiplied(words: str) -> None:
-    """Not those below; what is no number stays none, whatever its bits. Schedules are given: which one
-    is chosen is no matter of this test."""
+    """Bits below tf32 are rounded away, and every NaN stays a NaN. Schedules are given, because this
+    test is not about the choice."""
     x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
     odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,
                        device=x.device).view(torch.float32)

@@ -35,17 +35,23 @@ LAYERS = ("mb2?ic64ih28?oc64oh28kh3ph1 dt=bf16 tag=nhwc",
           "mb2?g2ic32ih14?oc32oh14kh3ph1 dt=f32 tag=nchw")
 
 
-def computes() -> list[Compute]:
-    found = [parse(SOFTMAX)]
-    for text in LAYERS:
-        plain, names = marked(text)
-        found += [c for prop in Prop for c in any_size(ConvProblem.parse(plain), prop, names)]
-    return found
+def computes(subject: str, prop: Prop | None) -> list[Compute]:
+    """The kernels of a computation, or of a direction of a layer."""
+    if prop is None:
+        return [parse(subject)]
+    plain, names = marked(subject)
+    return list(any_size(ConvProblem.parse(plain), prop, names))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("compute", computes(), ids=lambda c: c.name)
-def test_one_compilation_for_drawn_sizes(compute: Compute) -> None:
+@pytest.mark.parametrize(("subject", "prop"), [(SOFTMAX, None), *((x, p) for x in LAYERS for p in Prop)])
+def test_one_compilation_for_drawn_sizes(subject: str, prop: Prop | None) -> None:
+    for compute in computes(subject, prop):
+        compiled_once(compute)
+
+
+def compiled_once(compute: Compute) -> None:
+    """20 drawn sizes of a computation by one plan."""
     plan = build_compute(compute, detect())
     refused = 0  # sizes that the computation allows, and the kernel does not, as it says
     for drawn in sizes.drawn(compute, 20):

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import transconv
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import KernelRow, backend
-from transconv.graph.rows import ROWS
+from transconv.graph import KernelRow, TorchRow, backend, report
+from transconv.graph.rows import ROWS, why_no_row
 
 Tensor = torch.Tensor
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -26,6 +27,9 @@ MAPS: dict[str, tuple[Callable[..., Any], ...]] = {
                   lambda x: x**3, lambda x: (x * x + 1)**-0.5, lambda x: (x * x + 1).rsqrt()),
     "numbers": (lambda x: x.clamp(-0.5, 0.5), lambda x: 2 - x, lambda x: x / 3, lambda x: 1 / (x * x + 1),
                 lambda x: torch.add(x, x, alpha=3), lambda x: torch.rsub(x, 1, alpha=2)),
+    "powers and bounds": (lambda x: (x * x + 0.1)**0.3, lambda x: x**16, lambda x: x**11,
+                          lambda x: x**-3, lambda x: torch.clamp(x, x * 0 - 0.5, x.abs() / 2),
+                          lambda x: x.clamp(max=0.3), lambda x: torch.clamp(x, max=x.flip(0))),
     "truths": (lambda x: x > 0.3, lambda x: (x > 0) & ~(x < 1), lambda x: (x > 0) | (x == x),
                lambda x: (x > 0) * x, lambda x: x.masked_fill(x < 0, 7.0), torch.isnan,
                lambda x: torch.where(x > 0, 1.0, x), lambda x: (x > 0).to(torch.float32)),
@@ -44,7 +48,8 @@ VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
                                lambda x: torch.zeros_like(x) + x, lambda x: x + torch.arange(0, 12, 2)),
 }
 REDUCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "sums": (lambda x: x.sum(), lambda x: x.mean((0, 2)), lambda x: x.prod(1), lambda x: (x > 0).sum(1),
+    "sums": (lambda x: x.sum(), lambda x: x.mean((0, 2)), lambda x: x.mean((1, 2), True),
+             lambda x: x.prod(1), lambda x: (x > 0).sum(1),
              lambda x: x.sum(2, keepdim=True), lambda x: x[:1].sum(0)),
     "extremes": (lambda x: x.amax((0, 1)), lambda x: x.amin(2, True), lambda x: x.argmax(),
                  lambda x: x.argmin(1, True), lambda x: x.max(1), lambda x: x.min(2, True)),
@@ -59,6 +64,15 @@ IMAGES: dict[str, tuple[Callable[..., Any], ...]] = {
     "pools": (lambda x: F.max_pool2d(x, 2, ceil_mode=True), lambda x: F.avg_pool2d(x, 3, 2, 1),
               lambda x: F.max_pool2d(x, 3, 1, 1, return_indices=True),
               lambda x: F.adaptive_avg_pool2d(x, 1)),
+    "averages": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), lambda x: F.adaptive_avg_pool2d(x, (4, 6)),
+                 lambda x: F.adaptive_avg_pool3d(x, (1, 5, 7)), lambda x: F.adaptive_avg_pool1d(x[0], 4),
+                 lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+                 lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)),
+    "linear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+               lambda x: F.interpolate(x, (3, 4), mode="bilinear"),
+               lambda x: F.interpolate(x, (7, 9), mode="bilinear", align_corners=True)),
+    "other ratios": (lambda x: F.interpolate(x, (7, 9)), lambda x: F.interpolate(x, scale_factor=1.7),
+                     lambda x: F.interpolate(x, (3, 5), mode="nearest-exact")),
     "larger": (lambda x: F.interpolate(x, scale_factor=3.0), lambda x: F.interpolate(x, size=(6, 9)),
                lambda x: F.interpolate(x, size=(2, 3)), lambda x: F.pixel_shuffle(
                    torch.cat([x, x], 1), 2)),
@@ -84,15 +98,19 @@ TOLD: dict[str, tuple[Callable[..., Any], ...]] = {
 }
 
 
+# Where torch's compiler writes weights that it computed in f32.
+NEAR = {"linear": 1e-6, "other ratios": 1e-6}
+
+
 def cases() -> list[Any]:
     given = {"maps": (MAPS, (X,)), "views": (VIEWS, (X,)), "reductions": (REDUCTIONS, (X,)),
              "images": (IMAGES, (IMAGE,)), "others": (OTHERS, (X, WHOLE)), "told": (TOLD, (X, PLACES))}
-    return [pytest.param(fs, inputs, id=f"{kind}-{name}") for kind, (table, inputs) in given.items()
-            for name, fs in table.items()]
+    return [pytest.param(fs, inputs, NEAR.get(name, 1e-9), id=f"{kind}-{name}")
+            for kind, (table, inputs) in given.items() for name, fs in table.items()]
 
 
-@pytest.mark.parametrize(("functions", "inputs"), cases())
-def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, ...]) -> None:
+@pytest.mark.parametrize(("functions", "inputs", "most"), cases())
+def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, ...], most: float) -> None:
     """All functions of a kind as one graph."""
     made: list[Any] = []
 
@@ -109,9 +127,80 @@ def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, .
         return tuple(found)
 
     with by_meaning(), torch.no_grad():
-        compare(whole, torch.compile(whole, backend=noted), inputs, 1e-9, gradients=False)
+        compare(whole, torch.compile(whole, backend=noted), inputs, most, gradients=False)
     rows = [r for m in made for g in m.graphs for r in g.rows]
     assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
+
+
+@pytest.mark.parametrize("name", ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "averages", "other ratios", "powers and bounds"))])
+def test_gradients_of_rows(name: str) -> None:
+    """Where elements are taken from places that are known, each sums those that took it."""
+    functions, x = (MAPS[name], X) if name in MAPS else (IMAGES[name], IMAGE)
+    x = x.clone().requires_grad_()
+    run = torch.compile(lambda x: tuple(f(x) for f in functions), backend=backend,
+                        options={"rest": "eager"})
+    with by_meaning():
+        compare(lambda x: tuple(f(x) for f in functions), run, [x], NEAR.get(name, 1e-9))
+    found = [g for g in report(run).graphs]
+    assert [g.phase for g in found] == ["forward", "backward"]
+    assert not [r for g in found for r in g.rows if isinstance(r, TorchRow)]
+
+
+def test_launched_by_the_interpreter() -> None:
+    """What is computed for places beyond an end is masked in kernels, too."""
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (F.interpolate(x, (7, 9), mode="bilinear"), F.adaptive_avg_pool2d(x, (3, 4)),
+                F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False))
+
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    compare(f, run, [IMAGE.float().requires_grad_()], 1e-5)
+    assert not transconv.stats().fallback
+
+
+@pytest.mark.parametrize(("op", "why"), [
+    ("cumsum.default", "a scan"), ("topk.default", "order"), ("scatter.src", "are put where values say"),
+    ("nonzero.default", "size of its result"), ("bernoulli.p", "random"), ("digamma.default", "no row"),
+    ("_scaled_dot_product_flash_attention.default", "attention")])
+def test_why_an_operation_has_no_row(op: str, why: str) -> None:
+    packet, _, overload = op.partition(".")
+    target = getattr(getattr(torch.ops.aten, packet), overload)
+    assert target not in ROWS and why in why_no_row(target)
+
+
+def test_elements_that_are_put_where_no_place_says() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        i = torch.tensor([2, 0, 0])
+        return (torch.zeros_like(x).index_put((i,), x[:3], accumulate=True),
+                torch.zeros_like(x).index_put((i,), x[:3]))
+
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with by_meaning():
+        compare(f, run, [X[0]], 1e-9)
+    (row,) = [r for r in report(run).graphs[0].rows if isinstance(r, TorchRow)]
+    assert any("put" in reason for reason in row.reasons)
+
+
+def test_dropout_has_torchs_mask(dtype: torch.dtype = torch.float32) -> None:
+    """In training and, where it drops nothing, without one."""
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(x.sin(), 0.4).exp() + F.dropout(x, 0.4, False) + F.dropout(x, 1.0)
+
+    x, found = torch.randn(5, 7, dtype=dtype), []
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    for function in (f, run):
+        torch.manual_seed(3)
+        own = x.clone().requires_grad_()
+        with by_meaning():
+            made = function(own)
+            made.sum().backward()
+        found.append((made, own.grad))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two)
+    first, last = report(run).graphs
+    assert [r.operations for r in first.rows if isinstance(r, TorchRow)] == [
+        "2 x empty.memory_format, 2 x bernoulli.p"]
+    assert not [r for r in last.rows if isinstance(r, TorchRow)]
 
 
 def test_the_table_follows_that_of_the_operations() -> None:

@@ -23,10 +23,6 @@ if "expecttest" not in sys.modules:
         sys.modules["expecttest"] = stub
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
-
-
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     transconv.config.fallback = "silent"

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @lru_cache(maxsize=1)
 def prepare_interpreter() -> None:
     """Patch Triton's interpreter, once per process: scalar conditions in masks, rounding to bf16 and 8-bit
-    floats, the waits of ``early.py``.
+    floats, reductions, the waits of ``early.py``.
 
     The interpreter gives the result of a comparison the type of its operands, and broadcasts a scalar
     as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
@@ -31,10 +31,12 @@ def prepare_interpreter() -> None:
 
     It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest.
 
+    It combines the elements of a reduction one at a time unless it knows the function.
+
     It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing.
     """
     from triton.language import bfloat16, float32, int1
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
     cast_any = InterpreterBuilder.create_fp_to_fp
@@ -60,9 +62,29 @@ def prepare_interpreter() -> None:
 
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
+    ReduceOps.generic_reduce = reduce_in_pairs
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
+
+
+def reduce_in_pairs(self: Any, given: Any) -> list[Any]:
+    """Reduces tensors along an axis with the function ``self.combine_fn``: neighbours in all rows at once,
+    until one is left. Extents are powers of two, as in all tiles."""
+    tensors, axis = self.unravel(given, self.axis)
+    parts = [t.handle.data for t in tensors]
+    rows = (slice(None),) * axis
+    while parts[0].shape[axis] > 1:
+        sides = [self.to_tensor(x[(*rows, slice(first, None, 2))], t.dtype)
+                 for first in (0, 1) for x, t in zip(parts, tensors, strict=True)]
+        made = self.combine_fn.fn(*sides)
+        made = made if isinstance(made, tuple) else (made,)
+        shape = sides[0].handle.data.shape
+        parts = [np.broadcast_to(m.handle.data if hasattr(m, "handle") else m, shape).astype(x.dtype)
+                 for m, x in zip(made, parts, strict=True)]
+    if not self.keep_dims:
+        parts = [x.item() if self.axis is None else x.squeeze(axis) for x in parts]
+    return [self.to_tensor(x, t.dtype) for x, t in zip(parts, tensors, strict=True)]
 
 
 def nearest_bf16(x: Array) -> Array:

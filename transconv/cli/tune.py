@@ -27,8 +27,7 @@ from transconv.conv import (
 from transconv.errors import ProblemError
 from transconv.selection import rows, store
 from transconv.target import Target, detect
-from transconv.tuning.session import COLUMNS, KEY, Job, Limits, Session, log_path, of_log
-from transconv.tuning.table import Table
+from transconv.tuning.session import Job, Limits, Session, log_of, log_path, of_log
 from transconv.verify.stopping import code, terminable
 
 
@@ -101,7 +100,7 @@ def tune(words: argparse.Namespace) -> int:
           f"{rows.machine(target)}; {words.jobs} processes compile", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
-        log = Table(path, COLUMNS, KEY)
+        log = log_of(path)
         known = len(log.rows)
         session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore)
         stopped = 0
@@ -150,7 +149,7 @@ def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Nam
     epilogue = layer.epilogue if words.epilogue == "layer" else words.epilogue
     prop = layer.prop(direction)
     writable(problem, prop)
-    about = {"layer": layer.name, "kind": layer.kind, "direction": direction,
+    about = {"layer": layer.name, "layer_kind": layer.kind, "layer_direction": direction,
              "dtype": problem.src.dtype.name, "layout": _tag(problem)}
     behind = Epilogue.parse("" if direction == "bwd_w" else epilogue)
     return Job(ConvWorkload(problem, prop, behind), about)
@@ -158,7 +157,7 @@ def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Nam
 
 def _jobs_of_kernels(compute: Compute, target: Target) -> list[Job]:
     """A job for each kernel of a computation, because a schedule names the kernel's axes."""
-    return [Job(Alone(kernel), {"layer": kernel.name, "kind": "compute",
+    return [Job(Alone(kernel), {"layer": kernel.name, "layer_kind": "compute",
                                 "dtype": kernel.tensors[0].dtype.name})
             for kernel in computations.of_kernels(compute, target)]
 

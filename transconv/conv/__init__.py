@@ -24,7 +24,7 @@ from transconv.conv.plans import Compiled
 from transconv.conv.post_ops import known, post_op, split
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem_lists import iter_problems, read_problems, take
-from transconv.conv.registry import Chosen, Registry
+from transconv.conv.registry import Registry
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
@@ -34,7 +34,7 @@ from transconv.conv.zero_points import without_zeros
 algorithms = computes  # deprecated alias
 
 __all__ = [
-    "Chosen", "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
+    "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
     "KEYS", "KINDS", "Layer", "MOST_OPERATIONS", "Prop", "Registry", "SCHEMA", "Surrounded",
     "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",

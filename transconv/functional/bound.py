@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.compute import library, one_line
 from transconv.errors import ComputeError, Unsupported
+from transconv.functional.any_size import texts
 from transconv.functional.launches import TORCH, TYPES, Memory, program
 
 Tensor = torch.Tensor
@@ -76,12 +77,14 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True)
 class Step:
     """A text with the names of the tensors that it reads and stores; ``of``: the operand of each stored
-    gradient. The text is one line: compilers write an operator's arguments into comments."""
+    gradient; ``named``: its form for any size, where that was asked for. The text is one line: compilers
+    write an operator's arguments into comments."""
 
     text: str
     given: tuple[str, ...]
     stored: dict[str, Memory]
     of: dict[str, str]
+    named: library.Named | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +97,7 @@ class Bound:
     arity: int  # of the function: tensors, present or not
     places: tuple[int, ...]  # of the operands among them
     operands: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]  # of the operands
+    memory: dict[str, Memory]  # of the operands
     seen: dict[str, library.Seen]
     forward: Step
     results: tuple[str, ...]
@@ -115,8 +118,8 @@ class Bound:
         return found
 
 
-def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
-         wanted: tuple[bool, ...]) -> Bound:
+def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted: tuple[bool, ...],
+         any_size: bool = False) -> Bound:
     """``wanted``: which of the given tensors need gradients; empty: none. Raises torch's error for a wrong
     call, Unsupported where the library has no text."""
     places = tuple(i for i, t in enumerate(tensors) if t is not None)
@@ -130,9 +133,12 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
                             numbers, any(wanted))
         shapes = {name: Memory(tuple(m.shape), m.stride(), m.dtype)
                   for name, m in zip(formula.results, metas, strict=True)}
-        real = {name: ints(tensors[i].shape) for name, i in zip(formula.given, places, strict=True)}  # type: ignore[union-attr]
-        forward = _step(formula, formula.text, shapes, real, {})
-        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of)) for g in formula.gradients)
+        there = [Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors if t is not None]
+        memory = dict(zip(formula.given, there, strict=True))
+        real = {name: m.shape for name, m in memory.items()}
+        forward = _step(formula, formula.text, shapes, real, {}, any_size)
+        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size)
+                         for g in formula.gradients)
     except IndexError as error:
         tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:
@@ -147,7 +153,7 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers,
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return Bound(f, numbers, len(tensors), places, formula.given, tuple(real.values()),
+    return Bound(f, numbers, len(tensors), places, formula.given, memory,
                  formula.page.seen, forward, formula.results, backward, saved, wanted)
 
 
@@ -176,14 +182,15 @@ def strided(t: Tensor) -> library.Strided:
 
 
 def _step(formula: library.Formula, text: str, results: dict[str, Memory],
-          operands: dict[str, tuple[int, ...]], of: dict[str, str]) -> Step:
-    found = program(text)
+          operands: dict[str, tuple[int, ...]], of: dict[str, str], any_size: bool) -> Step:
+    named = library.named(formula.page, text) if any_size else None
+    found = program(text if named is None else texts(named)[0])  # read once for all sizes
     stored = {}
     for name in found.stored:
         made = formula.page.tensors[name]
         shape = operands[of[name]] if name in of else made.shape
         stored[name] = results.get(name) or Memory(shape, _strides(made, shape), TORCH[made.dtype])
-    return Step(one_line(text), tuple(found.given), stored, of)
+    return Step(one_line(text), tuple(found.given), stored, of, named)
 
 
 def _strides(made: library.Strided, shape: Sequence[int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 from transconv.torch_ops.route import ALIGNMENT
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
@@ -166,7 +167,7 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
     why, message = _refused(f, tensors), ""
     if not why:
         try:
-            bound = bind(f, tensors, numbers, wanted)
+            bound = bind(f, tensors, numbers, wanted, settings.sizes == "any")
             route = made_of(bound, given[0].device, aligned(given))
             if route.hands_gradients:
                 stats.announce("deterministic:add", what=f"{f.name}_gradient")

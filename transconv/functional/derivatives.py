@@ -4,7 +4,6 @@ operators of a bound formula; torch's operations where gradients are differentia
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transconv.functional import operators
 from transconv.functional.bound import Bound, Values, as_tuple
 from transconv.functional.routes import Route
 from transconv.torch_ops import stats
+from transconv.torch_ops.autograd import class_of, is_batched
 from transconv.torch_ops.dispatch import is_plain
 
 Tensor = torch.Tensor
@@ -29,13 +29,13 @@ class Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
-        if isinstance(how, Route):
-            results, saved = how.saving(given)
-        else:
-            results, values = forward_in_graph(how, given)
-            saved = [values[name] for name in how.saved]
         ctx.how = how
-        ctx.save_for_backward(*saved)
+        routed = isinstance(how, Route)
+        if routed and (run := how.written(True)) is not None:
+            return run(ctx, *given)
+        results, values = how.forward(given) if routed else forward_in_graph(how, given)
+        bound: Bound = how.bound if routed else how
+        ctx.save_for_backward(*[values[name] for name in bound.saved])
         if len(results) > 1:
             ctx.mark_non_differentiable(*results[1:])
             return results
@@ -50,42 +50,39 @@ apply: Any = super(torch.autograd.Function, Apply).apply
 apply_in_graph: Any = Apply.apply
 
 
-def function_of(route: Route) -> Callable[..., Any]:
-    """The differentiable call of one route, without look-ups in its forward call."""
-    saving = route.bound_saving()
-    if saving is None:
-        return partial(apply, route)
-    start: Callable[..., Any] = saving
+def function_of(route: Route) -> Callable[..., Any] | None:
+    """The differentiable call of one route on operands, without look-ups; None before the first launch."""
+    forward = route.written(True)
+    if forward is None:
+        return None
 
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *given: Tensor) -> Any:
-            results, saved = start(given)
-            ctx.save_for_backward(*saved)
-            if results.__class__ is tuple:
-                ctx.mark_non_differentiable(*results[1:])
-            return results
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        entry = route.entry_back
+        if entry is not None and not _compiling() and (found := entry(grad, *saved)) is not None:
+            return found
+        return _gradients(route, saved, grad)
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
-            return _gradients(route, ctx.saved_tensors, grad)
-
-    made: Callable[..., Any] = super(torch.autograd.Function, Own).apply
-    return made
+    return class_of(forward, backward, f"{''.join(map(str.title, route.name.split('_')))}Function")
 
 
 def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the operands of a Route, or of a Bound."""
     routed = how.__class__ is Route
     bound: Bound = how.bound if routed else how
-    again = _grad_enabled()
-    if not again and routed and not how.hands_gradients and not _watched(grad):
-        return how.gradients_of(saved, grad)  # type: ignore[no-any-return]
+    again, batched = _grad_enabled(), is_batched(grad)
+    if not again and not batched and routed and not how.hands_gradients and not _watched(grad):
+        found: tuple[Tensor | None, ...] = how.gradients_of(saved, grad)
+        if how.entry_back is None:  # for gradients like these
+            how.entry_back = how.written_back(saved, grad)
+        return found
     values = dict(zip(bound.saved, saved, strict=True))
     if again:
         return _again(bound, values, grad)
-    if how.hands_gradients if routed else bound.adds and _deterministic():
-        stats.handed_over("deterministic:add", f"{bound.function.name}_gradient")
+    handed = how.hands_gradients if routed else bound.adds and _deterministic()
+    if batched or handed:
+        stats.handed_over("deterministic:add" if handed else "transform:batched",
+                          f"{bound.function.name}_gradient")
         return _again(bound, values, grad, differentiable=False)
     memory = bound.forward.stored[bound.results[0]]
     values["G"] = grad.expand(memory.shape)
@@ -107,8 +104,8 @@ def _again(bound: Bound, values: Values, grad: Tensor,
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
     with torch.enable_grad():
-        given = [values[name] if name in values else grad.new_zeros(()).expand(shape).requires_grad_()
-                 for shape, name in zip(bound.shapes, bound.operands, strict=True)]
+        given = [values[name] if name in values else grad.new_zeros(()).expand(m.shape).requires_grad_()
+                 for name, m in bound.memory.items()]
         made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
         of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
         found = iter(torch.autograd.grad(made, of, grad, create_graph=differentiable, allow_unused=True))

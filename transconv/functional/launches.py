@@ -20,7 +20,7 @@ from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, i8, i32, i64
 from transconv.ir import Tensor as Declared
-from transconv.runtime import Plan, check_indices, ready, trust
+from transconv.runtime import Plan, Question, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
@@ -76,8 +76,8 @@ class Launch:
     """A plan of a workload on one kind of device, and what starts it without asking once it has run
     there. ``computes``: what it computes, as texts say it."""
 
-    __slots__ = ("aligned", "begin", "computes", "device", "indexed", "memory", "names", "of", "plan",
-                 "sized", "sizes")
+    __slots__ = ("agreed", "aligned", "begin", "computes", "device", "indexed", "memory", "names", "of",
+                 "plan", "sized", "sizes")
 
     def __init__(self, workload: Workload, computes: Sequence[Compute], device: torch.device,
                  aligned: bool, mode: str) -> None:
@@ -85,6 +85,7 @@ class Launch:
         self.memory = [_memory(t) for t in tensors]
         self.names = tuple(t.name for t in tensors)
         self.of = self  # whose plan it is
+        self.agreed = False  # a result was that of torch: see proof.py
         self.sizes: Mapping[str, int] | None = None
         self.sized: dict[tuple[int, ...], Launch] = {}
         self.aligned = aligned
@@ -175,12 +176,19 @@ def deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms())
 
 
+def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> Question:
+    """What ``launch`` asks for."""
+    workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
+    return Question(workload, target_of(device), deterministic(), aligned)
+
+
 def _planned(workload: Workload, device: torch.device, aligned: bool, mode: str) -> Plan:
     if deterministic() and any(c.added for c in workload.computations):
         raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
                           "same bits were asked for")
     try:
-        return ready(workload, target_of(device), None, deterministic(), Plan, aligned, mode)
+        asked = question(workload, device, aligned)
+        return ready(workload, asked.target, None, asked.deterministic, Plan, aligned, mode)
     except (ScheduleError, ProblemError) as error:
         raise Unsupported("schedule:refused", str(error)) from error
     except StageError as error:  # a program in training must not stop for a bug of ours

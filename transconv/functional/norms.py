@@ -86,14 +86,14 @@ def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
 
 
 LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
-                         _layer, autocast="f32"))
+                         _layer, autocast="f32", passing=("B",)))
 RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
                        autocast="torch"))
 GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
-                         _group, autocast="f32"))
-INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q"),
+                         _group, autocast="f32", passing=("B",)))
+INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q", "B"),
                             handed=F.instance_norm, finish=_keep_statistics))
-BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q"), handed=F.batch_norm,
+BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q", "B"), handed=F.batch_norm,
                          finish=_keep_statistics))
 
 

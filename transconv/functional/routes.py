@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 from transconv.errors import Unsupported
+from transconv.functional import written
+from transconv.functional.any_size import launched
 from transconv.functional.bound import Bound, Step, Values
-from transconv.functional.launches import Launch, Memory, deterministic, launch
+from transconv.functional.launches import Memory, deterministic
+from transconv.functional.written import Begun
 from transconv.runtime import COMPILING, allocator
-from transconv.torch_ops import stats
+from transconv.torch_ops import stats, warm
+from transconv.torch_ops.arguments import means_more
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
 
@@ -23,10 +27,11 @@ _empty = allocator.quickest()
 class Started:
     """A step with its launch: from values to values."""
 
-    __slots__ = ("device", "given", "launch", "of", "stored", "text")
+    __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
+                 "waits")
 
     def __init__(self, step: Step, device: torch.device, is_aligned: bool) -> None:
-        self.launch: Launch = launch(step.text, device, is_aligned, settings.mode)
+        self.launch, self.any_size, self.waits = launched(step, device, is_aligned, settings.mode)
         self.text, self.device = step.text, device
         self.given = step.given
         self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
@@ -34,37 +39,35 @@ class Started:
 
     def run(self, values: Values) -> None:
         """Launch, and add the stores to the values."""
-        found = self.launch
-        given = [values[name] for name in self.given]
-        if found.begin is not None and current_device() == found.device:
-            made = [_empty(m.shape, m.strides, m.dtype) for _, m in self.stored]
-            found.begin(*given, *made)
-        else:
-            made = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
-                    for _, m in self.stored]
-            found.start([*given, *made])
+        made = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+                for _, m in self.stored]
+        self.launch.start([*[values[name] for name in self.given], *made])
         for (name, _), t in zip(self.stored, made, strict=True):
             values[name] = t
+
+    def begun(self) -> Begun | None:
+        """What starts the launch without checks; None before the first one."""
+        begin, names = self.launch.begin, tuple(name for name, _ in self.stored)
+        return begin and Begun(begin, self.given, names, tuple(memory for _, memory in self.stored))
 
 
 class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
-    __slots__ = ("adds", "back", "bound", "calls", "calls_back", "gradients", "kept", "name", "order",
-                 "reason", "saved", "step")
+    __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
+                 "name", "only_on", "reason", "stands_in", "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
         self.step: Started | None = None
-        self.order: list[int] = []  # the operands' indices, in the launch's order
-        self.kept: list[int] = []  # indices of the results among the stores
-        self.saved: list[int] = []  # indices of the gradients' inputs among operands and stores
         self.gradients: list[Started] = []
+        self.functions: dict[bool, Callable[..., Any]] = {}  # see written
+        self.entry_back: Callable[..., tuple[Any, ...] | None] | None = None  # see written_back
         self.calls = self.calls_back = 0
         self.adds = bound is not None and bound.adds
-        # For one launch of all gradients: indices of its operands among the saved tensors and the
-        # result's gradient, and of its stores by operand.
-        self.back: tuple[list[int], list[int | None]] | None = None
+        self.stands_in = False  # until a process has compiled other kernels, which may be chosen then
+        self.aligned = False  # all its tensors begin at multiples of 16 bytes
+        self.only_on: int | None = None  # the device that must be the current one, if there are several
 
     @property
     def hands_gradients(self) -> bool:
@@ -80,88 +83,39 @@ class Route:
         calls, back = self.calls, self.calls_back
         self.calls = self.calls_back = 0
         if calls:
-            stats.add(not self.reason, self.reason or self.name, calls)
+            stats.add(not self.reason, self.reason or self.name + _any_size([self.step]), calls)
         if back:
-            stats.add(True, f"{self.name}_gradient", back)
+            stats.add(True, f"{self.name}_gradient{_any_size(self.gradients)}", back)
 
-    def results(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results of the operands, where no gradient is needed."""
-        step = self.step
-        assert step is not None
-        found = step.launch
-        if found.begin is None or current_device() != found.device:
-            return self.forward(given)[0]
-        made = [_empty(*memory) for _, memory in step.stored]
-        found.begin(*[given[i] for i in self.order], *made)
-        return [made[i] for i in self.kept]
+    def results(self, given: Sequence[Tensor]) -> Any:
+        """The results of the operands, where no gradient is needed; a single one may come alone."""
+        run = self.written(False)
+        return self.forward(given)[0] if run is None else run(*given)
 
-    def bound_run(self) -> Callable[..., object] | None:
-        """``results`` as a function of single operands, without further checks; a single result comes
-        alone. None before the first launch. Counts."""
-        step = self.step
-        begin = None if step is None else step.launch.begin
-        if step is None or begin is None:
+    def written(self, saves: bool) -> Callable[..., Any] | None:
+        """A function of single operands, without checks, to the results; a single one alone. With
+        ``saves`` of autograd's context before them, which keeps what gradients need. None before the first
+        launch, and while another device is the current one."""
+        if self.only_on not in (None, current_device()):
             return None
-        device = step.launch.device if torch.cuda.device_count() > 1 else None
-        if len(step.stored) > 1 or self.order != [*range(len(self.order))]:
-            def several(*given: Tensor) -> Sequence[Tensor]:
-                self.calls += 1
-                return self.results(given)
-            return several
-        shape, strides, dtype = step.stored[0][1]
-        empty = _empty
+        bound, step, found = self.bound, self.step, self.functions.get(saves)
+        if found is None and bound is not None and step is not None and (begun := step.begun()):
+            found = self.functions[saves] = written.launching(
+                _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
+        return found
 
-        def run(*given: Tensor) -> object:
-            self.calls += 1
-            if device is not None and current_device() != device:
-                return self.results(given)
-            made = empty(shape, strides, dtype)
-            begin(*given, made)
-            return made
-        return run
-
-    def bound_saving(self) -> Callable[..., tuple[Any, Sequence[Tensor]]] | None:
-        """``saving`` without further checks; a single result is returned alone. None before the first
-        launch. Counts."""
-        step = self.step
-        begin = None if step is None else step.launch.begin
-        if step is None or begin is None:
+    def written_back(self, saved: Sequence[Tensor],
+                     grad: Tensor) -> Callable[..., tuple[Any, ...] | None] | None:
+        """``gradients_of`` as a function of the result's gradient and the saved values, for tensors like
+        these. None before the first launches, and for tensors that no guard tells from others."""
+        bound, begun = self.bound, [step.begun() for step in self.gradients]
+        there = [one for one in begun if one is not None]
+        check = warm.guard(grad, *saved) if bound is not None and len(there) == len(begun) else None
+        if bound is None or check is None:
             return None
-        empty, order, kept, saved = _empty, self.order, self.kept, self.saved
-        device = step.launch.device if torch.cuda.device_count() > 1 else None
-        memory = [m for _, m in step.stored]
-        first = memory[0]
-        alone = len(memory) == 1 and order == [*range(len(order))]
-
-        def start(given: tuple[Tensor, ...]) -> tuple[Any, Sequence[Tensor]]:
-            self.calls += 1
-            if device is not None and current_device() != device:
-                results, found = self.saving(given)
-                return results if len(results) > 1 else results[0], found
-            if alone:
-                made = empty(*first)
-                begin(*given, made)
-                known = (*given, made)
-                return made, [known[i] for i in saved]
-            stored = [empty(*m) for m in memory]
-            begin(*[given[i] for i in order], *stored)
-            known = (*given, *stored)
-            kept_of = stored[kept[0]] if len(kept) == 1 else tuple([stored[i] for i in kept])
-            return kept_of, [known[i] for i in saved]
-        return start
-
-    def saving(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """The results of the operands, and the values that gradients need, in the bound's order."""
-        bound, step = self.bound, self.step
-        assert bound is not None and step is not None
-        found = step.launch
-        if found.begin is None or current_device() != found.device:
-            results, values = self.forward(given)
-            return results, [values[name] for name in bound.saved]
-        made = [_empty(m.shape, m.strides, m.dtype) for _, m in step.stored]
-        found.begin(*[given[i] for i in self.order], *made)
-        known = (*given, *made)
-        return tuple([made[i] for i in self.kept]), [known[i] for i in self.saved]
+        results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
+        return written.gradients(self, _empty, check, bound.saved, there, results, self.aligned,
+                                 self.only_on)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""
@@ -173,25 +127,15 @@ class Route:
 
     def gradients_of(self, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the operands from the saved values, None where none is wanted. The result's
-        gradient is copied if its strides differ from the result's."""
+        gradient is copied if its strides differ from the result's, as are values that hooks of autograd
+        kept in other memory."""
         bound = self.bound
         assert bound is not None
         self.calls_back += 1
-        memory = bound.forward.stored[bound.results[0]]
-        if (grad.stride() != memory.strides or grad.is_neg() or grad._is_zerotensor()
-                or grad.data_ptr() & ALIGNMENT):
-            grad = torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype,
-                                       device=grad.device).copy_(grad)
-        step = self.gradients[0]
-        begin = step.launch.begin
-        if self.back is not None and begin is not None and current_device() == step.launch.device:
-            order, found = self.back
-            known = (*saved, grad)
-            made = [_empty(*m) for _, m in step.stored]
-            begin(*[known[i] for i in order], *made)
-            return tuple([None if i is None else made[i] for i in found])
-        values = dict(zip(bound.saved, saved, strict=True))
-        values["G"] = grad
+        like = bound.memory | bound.forward.stored
+        values = {name: _as_kept(t, like[name], self.aligned)
+                  for name, t in zip(bound.saved, saved, strict=True)}
+        values["G"] = _as_kept(grad, like[bound.results[0]], self.aligned)
         for step in self.gradients:
             step.run(values)
         return tuple([values[f"d{n}"] if on else None
@@ -205,7 +149,7 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     waits: Unsupported | None = None
     for step in (bound.forward, *backward):  # request all before waiting for the first
         try:
-            launch(step.text, device, is_aligned, settings.mode)
+            launched(step, device, is_aligned, settings.mode)
         except Unsupported as error:
             if error.reason != COMPILING:
                 raise
@@ -213,16 +157,22 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     if waits is not None:
         raise waits
     route.step = Started(bound.forward, device, is_aligned)
-    stored = [name for name, _ in route.step.stored]
-    route.order = [bound.operands.index(name) for name in route.step.given]
-    route.kept = [stored.index(name) for name in bound.results]
-    known = [*bound.operands, *stored]
-    route.saved = [known.index(name) for name in bound.saved]
     route.gradients = [Started(step, device, is_aligned) for step in backward]
-    if len(route.gradients) == 1:
-        back = route.gradients[0]
-        known, stored = [*bound.saved, "G"], [name for name, _ in back.stored]
-        route.back = ([known.index(name) for name in back.given],
-                      [stored.index(f"d{n}") if on else None
-                       for n, on in zip(bound.operands, bound.wanted, strict=True)])
+    route.aligned = is_aligned
+    route.stands_in = any(step.waits for step in (route.step, *route.gradients))
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        route.only_on = device.index
     return route
+
+
+def _any_size(steps: Sequence[Started | None]) -> str:
+    """What stats() add to a name where sizes are arguments of all kernels."""
+    return " any size" if all(step is not None and step.any_size for step in steps) else ""
+
+
+def _as_kept(t: Tensor, memory: Memory, is_aligned: bool) -> Tensor:
+    """The tensor, copied unless its memory is as kernels read it."""
+    moved = is_aligned and t.data_ptr() & ALIGNMENT
+    if t.stride() == memory.strides and not moved and not means_more(t):
+        return t
+    return torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype, device=t.device).copy_(t)

@@ -16,6 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transconv.graph import translate  # noqa: F401  # its tables have entered their rows
 from transconv.graph.rows import ROWS
 
+Tensor = torch.Tensor
+
 # Softmax, batch norms and the gradients of norms become moments and maps, of which kernels are made again.
 ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
         "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm",
@@ -28,8 +30,18 @@ def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, by operation."""
     aten = torch.ops.aten
     more = get_decompositions([getattr(aten, name) for name in ALSO if hasattr(aten, name)])
-    found = {**core_aten_decompositions(), **more}
+    found = {**core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
     return {op: how for op, how in found.items() if op not in ROWS}
+
+
+def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Its mask by torch, of nothing that is computed before; what is done with it is arithmetic. In the
+    type, the order and the numbers of torch's dropout on a CPU."""
+    shape, device = x.shape, x.device
+    if train is False or p == 0:
+        return x.clone(), torch.ones(shape, dtype=torch.bool, device=device)
+    mask = torch.ops.aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
+    return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
 MOVED = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
-import torch
+import numpy as np
 
+from transconv.graph.counting import Line, fitted
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece
-from transconv.graph.reduction_rows import reduced, window_numbers
+from transconv.graph.pool_rows import Averages, Stretch, stretched, window_numbers
+from transconv.graph.reduction_rows import reduced, wide
 from transconv.graph.rows import Call, NotOurs, mapped, row
-from transconv.graph.sizes import Length
+from transconv.graph.sizes import Length, Size
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 
 
@@ -41,17 +42,55 @@ def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride:
 def _avg_pool_backward(call: Call) -> Piece:
     grad, x = call.args[:2]
     n = 3 if "3d" in call.name else 2
-    window, stride, padding = window_numbers(call, n, 2)
-    ceil, counts_all, divisor = call.arg(5, "ceil_mode"), call.arg(6, "count_include_pad"), call.arg(
-        7, "divisor_override")
-    if ceil or any(padding) and not counts_all:
-        raise NotOurs("windows of unlike counts")
-    seen = _spread(grad, x.shape[-n:], window, stride, padding, [1] * n)
+    pool = Averages.of(call, x, n, 2)
+    each = grad if pool.by else pool.divided(grad, wide(call.dtype), "pool gradient")
+    seen = _spread(each, x.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n)
     dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    wide = torch.float32 if call.dtype.itemsize < 4 else call.dtype
-    total = reduced("sum", dims, seen, dtype=wide, label="pool gradient")
-    return mapped(f"{{}} / {divisor or prod(window)}".format, total, dtype=call.dtype,
-                  label="pool gradient")
+    total = reduced("sum", dims, seen, dtype=wide(call.dtype), label="pool gradient")
+    if pool.by:
+        return pool.divided(total, call.dtype, "pool gradient")
+    return mapped(str, total, dtype=call.dtype, label="pool gradient", work=0)
+
+
+@row("index_put", "_unsafe_index_put")
+def _put(call: Call) -> Piece:
+    """The gradient of elements that were taken from places that are the same at every call, in order, as
+    interpolation takes them: each element sums its neighbours."""
+    x, indices, grad = call.args[:3]
+    told = [(d, i) for d, i in enumerate(indices) if i is not None]
+    first = told[0][0]
+    alone = isinstance(x, Constant) and x.value == 0 and call.arg(3, "accumulate", False)
+    if not alone or len(grad.shape) != len(x.shape) or [d for d, _ in told] != [
+            *range(first, first + len(told))] or any(i.values is None for _, i in told):
+        raise NotOurs("elements are put where values say")
+    found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
+    seen = stretched(grad, first, x.shape[first:first + len(told)], found)
+    dims = tuple(range(len(x.shape), len(x.shape) + len(told)))
+    return reduced("sum", dims, seen, dtype=call.dtype, label="sum of neighbours")
+
+
+def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
+    """Which elements, along a dim of the index, were taken from each of a dim."""
+    values = index.values
+    assert values is not None
+    if isinstance(size, Size) or values.numel() != made or values.shape[dim:][:1] != (made,):
+        raise NotOurs("places of several dims")
+    flat = values.flatten().numpy()
+    if (np.diff(flat) < 0).any() or flat[0] < 0:
+        raise NotOurs("places that are in no order")
+    line, places = fitted(flat.astype(np.int64)), np.arange(size)
+    first, last = (np.searchsorted(flat, places, side).astype(np.int64) for side in ("left", "right"))
+    if ((last - first) == last[0]).all() and (begin := fitted(first)) is not None:
+        return Stretch(begin, int(last[0]), None)
+    if line is None:
+        raise NotOurs("places that no division of whole numbers gives")
+    # From the first one on that the line has there, or that is cut off to it.
+    up, down = (line.up, line.down) if line.up else (1, 0)
+    early = (places * down - line.add + up - 1) // up if line.up else 0 * places
+    shift = int(np.where(last > first, early - first, 0).max(initial=0))
+    begin = Line(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
+    most = int(np.where(last > first, last - early + shift, 0).max())
+    return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 
 
 @row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
@@ -121,7 +160,6 @@ def _reflect_backward(call: Call) -> Piece:
 
 def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Piece:
     shape = (*grad.shape[:dim], size, *grad.shape[dim + 1:])
-    wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype
 
     def image(place: Callable[[Expr], Expr], where: Callable[[Expr], Expr]) -> Piece:
         part = Part(grad, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1:]), lambda at: where(at[dim]))
@@ -135,5 +173,5 @@ def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Pi
         last = size - 1
         images.append(image(lambda i: as_expr(last * 2 + before) - i,
                             lambda i: (i >= last - behind) & (i < last)))
-    return mapped(" + ".join(["{}"] * len(images)).format, *images, dtype=wide, label="pad gradient",
-                  work=len(images) - 1)
+    return mapped(" + ".join(["{}"] * len(images)).format, *images, dtype=wide(grad.dtype),
+                  label="pad gradient", work=len(images) - 1)

@@ -201,18 +201,41 @@ def _sign(call: Call) -> Piece:
                       label="sign", work=3)
 
 
+MULTIPLIED = 64  # the largest power that is computed by multiplications
+
+
 @row("pow.Tensor_Scalar")
 def _power(call: Call) -> Piece:
     x, power = call.args
-    if power == 0.5:
-        return arithmetic(call, "sqrt({})".format, x, label="pow", work=HEAVY)
-    if power == -0.5:
-        return arithmetic(call, "rsqrt({})".format, x, label="pow", work=HEAVY)
-    if isinstance(power, (int, float)) and power == int(power) and 1 <= abs(power) <= 8:
-        text = f"{{}}**{abs(int(power))}" if abs(power) > 1 else "{}"
-        text = f"1 / ({text})" if power < 0 else text
-        return arithmetic(call, text.format, x, label="pow", work=3)
-    raise NotOurs(f"a power of {power}")
+    if power in (0.5, -0.5):
+        return arithmetic(call, f"{'r' * (power < 0)}sqrt({{}})".format, x, label="pow", work=HEAVY)
+    if not isinstance(power, (int, float)) or power != power or abs(power) > 1e30:
+        raise NotOurs(f"a power of {power}")
+    if power != int(power):  # of what is negative it is no number, as in torch
+        text = f"pow({{}}, {number(float(power))})"
+        return arithmetic(call, text.format, x, label="pow", work=2 * HEAVY)
+    if not 1 <= abs(power) <= MULTIPLIED:
+        raise NotOurs(f"a power of {power}")
+    text = _multiplied(abs(int(power)))
+    return arithmetic(call, (f"1 / ({text})" if power < 0 else text).format, x, label="pow", work=3)
+
+
+def _multiplied(power: int) -> str:
+    """A whole power as a text, of eighth powers."""
+    eighths, rest = divmod(power, 8)
+    parts = [f"({{0}}**8)**{eighths}" if eighths > 1 else "{0}**8"] * (eighths > 0)
+    parts += [f"{{0}}**{rest}" if rest > 1 else "{0}"] * (rest > 0)
+    return "*".join(parts)
+
+
+@row("clamp.Tensor")
+def _clamp_between(call: Call) -> Piece:
+    """Where a bound is no number, neither is the result."""
+    found: Piece = call.args[0]
+    for bound, op in ((call.arg(1, "min"), "max"), (call.arg(2, "max"), "min")):
+        if bound is not None:
+            found = arithmetic(call, f"{op}({{}}, {{}})".format, found, bound, label="clamp", whole=True)
+    return found
 
 
 @row("isnan")

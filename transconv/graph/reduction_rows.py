@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from transconv.graph import moves
 from transconv.graph.map_rows import cast
-from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Reduced, Seen
+from transconv.graph.pieces import Constant, Piece, Reduced
 from transconv.graph.rows import Call, NotOurs, computed, expanded, kind, mapped, reshaped, row
-from transconv.graph.sizes import Length
 
 
 def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
@@ -65,12 +63,12 @@ def _mean(call: Call) -> Piece:
 
 def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
     """A sum and the mean."""
-    total = reduced("sum", dims, x, dtype=_wide(dtype), label="mean")
+    total = reduced("sum", dims, x, dtype=wide(dtype), label="mean")
     count = prod(x.shape[d] for d in dims)
     return total, mapped(f"{{}} / {count}".format, total, dtype=dtype, label="mean")
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
     """The type that sums are kept in."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
@@ -136,7 +134,7 @@ def _moments(call: Call) -> tuple[Piece, Piece]:
     least = count - (1 if given is None else given)
     if least <= 0:
         raise NotOurs("the variance of one number")
-    mean, squares = _centred(x, dims, _wide(call.dtype))
+    mean, squares = _centred(x, dims, wide(call.dtype))
     var = mapped(f"{{}} / {least!r}".format, squares, dtype=call.dtype, label="var")
     return reshaped(var, call.shape), reshaped(mean, call.shape)
 
@@ -183,14 +181,14 @@ def _layer_norm(call: Call) -> tuple[Piece, ...]:
 def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
             call: Call) -> tuple[Piece, ...]:
     """What is normalized over the dims from ``first`` on, the mean, and one over the deviation."""
-    dtype = _wide(call.dtype)
+    dtype = wide(call.dtype)
     dims = tuple(range(first, len(x.shape)))
     mean, var = _centred(x, dims, dtype)
     scale = mapped(f"rsqrt({{}} / {prod(x.shape[d] for d in dims)} + {eps!r})".format, var, dtype=dtype,
                    label="rsqrt", work=8)
     kept = (*x.shape[:first], *[1] * len(dims))
-    wide = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
-    made: Piece = mapped("({} - {})*{}".format, x, *wide, dtype=dtype, label="norm", work=2)
+    centred = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
+    made: Piece = mapped("({} - {})*{}".format, x, *centred, dtype=dtype, label="norm", work=2)
     weight, bias = scales
     if weight is not None:
         made = mapped("{}*{}".format, made, weight, dtype=dtype, label="norm")
@@ -201,103 +199,3 @@ def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
         assert result is not None
         moments.append(reshaped(mapped(str, t, dtype=result.dtype, label="norm", work=0), result.shape))
     return mapped(str, made, dtype=call.dtype, label="norm", work=0), *moments
-
-
-@row("index_put", "_unsafe_index_put")
-def _repeated(call: Call) -> Piece:
-    """The gradient of nearest upsampling: the sums of neighbours."""
-    x, indices, grad = call.args[:3]
-    whole = isinstance(x, Constant) and x.value == 0 and call.arg(3, "accumulate", False)
-    told = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if not whole or len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
-        raise NotOurs("elements are put where values say")
-    shape: list[Length] = list(grad.shape)
-    dims: list[int] = []
-    for d, index in reversed(told):
-        times, rest = divmod(grad.shape[d], x.shape[d])
-        flat = index.values.flatten()
-        if rest or not torch.equal(flat, torch.arange(grad.shape[d]) // max(1, times)):
-            raise NotOurs("elements are put at a ratio that is no whole number")
-        shape[d:d + 1] = [x.shape[d], times]
-        dims = [d + 1, *(e + 1 for e in dims)]
-    return reduced("sum", dims, reshaped(grad, shape), dtype=call.dtype, label="sum of neighbours")
-
-
-# -- pools -----------------------------------------------------------------------------------------
-
-
-def _list(given: Any, n: int, usual: Sequence[int]) -> list[int]:
-    listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    listed = listed or list(usual)
-    return listed * n if len(listed) == 1 else listed
-
-
-def window_numbers(call: Call, n: int, first: int) -> tuple[list[int], list[int], list[int]]:
-    """The window, stride and padding of a pool, whose arguments begin with these at a place."""
-    window = _list(call.args[first], n, ())
-    return (window, _list(call.arg(first + 1, "stride", []), n, window),
-            _list(call.arg(first + 2, "padding", 0), n, ()))
-
-
-def _windows(x: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
-             padding: Sequence[int], dilation: Sequence[int], fill: float) -> Piece:
-    """(..., o, k): the elements of each window."""
-    n = len(window)
-    shape = (*x.shape[:-n], *sizes, *window)
-    move = moves.windows(n, stride, padding, dilation)
-    dims = [len(x.shape) - n + d for d in range(n)]
-    leaves = any(p or (o - 1) * s + (k - 1) * d - p >= i for o, s, k, d, p, i in zip(
-        sizes, stride, window, dilation, padding, x.shape[-n:], strict=True))
-    if not leaves:
-        return Seen(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
-    beyond = Constant(shape=shape, dtype=x.dtype, value=fill)
-    return Chosen(shape=shape, dtype=x.dtype, label="windows", parts=(
-        Part(x, move, moves.inside(x.shape, move, dims)), Part(beyond, lambda at: at)))
-
-
-@row("max_pool2d_with_indices", "max_pool3d_with_indices")
-def _max_pool(call: Call) -> tuple[Piece, ...]:
-    x = call.args[0]
-    n = 3 if "3d" in call.name else 2
-    window, stride, padding = window_numbers(call, n, 1)
-    dilation = _list(call.arg(4, "dilation", 1), n, ())
-    sizes = call.shape[-n:]
-    seen = _windows(x, sizes, window, stride, padding, dilation, float("-inf"))
-    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    top = reduced("max", dims, seen, dtype=call.dtype, label="max_pool")
-    place = reduced("argmax", dims, seen, dtype=torch.int64, label="max_pool")
-
-    def coordinates(at: Index) -> Index:
-        first = len(at) - n
-        return tuple(at[first + d] * stride[d] - padding[d] for d in range(n))
-
-    def flat(found: str, *corner: str) -> str:
-        said, below = "", prod(window)
-        for d in range(n):
-            below //= window[d]
-            own = f"{found} // {below}" if below > 1 else found
-            own = f"({own}) % {window[d]}" if d else f"({own})"
-            own = f"({corner[d]} + {own}*{dilation[d]})"
-            said = f"({said}*{x.shape[len(x.shape) - n + d]} + {own})" if said else own
-        return said
-
-    index = Mapped(shape=top.shape, dtype=torch.int64, inputs=(place,), write=flat, place=coordinates,
-                   label="max_pool", work=4 * n)
-    return top, index
-
-
-@row("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(call: Call) -> Piece:
-    x = call.args[0]
-    n = int(call.name.split(".")[0][-2])
-    window, stride, padding = window_numbers(call, n, 1)
-    ceil, counts_all, divisor = (call.arg(4, "ceil_mode", False), call.arg(5, "count_include_pad", True),
-                                 call.arg(6, "divisor_override"))
-    if ceil or any(padding) and not counts_all:
-        raise NotOurs("windows of unlike counts")
-    seen = _windows(x, call.shape[-n:], window, stride, padding, [1] * n, 0.0)
-    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    total = reduced("sum", dims, seen, dtype=_wide(call.dtype), label="avg_pool")
-    return mapped(f"{{}} / {divisor or prod(window)}".format, total, dtype=call.dtype, label="avg_pool")
-
-

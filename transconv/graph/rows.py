@@ -7,6 +7,7 @@ gradient_rows.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,6 +81,30 @@ def row(*names: str) -> Callable[[Rule], Rule]:
                 ROWS[found] = rule
         return rule
     return enter
+
+
+# Why operations have no row, by what is common to their names.
+NEVER = (
+    (re.compile(r"^_?(log)?cum(sum|prod|max|min|sumexp)"), "a scan: each element needs all before it"),
+    (re.compile(r"^(sort|argsort|topk|kthvalue|median|nanmedian|mode|msort|searchsorted|bucketize|_?unique|"
+                r"isin)"), "the order of the values decides"),
+    (re.compile(r"scatter|^index_(add|copy|fill|reduce)|^(masked_scatter|bincount|histc|embedding_dense|"
+                r"embedding_bag|_embedding_bag|_index_put_impl)"), "elements are put where values say"),
+    (re.compile(r"^(nonzero|masked_select|repeat_interleave|_local_scalar_dense|item)"),
+     "values decide the size of its result"),
+    (re.compile(r"^(_scaled_dot_product|_flash_attention|_efficient_attention)"),
+     "torch has one kernel for attention"),
+    (re.compile(r"^(_?linalg|_?fft|stft|istft|lu_|cholesky|qr|svd|geqrf|ormqr|triangular)"),
+     "linear algebra and transforms are libraries'"),
+)
+
+
+def why_no_row(target: Any) -> str:
+    """Why torch computes an operation that no row has."""
+    name = str(target).partition(".")[2] if str(target).startswith(("aten.", "prims.")) else ""
+    drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return next((why for pattern, why in NEVER if name and pattern.search(name)),
+                "torch draws random numbers" if drawn else "no row of the table has this operation")
 
 
 # -- what rules are made of ------------------------------------------------------------------------

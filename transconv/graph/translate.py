@@ -6,18 +6,26 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 
 from transconv.functional.launches import TYPES
-from transconv.graph import gradient_rows, map_rows, moves, product_rows, reduction_rows, view_rows
+from transconv.graph import (
+    gradient_rows,
+    map_rows,
+    pool_rows,
+    product_rows,
+    reduction_rows,
+    view_rows,
+)
+from transconv.graph.counting import told_by_place
 from transconv.graph.pieces import Counted, Piece, Seen, Source
-from transconv.graph.rows import ROWS, Call, NotOurs, Result
+from transconv.graph.rows import ROWS, Call, NotOurs, Result, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
-TABLES = (map_rows, view_rows, reduction_rows, product_rows, gradient_rows)  # imported for their rows
+# Imported for their rows.
+TABLES = (map_rows, view_rows, reduction_rows, pool_rows, product_rows, gradient_rows)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:
@@ -64,7 +72,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         return _as_torch(found, symbols.result(node.meta["val"]))
     rule = ROWS.get(node.target)
     if rule is None:
-        raise NotOurs("no row of the table has this operation")
+        raise NotOurs(why_no_row(node.target))
     val = node.meta.get("val")
     each = tuple(val) if isinstance(val, (tuple, list)) else (val,)
     results = tuple([_result(t, device, symbols) if isinstance(t, torch.Tensor) else None for t in each])
@@ -113,20 +121,10 @@ def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tens
 
 
 def counted(values: torch.Tensor) -> Counted | None:
-    """Whole numbers along one dim as an expression of the position, i*up // down; None for others."""
-    wide = [d for d, n in enumerate(values.shape) if n > 1]
-    if values.dtype not in (torch.int32, torch.int64) or len(wide) > 1:
-        return None
-    flat = values.flatten().numpy()
-    dim, n = (wide or [0])[0], len(flat)
-    last = int(flat[-1])
-    found = next(((up, down) for up, down in moves.ratios(n, last + 1, last / max(1, n - 1))
-                  if np.array_equal(np.arange(n) * up // down, flat)), None)
-    if found is None:
-        return None
-    up, down = found
-    return Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
-                   count=lambda at: at[dim] * up // down)
+    """Whole numbers along one dim as an expression of the position; None for others."""
+    count = told_by_place(values)
+    return None if count is None else Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
+                                              count=count)
 
 
 def _as_torch(made: Piece, result: Result) -> Piece:

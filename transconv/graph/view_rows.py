@@ -7,11 +7,11 @@ from typing import Any
 
 from transconv.compute import COORDINATES
 from transconv.graph import moves
+from transconv.graph.counting import told_by_place
 from transconv.graph.map_rows import cast
 from transconv.graph.pieces import (
     Chosen,
     Constant,
-    Counted,
     Index,
     Indexed,
     Move,
@@ -293,11 +293,12 @@ def _index(call: Call) -> Piece:
 
 def _counted(index: Piece) -> Callable[[Index], Expr] | None:
     """An index that the position tells, none of them negative."""
+    if index.values is not None:
+        return told_by_place(index.values) if bool((index.values >= 0).all()) else None
     if isinstance(index, Seen):
         inner = _counted(index.of)
         return None if inner is None else lambda at: inner(index.move(at))
-    known = isinstance(index, Counted) and index.values is not None and bool((index.values >= 0).all())
-    return index.count if known and isinstance(index, Counted) else None
+    return None
 
 
 def _indexed(call: Call, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:

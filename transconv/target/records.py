@@ -33,7 +33,7 @@ class Target:
     """A chip. ``sms``: its multiprocessors; ``shared_bytes``: shared memory that one program may use;
     ``regs``: 32-bit registers of one multiprocessor; ``bandwidth_gbs``: of its memory, in GB/s;
     ``tflops``: dense rate of 16-bit matrix products; ``mma_dtypes``: operand types of its matrix unit;
-    ``precisions``: of a dot of f32; ``min_dot``: the smallest (m, n, k) of a 16-bit dot.
+    ``precisions``: of a dot of f32.
 
     ``features``: ``mma`` (matrix unit), ``async_copy`` (from global to shared memory without registers),
     ``box`` (a tensor-copy engine that moves boxes), ``wgmma`` and ``tcgen05`` (asynchronous matrix
@@ -55,12 +55,14 @@ class Target:
     features: frozenset[str]
     mma_dtypes: frozenset[DType]
     precisions: tuple[str, ...]
-    min_dot: tuple[int, int, int]
     upcast16: bool = False
     rates: Rates = SM90
 
     def __str__(self) -> str:
         return self.name
+
+    def __hash__(self) -> int:  # of some fields, because caches ask for it for every schedule
+        return hash((self.name, self.sms, self.features))
 
     @property
     def ridge(self) -> float:
@@ -108,8 +110,7 @@ def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: f
           *features: str, dtypes: tuple[DType, ...] = ()) -> Target:
     return Target(f"sm_{arch}", "cuda", arch, 32, sms, shared, 65536, l2 * MIB, bandwidth, tflops,
                   frozenset({"mma", "async_copy", *features}),
-                  frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}), ANY_F32,
-                  (1, 1, 16))
+                  frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}), ANY_F32)
 
 
 def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, bandwidth: float,
@@ -118,7 +119,7 @@ def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, b
     dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
     dtypes |= {*F8} if arch in ("gfx950", "gfx1201") else set()
     return Target(arch, "hip", arch, warp_size, sms, shared, regs, l2 * MIB, bandwidth, tflops,
-                  frozenset({"mma", *features}), frozenset(dtypes), precisions, (1, 1, 1))
+                  frozenset({"mma", *features}), frozenset(dtypes), precisions)
 
 
 TARGETS: dict[str, Target] = {t.name: t for t in (
@@ -135,10 +136,10 @@ TARGETS: dict[str, Target] = {t.name: t for t in (
     _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),                      # RX 7900 XTX
     _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),                      # RX 9070 XT
     Target("xpu", "xpu", "pvc", 16, 64, 128 * KIB, 131072, 204 * MIB, 1638, 419,  # Max 1550 die
-           frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32, (1, 16, 16)),
+           frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32),
     # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
     Target("interpreter", "interpreter", "numpy", 32, 1, 1 << 30, 1 << 30, MIB, 10, 0.01,
-           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32, (1, 1, 1),
+           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32,
            upcast16=True),
 )}
 """The chips with a record, by name."""

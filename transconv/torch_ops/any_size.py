@@ -21,7 +21,8 @@ from transconv.torch_ops import execute
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
-    from transconv.conv import Chosen, Registry
+    from transconv.conv import Compiled, Registry
+    from transconv.runtime import Chosen
 
 LIMIT = 1024  # layers kept; beyond it all are dropped
 
@@ -33,7 +34,7 @@ _lock = threading.Lock()
 
 def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[execute.Like],
            channels_last: bool, device: torch.device, epilogue: str, bias: torch.dtype | None,
-           aligned: bool, flags: execute.Flags, mode: str) -> tuple[Chosen, Registry]:
+           aligned: bool, flags: execute.Flags, mode: str) -> tuple[Chosen[Compiled], Registry]:
     """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
     layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
     where there is no plan, or none yet."""

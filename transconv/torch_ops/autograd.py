@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 _new_class: Any = type(torch.autograd.Function)
 _compiling = torch.compiler.is_dynamo_compiling
 # Whether `is_grads_batched` made it: a view of many gradients, without memory of its own.
-_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 class CastConvolutionFunction(torch.autograd.Function):
@@ -62,7 +62,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     if (torch.is_grad_enabled() or torch.compiler.is_compiling()
             or torch._C._len_torch_dispatch_stack()
             or torch._C._are_functorch_transforms_active()
-            or _is_batched(grad)):
+            or is_batched(grad)):
         found = library.convolution_backward(grad, input, weight, *params, mask)
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
@@ -85,7 +85,8 @@ def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
     if made is None:
         run = route.bound() if bound and not cast else route.of_given()
         forward = _casting(run, biased, cast) if cast else _plain(run, biased)
-        made = route.functions[cast, bound] = class_of(forward, _backward(route, biased))
+        made = route.functions[cast, bound] = class_of(forward, _backward(route, biased),
+                                                       "ConvolutionFunction")
     return made
 
 
@@ -135,15 +136,15 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
     return backward
 
 
-def class_of(forward: Callable[..., Tensor],
-              backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
+def class_of(forward: Callable[..., Any], backward: Callable[..., tuple[Tensor | None, ...]],
+             name: str) -> Callable[..., Any]:
     """``apply`` of an autograd function made of these two."""
     # autograd looks these up by name along the class hierarchy at every call: the nearest is cheapest.
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward),
            "setup_context": staticmethod(torch.autograd.Function.setup_context),
            "clear_saved_tensors_on_access": False, "boxed_grads_call": False}
-    made: Any = _new_class("ConvolutionFunction", (torch.autograd.Function,), own)
+    made: Any = _new_class(name, (torch.autograd.Function,), own)
     # The node's own `apply` would look for the function above, in two more calls.
     made._backward_cls.apply = backward
-    apply: Callable[..., Tensor] = super(torch.autograd.Function, made).apply
+    apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
     return apply

@@ -29,7 +29,8 @@ from transconv.torch_ops.route import ALIGNMENT
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.conv import Chosen, Registry
+    from transconv.conv import Compiled, Registry
+    from transconv.runtime import Chosen
 
 Tensor = torch.Tensor
 
@@ -143,7 +144,7 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
     return parts
 
 
-def _scheduled(of_any_size: Callable[[str], tuple[Chosen, Registry]],
+def _scheduled(of_any_size: Callable[[str], tuple[Chosen[Compiled], Registry]],
                request: tuple[Any, ...]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``execute.planned``."""

@@ -102,7 +102,7 @@ def function_of(route: FusedRoute, bound: bool) -> Callable[..., Tensor]:
     made = route.functions.get((None, bound))
     if made is None:
         forward = _forward(route.bound() if bound else route.of_given(), route.activation)
-        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route))
+        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route), "FusedFunction")
     return made
 
 

@@ -20,17 +20,19 @@ from transconv.selection import Row, choice, rows, store
 from transconv.target import Target, triton_version
 from transconv.tuning.progress import Progress
 from transconv.tuning.search import Search, Trial
-from transconv.tuning.table import Table, number
+from transconv.tuning.table import Table, number, read
 from transconv.verify.pool import Group, Pool, Task
 
-COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
-           "machine", "trial", "origin", "rank", "config", "estimate", "us", "p20", "p80",
+COLUMNS = ("layer", "layer_kind", "layer_direction", "problem", "direction", "behind", "dtype", "layout",
+           "machine", "trial", "origin", "rank", "schedule", "estimate", "us", "p20", "p80",
            "method", "verdict", "reason", "max_err", "lower_s", "triton_s", "device", "torch",
            "triton", "lowering")
+FORMER = {"kind": "layer_kind", "direction": "layer_direction", "prop": "direction",
+          "epilogue": "behind", "config": "schedule"}  # names of columns in older logs
 NAME = "layer"  # the column of a workload's name
-ASKED = ("problem", "prop", "epilogue")  # the columns of its text, direction and epilogue
+WORKLOAD = ("problem", "direction", "behind")  # the columns from which a workload is read
 SECONDS = ("lower_s", "triton_s")
-KEY = ("problem", "prop", "epilogue", "machine", "config", "triton", "lowering")
+KEY = (*WORKLOAD, "machine", "schedule", "triton", "lowering")
 
 Found = dict[str, Any]
 
@@ -157,11 +159,11 @@ class Session:
                         job.seeds(phases, self.target), self.explore)
         for row in self.log.rows:
             if self._same(row, job):
-                self._tell(job, search, Schedule.parse(row["config"]), row)
+                self._tell(job, search, Schedule.parse(row["schedule"]), row)
         job.search = search
 
     def _same(self, row: Found, job: Job) -> bool:
-        wanted = dict(zip(ASKED, job.key, strict=True)) | {
+        wanted = dict(zip(WORKLOAD, job.key, strict=True)) | {
             c: self.versions[c] for c in ("triton", "lowering", "machine")}
         return all(row[c] == v for c, v in wanted.items())
 
@@ -198,9 +200,9 @@ class Session:
             told: Found = {"verdict": word, "reason": " ".join(error.split())[:500]}
         else:
             told = {k: v for k, v in found.items() if k != "trace"}
-        row = {**job.about, **self.versions, **dict(zip(ASKED, job.key, strict=True)),
+        row = {**job.about, **self.versions, **dict(zip(WORKLOAD, job.key, strict=True)),
                "trial": len(job.search.times), "origin": trial.origin, "rank": trial.rank,
-               "config": str(trial.schedule), "estimate": trial.estimate,
+               "schedule": str(trial.schedule), "estimate": trial.estimate,
                **self.seconds.get(id(first), {}), **told}
         self.log.add(row)
         self._tell(job, job.search, trial.schedule, row)
@@ -241,7 +243,7 @@ def of_log(log: Iterable[Found]) -> list[Row]:
     for row in log:
         if row["verdict"] != "right" or not number(row, "us"):
             continue
-        text, direction, behind = (row[c] for c in ASKED)
+        text, direction, behind = (row[c] for c in WORKLOAD)
         about = store.workload_of(text, direction, behind)
         if about is None:
             continue
@@ -249,9 +251,20 @@ def of_log(log: Iterable[Found]) -> list[Row]:
         tried[key] = tried.get(key, 0) + 1
         if key not in best or float(row["us"]) < float(best[key]["us"]):
             best[key] = row
-    return [Row(text, direction, kind, row["machine"], row["config"], float(row["us"]), tried[key],
+    return [Row(text, direction, kind, row["machine"], row["schedule"], float(row["us"]), tried[key],
                 int(row["lowering"]), row["triton"])
             for key, row in best.items() for text, direction, kind in [key[:3]]]
+
+
+def read_log(path: Path) -> list[Found]:
+    """The rows of a log, or of a table of times by problem, direction and schedule; those of older
+    versions with the column names of today. Raises ValueError for a file that is no CSV file."""
+    return read(path, FORMER)
+
+
+def log_of(path: Path) -> Table:
+    """The log at a path, to be continued. Raises ValueError for a file with other columns."""
+    return Table(path, COLUMNS, KEY, FORMER)
 
 
 def log_path(database: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,22 @@ Row = dict[str, Any]
 
 class Table:
     """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them.
-    Raises ValueError for a file with other columns, which would be lost."""
+    ``former``: the names that columns had in older files, which are rewritten with today's. Raises
+    ValueError for a file with other columns, which would be lost."""
 
-    def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str],
+                 former: Mapping[str, str] | None = None) -> None:
         self.path, self.columns, self.key = path, tuple(columns), tuple(key)
-        found = header(path) if path.exists() else ()
+        there = header(path) if path.exists() else ()
+        names = renamed(there, former or {})
+        found = tuple(names.values())
         if others := [c for c in found if c not in self.columns]:
             raise ValueError(f"{path} is another table, with {', '.join(others[:4])} among its columns; "
                              f"expected some of {' '.join(self.columns)}")
-        self.rows = read(path) if found else []
+        self.rows = read(path, former) if found else []
         self.done = {self._key(row) for row in self.rows}
         path.parent.mkdir(parents=True, exist_ok=True)
-        if found and found != self.columns:
+        if found and there != self.columns:
             self._rewrite()  # made by an older version: missing columns become empty
 
     def _key(self, row: Row) -> tuple[str, ...]:
@@ -75,10 +79,20 @@ def header(path: Path) -> tuple[str, ...]:
     return tuple(_lines(path).fieldnames or ())
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a CSV file, as text, missing cells empty. Raises ValueError if it is no text."""
+def renamed(header: Sequence[str], former: Mapping[str, str]) -> dict[str, str]:
+    """The columns of a file, each with its name of today. ``former``: names of today by those of older
+    files; a file with a name that is none of today's is an older one."""
+    older = any(c in former and c not in former.values() for c in header)
+    return {c: former.get(c, c) if older else c for c in header}
+
+
+def read(path: Path, former: Mapping[str, str] | None = None) -> list[Row]:
+    """The rows of a CSV file, as text, missing cells empty; ``former``: see ``renamed``. Raises ValueError
+    if it is no text."""
     try:
-        return [{k: v or "" for k, v in row.items() if k is not None} for row in _lines(path)]
+        lines = _lines(path)
+        names = renamed(lines.fieldnames or (), former or {})
+        return [{names[k]: v or "" for k, v in row.items() if k is not None} for row in lines]
     except csv.Error as error:
         raise ValueError(f"{path}: {error}; expected a CSV file") from error
 

@@ -1,6 +1,7 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
+from transconv.compute.library.any_size import Named, named
 from transconv.compute.library.batch import batch_norm
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.norms import group_norm, layer_norm, rms_norm
@@ -28,8 +29,8 @@ from transconv.compute.library.views import (
 )
 
 __all__ = [
-    "Formula", "Gradient", "NORMS", "Page", "ROWS", "Seen", "Strided", "adaptive_average_pool",
+    "Formula", "Gradient", "NORMS", "Named", "Page", "ROWS", "Seen", "Strided", "adaptive_average_pool",
     "adaptive_max_pool", "average_pool", "batch_norm", "cross_entropy", "embedding", "extreme", "flip",
     "fold", "gather", "group_norm", "join", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
-    "nearest", "normalize", "pad", "reduced", "rms_norm", "shuffle", "softmax", "take", "unfold",
+    "named", "nearest", "normalize", "pad", "reduced", "rms_norm", "shuffle", "softmax", "take", "unfold",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transconv.compute.library.any_size import Said, counted
 from transconv.compute.library.formula import Formula, Gradient, held, lines
 from transconv.compute.library.norms import MOMENTS, SAVED
 from transconv.compute.library.page import Page, Placed, Strided
@@ -16,19 +17,20 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
     ``momentum`` (with the unbiased variance), are results ``newP`` and ``newQ``. Otherwise x is normalised
     by the running ones. ``saves``: mean and one over the deviation are stored for gradients."""
     page = _page(x, mean, variance, w, b, y or x.like(), saves)
-    count = page.count("k")
-    words: dict[str, object] = {"count": float(count), "eps": float(eps), "new": float(momentum),
-                                "old": 1.0 - momentum,
-             "unbiased": count / (count - 1) if count > 1 else "inf"}
+    count, points = page.count("k"), counted(page, "k")
+    unbiased = Said(f"{count / (count - 1)}" if count > 1 else "inf",
+                    f"({points.names} / max({counted(page, 'k', less=1.0).names}, 0.0))")
+    words: dict[str, object] = {"count": points, "eps": float(eps), "new": float(momentum),
+                                "old": 1.0 - momentum, "unbiased": unbiased}
     given = ("X", *(name for name in "PQWB" if name in page.seen))
     if not training:
         return _inference(page, given, words)
     keeps = ["read p = {P}", "read q = {Q}", "store {newP} = p*{old} + mean*{new}",
              "store {newQ} = q*{old} + v*({new}*{unbiased})"] if mean else []
-    text = page.text("batch_norm", *lines(MOMENTS), *_affine(page, "d * r"), *keeps,
+    text = page.sized("batch_norm", *lines(MOMENTS), *_affine(page, "d * r"), *keeps,
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     sums = ["let a = sum(g; {k})", "let c = sum(g*h; {k})"]
-    back = page.text("batch_norm_gradient", *lines(SAVED), *sums, "read w = {W}" if w else "",
+    back = page.sized("batch_norm_gradient", *lines(SAVED), *sums, "read w = {W}" if w else "",
                      f"store {{dX}} = (g - a/{{count}} - h*c/{{count}}) * r{' * w' if w else ''}",
                      "store {dW} = c" if w else "", "store {dB} = a" if b else "", **words)
     results = ("Y", "newP", "newQ") if mean else ("Y",)
@@ -41,9 +43,9 @@ def _inference(page: Page, given: tuple[str, ...], words: dict[str, object]) -> 
         read p = {P}
         read q = {Q}
         let r = rsqrt(q + {eps})""")
-    text = page.text("batch_norm", *read, *_affine(page, "(x - p) * r"), **words)
+    text = page.sized("batch_norm", *read, *_affine(page, "(x - p) * r"), **words)
     scaled = "W" in page.seen
-    back = page.text("batch_norm_gradient", "read q = {Q}", "read g = {G}",
+    back = page.sized("batch_norm_gradient", "read q = {Q}", "read g = {G}",
                      "read w = {W}" if scaled else "",
                      f"store {{dX}} = g * rsqrt(q + {{eps}}){' * w' if scaled else ''}", **words)
     gradients = [Gradient(back, {"dX": "X"})]
@@ -51,7 +53,7 @@ def _inference(page: Page, given: tuple[str, ...], words: dict[str, object]) -> 
     if of:
         steps = ["let dw = sum(g * (x - p) * r; {k})", "let db = sum(g; {k})",
                  "store {dW} = dw" if scaled else "", "store {dB} = db" if "B" in page.seen else ""]
-        sums = page.text("batch_norm_affine_gradient", *read, "read g = {G}", *steps, **words)
+        sums = page.sized("batch_norm_affine_gradient", *read, "read g = {G}", *steps, **words)
         gradients.append(Gradient(sums, of))
     return Formula(page, text, given, gradients=tuple(gradients))
 

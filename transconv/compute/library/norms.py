@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transconv.compute.library.any_size import counted
 from transconv.compute.library.formula import Formula, Gradient, held, lines
 from transconv.compute.library.page import Page, Placed, Strided
 
@@ -50,11 +51,11 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     page = _page(names, x, rows, features, w, b, y)
     axes = _axes(page, row)
     over = _axes(page, " ".join(c for c in page.classes if all(names[d] != c for d in features)))
-    words = {"k": axes, "over": over, "count": float(page.count(*row.split())), "eps": float(eps)}
-    text = page.text(name, *lines(MOMENTS), *_affine("d * r", w, b),
+    words = {"k": axes, "over": over, "count": counted(page, *row.split()), "eps": float(eps)}
+    text = page.sized(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
-    back = page.text(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
+    back = page.sized(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - a - h*c) * r"""), **words)
@@ -68,12 +69,12 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
     rank = len(x.shape)
     page = _page(["n"] * (rank - count) + ["k"] * count, x, range(rank - count),
                  range(rank - count, rank), w, None, y or x.like())
-    words = {"over": page["n"], "count": float(page.count("k")), "eps": float(eps)}
-    text = page.text("rms_norm", *lines("""read x = {X}
+    words = {"over": page["n"], "count": counted(page, "k"), "eps": float(eps)}
+    text = page.sized("rms_norm", *lines("""read x = {X}
         let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
-    back = page.text("rms_norm_gradient", *saved, "read w = {W}" if w else "",
+    back = page.sized("rms_norm_gradient", *saved, "read w = {W}" if w else "",
                      "let u = g*w" if w else "let u = g", *lines("""
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r"""), **words)
@@ -118,4 +119,4 @@ def _of_affine(page: Page, name: str, saved: str, w: Strided | None, b: Strided 
              "let db = sum(g; {over})" if b else "", "store {dW} = dw" if w else "",
              "store {dB} = db" if b else ""]
     of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
-    return [Gradient(page.text(f"{name}_affine_gradient", *steps, **words), of)]
+    return [Gradient(page.sized(f"{name}_affine_gradient", *steps, **words), of)]

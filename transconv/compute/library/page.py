@@ -11,12 +11,13 @@
         store  Y[n, k] = x + x
 
 Dims of one name become one axis if the strides of every tensor allow it. Texts thus have few axes, and
-different shapes often have the same text."""
+different shapes often have the same text. Texts by ``sized`` also have a form for any size: any_size.py.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -79,12 +80,14 @@ class Seen:
 class Page:
     """A space of named dims, and tensors placed in it. A tensor's dim of size 1 is left out: the tensor is
     broadcast along that dim of the space. ``called``: for tensors that are placed twice, the name of the
-    first; ``keeps``: names whose dims of size 1 stay."""
+    first; ``keeps``: names whose dims of size 1 stay; ``numbers``: names whose sizes are numbers in every
+    form of a text."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
-                 called: Mapping[str, str] | None = None, keeps: str = "") -> None:
+                 called: Mapping[str, str] | None = None, keeps: str = "", numbers: str = "") -> None:
         self.names, self.sizes = tuple(names), tuple(sizes)
-        self.called = called or {}
+        self.called, self.numbers = called or {}, {*numbers.split()}
+        self.lines: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}  # of texts by ``sized``
         self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()
                      and any(d in dims for _, dims in tensors.values())}
         self.placed = dict(tensors)
@@ -176,6 +179,17 @@ class Page:
     def text(self, name: str, *lines: str, **words: Any) -> str:
         """The text of a computation with these lines. In them ``{X}`` is a tensor, ``{k}`` the axes of a
         name; ``words`` are other replacements. Empty lines are left out."""
+        return self.written(name, lines, words, lambda axis: f"{self.size(axis)}", self._declared)
+
+    def sized(self, name: str, *lines: str, **words: Any) -> str:
+        """As ``text``, for lines that say no size, and words that say one only as any_size.Said."""
+        made = self.text(name, *lines, **words)
+        self.lines[made] = name, lines, words
+        return made
+
+    def written(self, name: str, lines: Sequence[str], words: Mapping[str, Any],
+                size: Callable[[str], str], declared: Callable[[str], str]) -> str:
+        """A text, with the sizes of axes and the declarations of tensors as these functions say them."""
         said = [line.format_map(_Words(self, words)) for line in lines if line]
         inside = [coords for line in said for coords in COORDINATES.findall(line)]
         read = {word for coords in inside for word in WORD.findall(coords)}
@@ -185,11 +199,11 @@ class Page:
         axes = [axis for axis in [*self.groups, *self.classes, "one"] if axis in used]
         axes = list(dict.fromkeys(axes))
         summed = {axis for line in said for found in SUMMED.findall(line) for axis in found.split()}
-        groups = [" ".join(f"{axis}={self.size(axis)}" for axis in axes if (axis in summed) is inside)
+        groups = [" ".join(f"{axis}={size(axis)}" for axis in axes if (axis in summed) is inside)
                   for inside in (False, True)]
         steps = (line.split(maxsplit=1) for line in said)
-        declared = [f"    tensor {self._declared(t)}" for t in self.seen if t in used]
-        return "\n".join([f"compute {name}", *declared, f"    axes   {' | '.join(filter(None, groups))}",
+        tensors = [f"    tensor {declared(t)}" for t in self.seen if t in used]
+        return "\n".join([f"compute {name}", *tensors, f"    axes   {' | '.join(filter(None, groups))}",
                           *(f"    {word:<6} {rest}" for word, rest in steps)])
 
     def tensor(self, name: str) -> Tensor:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+from transconv.compute.library.any_size import length
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.page import Dim, Page, Strided
 from transconv.ir import i32
@@ -26,14 +28,16 @@ def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: In
     ValueError for ``BEYOND`` or more positions."""
     page, n = _page(x, y, window, stride, padding, dilation, at), len(window)
     _few_places(x, n)
-    words = {"window": _window(page, n)}
+    words = {"window": _window(page, n)} | _lengths(page, _ahead(stride, padding, dilation))
     ahead = _ahead(stride, padding, dilation)
     inside = [f" and {e} >= 0" for e, p in zip(ahead, padding, strict=True) if p]
-    which = _which(_place(ahead, x.shape[-n:]), "".join(inside)) if saves or at else ()
-    text = page.text("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
+    which = _which(_place(ahead, [f"{{size_{c}}}" for c in LETTERS[-n:]]),
+                   "".join(inside)) if saves or at else ()
+    text = page.sized("max_pool", "read a = {X} else -inf", "let m = max(a; {window})", "store {Y} = m",
                      *which, **words)
-    where, here = _fits(stride, padding, dilation), _place([f"i{c}" for c in LETTERS[-n:]], x.shape[-n:])
-    back = page.text("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
+    where = _fits(stride, padding, dilation)
+    here = _place([f"i{c}" for c in LETTERS[-n:]], [f"{{long_{c}}}" for c in LETTERS[-n:]])
+    back = page.sized("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
                      f"store {{dX}} = sum(where(at == {here}, g, 0.0); {{window}})", **words)
     return Formula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
 
@@ -56,33 +60,43 @@ def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strid
     """``pads``: padding counts in a mean, as zeros; ``divisor``: replaces the number of elements."""
     n = len(window)
     page = _page(x, y, window, stride, padding, (1,) * n)
-    sizes, words = x.shape[-n:], {"window": _window(page, n)}
+    sizes, ones = x.shape[-n:], (1,) * n
+    words = {"window": _window(page, n)} | _lengths(page, _ahead(stride, padding, ones))
 
-    def count(places: Sequence[str]) -> str:
+    def count(places: Sequence[str], lengths: str) -> str:
         if divisor:
             return f"{float(divisor)}"
-        dims = zip(places, sizes, y.shape[-n:], window, stride, padding, strict=True)
-        return "*".join(_counted(o, size, results, k, s, p, pads) for o, size, results, k, s, p in dims)
+        dims = zip(LETTERS[-n:], places, sizes, y.shape[-n:], window, stride, padding, strict=True)
+        return "*".join(_counted(o, size, f"{{{lengths}_{c}}}", results, k, s, p, pads)
+                        for c, o, size, results, k, s, p in dims)
 
-    ones = (1,) * n
-    here, behind = count([f"o{c}" for c in LETTERS[-n:]]), count(_behind(stride, padding, ones))
-    text = page.text("average_pool", "read a = {X}", f"store {{Y}} = sum(a; {{window}}) / ({here})",
-                     **words)
-    back = page.text("average_pool_gradient", f"read g = {{G}}{_fits(stride, padding, ones)}",
-                     f"store {{dX}} = sum(g / ({behind}); {{window}})", **words)
+    here = count([f"o{c}" for c in LETTERS[-n:]], "size")
+    behind = count(_behind(stride, padding, ones), "long")
+    text = page.sized("average_pool", "read a = {X}", f"store {{Y}} = sum(a; {{window}}) / ({here})",
+                      **words)
+    back = page.sized("average_pool_gradient", f"read g = {{G}}{_fits(stride, padding, ones)}",
+                      f"store {{dX}} = sum(g / ({behind}); {{window}})", **words)
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def _counted(place: str, size: int, results: int, window: int, stride: int, padding: int,
+def _lengths(page: Page, ahead: Sequence[str]) -> dict[str, Any]:
+    """The words for the sizes of x along the dims of windows: ``size_h`` where x is read, ``long_h`` where
+    its gradient is stored."""
+    letters = LETTERS[-len(ahead):]
+    return {f"size_{c}": length(page, e, "X") for c, e in zip(letters, ahead, strict=True)} | {
+        f"long_{c}": length(page, f"i{c}") for c in letters}
+
+
+def _counted(place: str, size: int, said: str, results: int, window: int, stride: int, padding: int,
              pads: bool) -> str:
-    """The number of elements of a window along a dim, as an expression of the window's position; a number
-    if it is the same for all windows."""
+    """The number of elements of a window along a dim, as an expression of the window's position and of the
+    word ``said`` for the size; a number if it is the same for all windows."""
     lowest, highest = (-padding, size + padding) if pads else (0, size)
     first, last = -padding, (results - 1) * stride - padding
     if first >= lowest and last + window <= highest:
         return f"{float(window)}"
-    low = f"({place})*{stride} - {padding}"
-    return f"max(1, min({low} + {window}, {highest}) - max({low}, {lowest}))"
+    low, most = f"({place})*{stride} - {padding}", f"{said} + {padding}" if pads and padding else said
+    return f"max(1, min({low} + {window}, {most}) - max({low}, {lowest}))"
 
 
 def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
@@ -173,7 +187,8 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
                 (*x.shape[:begin], *y.shape[-n:], *x.shape[-n:], *window), {
                     "X": (x, [*lead, *ahead]), "Y": (y, [*lead, *results]), "I": (at, [*lead, *results]),
                     "J": (at, [*lead, *behind]), "G": (y, [*lead, *behind]),
-                    "dX": (x.like(), [*lead, *elements])}, called={"J": "I"})
+                    "dX": (x.like(), [*lead, *elements])}, called={"J": "I"},
+                numbers=" ".join(f"k{c}" for c in letters))
 
 
 def _ahead(stride: Ints, padding: Ints, dilation: Ints) -> list[str]:
@@ -200,7 +215,7 @@ def _window(page: Page, n: int) -> str:
     return " ".join(page[f"k{c}"] for c in LETTERS[-n:])
 
 
-def _place(coords: Sequence[str], sizes: Ints) -> str:
+def _place(coords: Sequence[str], sizes: Sequence[int | str]) -> str:
     """The row-major index of a position."""
     said = coords[0]
     for coord, size in zip(coords[1:], sizes[1:], strict=True):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from transconv.compute.extrema import EXTREMA
+from transconv.compute.library.any_size import Said, counted
 from transconv.compute.library.formula import Formula, Gradient, lines
 from transconv.compute.library.page import WORD, Page, Strided
 from transconv.ir import DType, boolean, i32
@@ -81,21 +82,24 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     row = NORMS[order] if name == "norm" else ROWS[name]
     dtype = dtype or (boolean if name in ("any", "all") else x.dtype)
     page = _page(x, dims, keep, dtype, y)
-    count = page.count("k")
-    freedom = count - correction
     truth = "where(x, 1.0, 0.0)" if x.dtype is boolean else "where(x == 0.0, 0.0, 1.0)"
-    words = {"count": float(count), "truth": truth,
-             "freedom": f"/ {float(freedom)}" if freedom > 0 else "* inf"}
+    words = {"count": counted(page, "k"), "truth": truth, "freedom": _freedom(page, correction)}
     narrow = dtype.kind == x.dtype.kind == "float" and dtype.bits < x.dtype.bits
     read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
-    text = page.text(name, *read, *lines(row.steps), **words)
+    text = page.sized(name, *read, *lines(row.steps), **words)
     if not row.gradient:
         return Formula(page, text, ("X",))
     behind = lines(row.gradient)
     used = {word for line in behind for word in WORD.findall(line)}
-    back = page.text(f"{name}_gradient", *(read if "x" in used else []),
+    back = page.sized(f"{name}_gradient", *(read if "x" in used else []),
                      "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def _freedom(page: Page, correction: float) -> Said:
+    """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
+    left = counted(page, "k", less=correction)
+    return Said(f"/ {left}" if page.count("k") > correction else "* inf", f"/ max({left.names}, 0.0)")
 
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,

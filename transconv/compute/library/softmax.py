@@ -16,12 +16,12 @@ EXPONENTIALS = """read x = {X}
 def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> Formula:
     """exp(x) divided by its sum along ``dim``; ``dtype``: that of the result, by default that of x."""
     page = _page(x, [dim], y or x.like(dtype))
-    text = page.text("softmax", *lines("""read x = {X}
+    text = page.sized("softmax", *lines("""read x = {X}
         let top = max(x; {k})
         let e = exp(x - top)
         let total = sum(e; {k})
         store {Y} = e / total"""))
-    back = page.text("softmax_gradient", *lines("""read y = {Y}
+    back = page.sized("softmax_gradient", *lines("""read y = {Y}
         read g = {G}
         let s = sum(y*g; {k})
         store {dX} = y * (g - s)"""))
@@ -31,8 +31,8 @@ def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None 
 def log_softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> Formula:
     """The logarithm of ``softmax``, which never underflows."""
     page = _page(x, [dim], y or x.like(dtype))
-    text = page.text("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
-    back = page.text("log_softmax_gradient", *lines("""read y = {Y}
+    text = page.sized("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
+    back = page.sized("log_softmax_gradient", *lines("""read y = {Y}
         read g = {G}
         let s = sum(g; {k})
         store {dX} = g - exp(y) * s"""))
@@ -43,8 +43,8 @@ def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | 
     """x divided by its Euclidean norm along ``dims``, or by ``eps`` if that is larger."""
     page = _page(x, dims, y or x.like())
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
-    text = page.text("normalize", *size, "store {Y} = x / d", eps=float(eps))
-    back = page.text("normalize_gradient", *size, *lines("""read g = {G}
+    text = page.sized("normalize", *size, "store {Y} = x / d", eps=float(eps))
+    back = page.sized("normalize_gradient", *size, *lines("""read g = {G}
         let s = sum(x*g; {k})
         let along = where(size >= {eps}, s / (d*d), 0.0)
         store {dX} = (g - x * along) / d"""), eps=float(eps))
@@ -75,11 +75,11 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
         "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "G": (y, left),
         "dX": (x.like(), whole)})
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
-    text = page.text("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
+    text = page.sized("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
         let hit = max(where({at} == t, x, -inf); {k})
         store {Y} = where(t == {ignore}, 0.0, log(total) + top - hit)
         store {Z} = log(total) + top"""), **words)
-    back = page.text("cross_entropy_gradient", *lines("""read x = {X}
+    back = page.sized("cross_entropy_gradient", *lines("""read x = {X}
         read t = {T}
         read z = {Z}
         read g = {G}

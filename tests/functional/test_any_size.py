@@ -1,0 +1,115 @@
+"""Functional calls whose kernels take sizes as arguments: one form for all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from transconv import functional as ours
+from transconv.functional import any_size
+from transconv.runtime import registry
+from transconv.torch_ops import routes
+
+Case = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Examples of a size that the interpreter likes; every plan that is asked for is listed."""
+    for name, value in {"ROWS": 4, "LONG": 16, "ELEMENTS": 64, "SIDE": 4, "REACHES": (8, 96)}.items():
+        monkeypatch.setattr(any_size, name, value)
+    asked: list[Any] = []
+    ready = registry.ready
+    monkeypatch.setattr(registry, "ready", lambda *given: (asked.append(given[0]), ready(*given))[1])
+    transconv.config.sizes = "any"
+    yield asked
+    transconv.config.sizes = "exact"
+    any_size._written.clear()
+
+
+def same(mine: Callable[..., Any], theirs: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
+    """Results and gradients, of small whole numbers: sums of them are exact."""
+    given = [torch.randint(-4, 5, shape).float().requires_grad_() for shape in shapes]
+    got, want = mine(*given), theirs(*given)
+    g = torch.randint(-4, 5, want.shape).float()
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, given, g), torch.autograd.grad(want, given, g),
+                               rtol=1e-4, atol=1e-4)
+
+
+ROWS: dict[str, Case] = {
+    "sum": (lambda x: ours.sum(x, 1), lambda x: torch.sum(x, 1)),
+    "mean first": (lambda x: ours.mean(x, 0), lambda x: torch.mean(x, 0)),
+    "var": (lambda x: ours.var(x, 1), lambda x: torch.var(x, 1)),
+    "log_softmax": (lambda x: ours.log_softmax(x, 1), lambda x: F.log_softmax(x, 1)),
+    "rms_norm": (lambda x: ours.rms_norm(x, x.shape[1:], None, 0.5),
+                 lambda x: F.rms_norm(x, x.shape[1:], None, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "log_softmax"))
+                                  for n in ROWS])
+def test_drawn_sizes_edges_first_with_one_build(name: str, small: list[Any]) -> None:
+    mine, theirs = ROWS[name]
+    draw = torch.Generator().manual_seed(7)
+    drawn = [tuple(torch.randint(2, 60, (2,), generator=draw).tolist()) for _ in range(3)]
+    for at, shape in enumerate([(2, 8), (2, 9), (2, 7), (3, 96), (96, 3), (2, 2), *drawn]):
+        same(mine, theirs, shape)
+        if at == 0:
+            built = len(small)
+    assert len(small) == built <= 2 * len(any_size.REACHES)
+    called = name.split()[0]
+    assert transconv.stats(reset=True).native == dict.fromkeys(
+        (f"{called} any size", f"{called}_gradient any size"), 9)
+
+
+def test_scale_shift_and_windows(small: list[Any]) -> None:
+    def norm(f: Any) -> Callable[..., Any]:
+        return lambda x, w, b: f(x, x.shape[1:], w, b, 0.5)
+
+    def pool(f: Any) -> Callable[..., Any]:
+        return lambda x: f(x, 3, 2, 1)
+
+    for n, k in ((3, 5), (2, 20)):
+        same(norm(ours.layer_norm), norm(F.layer_norm), (n, k), (k,), (k,))
+    for shape in ((1, 2, 5, 4), (2, 2, 3, 6)):
+        same(pool(ours.max_pool2d), pool(F.max_pool2d), shape)
+        same(lambda x: ours.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+             lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), shape)
+    assert set(transconv.stats(reset=True).native) == {
+        f"{name}{end} any size" for name in ("layer_norm", "max_pool2d", "avg_pool2d")
+        for end in ("", "_gradient")}
+    assert len(small) == 3 * 2 + 4
+
+
+def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(any_size, "MOST", 128)
+    mine, theirs = ROWS["sum"]
+    same(mine, theirs, (4, 32))
+    native = {"sum any size": 1, "sum_gradient any size": 1}
+    assert transconv.stats(reset=True).native == native
+    same(mine, theirs, (4, 33))  # 132 elements
+    same(mine, theirs, (2, 97))  # a row that is too long
+    x = torch.ones(4, 64)[:, ::2]
+    torch.testing.assert_close(ours.sum(x, 1), x.sum(1))  # gaps
+    assert transconv.stats(reset=True).native == {"sum": 3, "sum_gradient": 2}
+    taken, text = next((kind.plans.choose((4, 32), "now"), text) for kind in any_size._registries.values()
+                       for text in kind.of.values() if "sum(x" in text)
+    assert "N*K <= 128" in text and "(N * K) <= 128" in taken.why
+
+
+def test_an_answer_of_a_process_leaves_routes_that_wait_for_none() -> None:
+    ours.sum(torch.ones(3, 5), 1)
+    routes.decide_anew()
+    ours.sum(torch.ones(3, 5), 1)
+    kept = [r for r in routes._routes.values() if r.name == "sum"]
+    assert [r.calls for r in kept] == [2]
+    kept[0].stands_in = True
+    routes.decide_anew()
+    assert not routes._routes
