@@ -44,9 +44,9 @@ from transconv.ir import (
 class Compute:
     """Axes and the steps over them. ``math``: the precision of products of f32 (tf32, tf32x3 or ieee);
     ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
-    operations on the sum. ``part``: the stride phase, if several computations make one result. ``named``:
+    operations on the sum; ``part``: the stride phase, if several computations make one result; ``named``:
     the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for
-    partial sums; ``pack`` and ``unpack`` for copies of an operand and a result (schedule/packing.py)."""
+    the sum of partial sums; ``pack`` and ``unpack`` for copies of an operand and of a result."""
 
     name: str
     axes: tuple[Axis, ...]

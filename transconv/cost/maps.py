@@ -66,7 +66,6 @@ class _Swept:
     exchanges: int
 
 
-@lru_cache(maxsize=2048)  # the ranking and the output of commands ask for the same schedules
 def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     """Microseconds of the kernel, and of the one that adds partial sums, if there is one."""
     chip, threads = target.rates.issue, schedule.warps * target.warp_size

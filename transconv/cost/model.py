@@ -36,6 +36,7 @@ def estimate(schedule: Schedule, compute: Compute, target: Target,
     return us
 
 
+@lru_cache(maxsize=1 << 14)  # ranking, neighbours and the output of commands ask for the same schedules
 def _estimate(schedule: Schedule, compute: Compute, target: Target,
               constants: Constants | None = None) -> float:
     if target.backend == "interpreter":

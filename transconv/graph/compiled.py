@@ -13,7 +13,16 @@ from torch import fx
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
-from transconv.functional.launches import SIZES, Launch, Memory, aligned, launch, program, refused
+from transconv.functional.launches import (
+    SIZES,
+    Launch,
+    Memory,
+    aligned,
+    launch,
+    program,
+    question,
+    refused,
+)
 from transconv.functional.operators import as_wanted
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
@@ -28,6 +37,7 @@ from transconv.graph.sizes import Known, Length, Size, like, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
 from transconv.ir import value_at
+from transconv.runtime import Question
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
@@ -95,6 +105,10 @@ class Launches:
             starts = [_start(k, sizes, value) for k in self.kernels]
             found = self.known[key] = Bound(inputs, starts, views, [])
         return found
+
+    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+        """What its kernels are asked for, for aligned tensors."""
+        return [question(start.asked, self.device) for start in self.bound(sizes).starts]
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the

@@ -33,11 +33,12 @@ def _facts(axes: tuple[tuple[str, Length], ...], known: Facts) -> Facts:
 
 class Statistic(NamedTuple):
     """A reduction of a value that rides with a product: the operation of the store, the value, and where
-    it stands."""
+    it stands. ``applied``: whether something else needs the value, too."""
 
     op: str
     of: Piece
     at: Index
+    applied: bool
 
 
 @dataclass(eq=False, slots=True)

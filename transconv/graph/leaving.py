@@ -22,8 +22,9 @@ from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Index, Piece, Product, Reduced, Seen
 from transconv.graph.price import Price
 from transconv.graph.seconds import estimated
-from transconv.graph.sizes import Size
+from transconv.graph.sizes import Size, like
 from transconv.ir import Const, FloorDiv, Var
+from transconv.selection import HELD
 
 if TYPE_CHECKING:
     from transconv.graph.plan import Planner
@@ -50,7 +51,8 @@ def left(piece: Reduced, planner: Planner) -> str:
     place = group.simple(behind(at, piece))
     if (why := _why_not_place(place)) or x.size != group.product.size:
         return why or "it reduces values more often than the product has them"
-    alike = Statistic("sum", x, at)
+    applied = _is_applied(x, planner)
+    alike = Statistic("sum", x, at, applied)
     if op == "squares" and not any(s == alike and group.at[p] == place
                                    for p, s in group.statistics.items()):
         return "its mean does not leave with the product"
@@ -59,7 +61,7 @@ def left(piece: Reduced, planner: Planner) -> str:
         while isinstance(whole, Seen) and whole.back and planner.home.get(whole.of) is group:
             whole = whole.of
         planner.keep(whole, None, "")
-    group.statistics[piece] = Statistic(op, x, at)
+    group.statistics[piece] = Statistic(op, x, at, applied)
     group.at[piece] = place
     group.stores.append(piece)
     group.labels.append(piece.label)
@@ -103,16 +105,36 @@ def why_again(kernel: Kernel, rates: Price) -> str:
     except TransconvError:
         return REFUSED
     try:
-        plain = estimated(_plain(work), rates.target)
+        alone = estimated(plain(work), rates.target)
     except TransconvError:
         return ""
-    reads = {s.of for s in group.statistics.values()}
-    apart = plain + sum(rates.kernel(x.bytes, 0.0, None) for x in reads)
+    reads = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
+    apart = alone + sum(rates.kernel(x.bytes, 0.0, None) for x in reads)
     return DEARER.format(leaves, apart) if apart < leaves else ""
 
 
-def _plain(work: Workload) -> Workload:
-    """The product without what leaves with it."""
+def _is_held(piece: Piece, found: Statistic) -> bool:
+    """Whether registers hold what is reduced to one place: a kernel that applies it reads it once."""
+    return bool(like(found.of.size) <= HELD * like(piece.size))
+
+
+def _is_applied(x: Piece, planner: Planner) -> bool:
+    """Whether something other than reductions needs all elements of a value."""
+    left, seen = [x], {x}
+    while left:
+        at = left.pop()
+        users = [u for u in planner.users.get(at, []) if not isinstance(u, Reduced)]
+        if at in planner.outputs or any(isinstance(u, Product) or u.size != x.size for u in users):
+            return True
+        left += [u for u in users if u not in seen]
+        seen |= {*users}
+    return False
+
+
+def plain(work: Workload) -> Workload:
+    """A product without what leaves with it."""
+    if not any(c.statistics for c in work.computations):
+        return work
     made = tuple(_without(c) for c in work.computations)
     return replace(work, parts=made) if isinstance(work, Surrounded) else Alone(made[0])
 

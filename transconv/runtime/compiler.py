@@ -30,7 +30,7 @@ from transconv.runtime.steps import (
     step_of,
 )
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
-from transconv.selection import Listed, shortlist
+from transconv.selection import Listed, forget_lists, shortlist
 from transconv.target import Target
 
 log = logging.getLogger("transconv.compiler")
@@ -263,6 +263,7 @@ def replan(wrong: Made) -> Made:
 
 
 def forget() -> None:
-    """Clear the cache of plans of this process."""
+    """Clear the caches of plans and of shortlists of this process."""
     with _lock:
         _plans.clear()
+    forget_lists()

@@ -122,7 +122,7 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
     lanes = []
-    for blocks in sides(compute, schedule):
+    for blocks in blocks_of_sides(compute, schedule):
         if all(is_within(b, kept, compute) for b in blocks):
             parts += [_of_block(b, kept, compute) for b in blocks]
         else:
@@ -130,7 +130,7 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
     return (*(_of_axis(x, kept) for x in lone), *parts, *lanes)
 
 
-def sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
+def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
     """The blocks of each side of the tile, which are lanes of one dimension: without a product each."""
     if compute.factors is None:
         return [[b] for b in schedule.blocks if b.extent > 1]
@@ -275,7 +275,7 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
 def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
     """The reason if tiles leave nearly as many parts as they have values."""
     kept = stat.kept(write) or {}
-    groups = sides(compute, c)
+    groups = blocks_of_sides(compute, c)
     crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
     combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
                     for b in blocks)
@@ -301,7 +301,7 @@ def within_places(schedule: Schedule, compute: Compute) -> Schedule:
     else outside of what is kept."""
     for w in compute.statistics:
         kept = stat.kept(w) or {}
-        for blocks in sides(compute, schedule):
+        for blocks in blocks_of_sides(compute, schedule):
             for b in blocks if _is_mixed(blocks, kept) else ():
                 if not is_within(b, kept, compute):
                     own = [i for i, a in enumerate(b.axes) if a in kept]

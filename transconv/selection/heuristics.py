@@ -325,14 +325,14 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
     ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
                                          ".".join(apart)]))]
-    found = 0
+    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
+    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
+    found = half or not before  # whether a legal one is known, or it does not matter
     for pack in ways:
         packed = Scheduled(compute, Schedule(pack=pack), target).main
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
-            found += why_not(schedule, packed, target) is None
+            found = found or why_not(schedule, packed, target) is None
             yield replace(schedule, pack=pack)
-    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
-    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
