@@ -134,7 +134,8 @@ class _Vectorise(Mutator):
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
         lanes = tuple(sorted([*self.around, *self.late], key=lambda x: (x.axis, x.name)))
         if self.late:
-            name = f"{alloc.var.name}_sums" if self.of_lanes else "sums"
+            own = alloc.var.name
+            name = f"{own}_sums" if self.of_lanes or own == "sums" else "sums"
             self.of_lanes[alloc.var] = Var(name, alloc.var.type)
             alloc = replace(alloc, var=self.of_lanes[alloc.var])
         self.scope[alloc.var] = lanes
