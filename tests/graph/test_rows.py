@@ -135,6 +135,37 @@ def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, .
     assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
 
 
+@pytest.mark.parametrize("whole", [torch.int8, torch.uint8])
+def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
+    """What PT2E writes around a convolution: no kernel of its own for what stands behind it. Scales are
+    powers of two, with which f32 is exact."""
+    ops, least = torch.ops.quantized_decomposed, torch.iinfo(whole).min
+    limits = (least, least + 255, whole)
+
+    def f(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 2**-5, 3, *limits), 2**-5, 3, *limits)
+        w = ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8)
+        y = F.conv2d(x, w, padding=1).relu()
+        return (ops.quantize_per_tensor(y, 2**-3, 7, *limits),
+                ops.quantize_per_channel(y, 16 * s, z, 1, *limits),
+                ops.quantize_per_tensor.tensor(y, s[:1], z[:1], *limits))
+
+    made: list[Any] = []
+
+    def noted(gm: Any, given: Any) -> Any:
+        run = backend(gm, given, options={"rest": "eager"})
+        made.append(run.transconv)  # type: ignore[attr-defined]
+        return run
+
+    given = (X[:1].reshape(1, 4, 6, 1).expand(1, 4, 6, 5).float(),
+             (torch.arange(216) - 108).char().view(6, 4, 3, 3), 2.0**-torch.arange(6, 12), torch.arange(6))
+    with by_meaning(), torch.no_grad():
+        compare(f, torch.compile(f, backend=noted), given, 1e-6)
+    rows = [r for m in made for g in m.graphs for r in g.rows]
+    assert not [r for r in rows if not isinstance(r, KernelRow)]
+    assert rows[-1].operations[:3] == ("convolution", "relu", "quantize")
+
+
 @pytest.mark.parametrize("name", ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "averages", "other ratios", "powers and bounds"))])
 def test_gradients_of_rows(name: str) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.functional.launches import TYPES
-from transconv.graph.pieces import Constant, Counted, Piece
+from transconv.graph.pieces import TYPES, Constant, Counted, Piece
 from transconv.graph.rows import (
     Call,
     NotOurs,
