@@ -15,6 +15,7 @@ from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
@@ -157,7 +158,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
-    "consumers", "keep", "a", "b", "c")
+    "consumers", "keep", "a", "b", "c", why_not_partials)
 
 
 @lru_cache(maxsize=4)
