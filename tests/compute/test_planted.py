@@ -294,7 +294,7 @@ BUGS: list[tuple[Plant, str, str, str]] = [
     (grid_of_the_example, SIZED, "m:4 | fma", "gridwise"),
     (first_store_alone, TWO, "m:16 n:16 k:16 | fma | split_k=2", "blockwise"),
     (rows_beyond_the_end_count, STATISTICS, "m:16 n:16 k:16 | fma", "lanewise"),
-    (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "blockwise")]
+    (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "gridwise")]
 
 
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])

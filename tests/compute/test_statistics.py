@@ -92,11 +92,6 @@ def test_a_store_that_cannot_reduce_says_why(store: str, said: str) -> None:
     assert said in (why_not_lowered(parse(text)) or "")
 
 
-def test_only_products_store_them() -> None:
-    text = "compute rows\n axes m=4 k=8\n read x = X[m, k]\n store Y[m, k] = x\n store M[m] sum= x"
-    assert "there is none; expected let m = sum(...)" in (why_not_lowered(parse(text)) or "")
-
-
 @pytest.mark.parametrize(("schedule", "said"), [
     ("n.h.w:16 o:16 c:16 | mma", "M sum= keeps n, and block n.h.w:16 crosses its positions"),
     ("n:2 h:8 o:16 c:16 | mma", "M sum= keeps n, and block n:2 crosses"),

@@ -162,8 +162,8 @@ class Compute:
 
     @property
     def nonzero(self) -> tuple[Value, ...]:
-        """Those of the prologue that may not be 0 where what is read is: all but casts."""
-        return tuple(v for v in self.prologue if not v.casts)
+        """Those of the prologue that 0 times is not 0 beyond the end of a sum: floats other than casts."""
+        return tuple(v for v in self.prologue if not v.casts and self.acc.kind == "float")
 
     @cached_property
     def operands(self) -> tuple[Read, ...]:

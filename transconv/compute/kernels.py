@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
-from transconv.compute.leaving import Left, leaving, product_with, stores
+from transconv.compute.leaving import Left, leaving, stores, with_statistics
 from transconv.compute.names import fresh, used
 from transconv.compute.roles import with_roles
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -97,6 +97,7 @@ class Cut:
             left += self.needs[step] - self.ends
         self.done: set[Step] = set()
         self.leave: Left = {}
+        self.behind: dict[Step, Left] = {}  # what leaves with a kernel, by its first step
 
     def stands_for(self, step: Step) -> bool:
         """Whether a value is stored in place of the reductions that it is computed from."""
@@ -135,6 +136,7 @@ class Cut:
         self.done |= {*taken}
         if found := leaving(self, taken, left):
             self.leave |= found
+            self.behind[taken[0]] = found
             direct = [s for s in left if isinstance(s, Write) and any(stores(self, s, r) for r in found)]
             self.done |= {*found, *direct}
         return taken
@@ -148,8 +150,8 @@ class Cut:
     def computation(self, ends: list[Step], number: int, all_ends: list[list[Step]]) -> Compute:
         """The computation of one kernel: it reads what earlier kernels stored and stores what later ones
         need."""
-        if mine := {r: w for r, w in self.leave.items() if ends[0] in self.needs[r]}:
-            made = product_with(self, ends, mine)
+        if mine := self.behind.get(ends[0]):
+            made = with_statistics(self, ends, mine)
             return made if len(all_ends) > 1 else replace(made, name=self.compute.name)
         later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
         own = self.wanted(ends)

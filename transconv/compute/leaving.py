@@ -1,4 +1,4 @@
-"""Reductions of a product's result that leave with it: the statistics of its kernel.
+"""Reductions that leave with a product's result, or with that of rows: the statistics of a kernel.
 
     let    y = f16(s)                       kernel 1: store Y[m, n] = y
     store  Y[m, n] = y              ->                store t_kept[n] sum= y
@@ -7,7 +7,9 @@
     let    v = sum(d*d; m)
     store  V[n] = v / 64
 
-Only where nothing needs the result together with them: else it is read again anyway, by one kernel.
+Only where nothing needs the result together with them: else it is read again anyway, by one kernel. Rows
+are reduced along some axes, and what leaves with them keeps those: the gradient of a norm's weight is
+summed over rows by the kernel that makes the gradient of its input.
 """
 
 from __future__ import annotations
@@ -26,20 +28,33 @@ from transconv.ir import TRUE, Cast, Const, Div, Expr, Mul, Sub, Var, View
 if TYPE_CHECKING:
     from transconv.compute.kernels import Cut
 
+MOST_HELD = 32768  # elements of a row up to which a program may hold it, and carry what leaves with it
 Left = dict[Reduction, Write]
 """Reductions, each with the store that leaves it."""
 
 
 def leaving(cut: Cut, taken: list[Step], left: list[Step]) -> Left:
-    """The reductions that leave with a product's kernel, which takes some steps of those that are left."""
-    product, *results = taken
-    if not isinstance(product, Reduction) or not results or not all(
-            isinstance(s, Write) and not s.op for s in results):
+    """The reductions that leave with the kernel that takes some steps of those that are left: behind a
+    product those over the points of its result, behind sums of rows those over all elements."""
+    heads = [s for s in taken if isinstance(s, Reduction)]
+    results = [s for s in taken if isinstance(s, Write)]
+    needed = {n for s in taken for n in cut.needs[s]}
+    if not heads or not results or any(s.op for s in results) or not needed <= {*taken}:
         return {}
+    if len(heads) == 1 and (found := _behind(cut, taken, left, cut.axes[heads[0]])):
+        return found
+    if prod(cut.sizes[a] for a in heads[0].axes) > MOST_HELD:
+        return {}
+    return _behind(cut, taken, left, whole(cut, heads[0]))
+
+
+def _behind(cut: Cut, taken: list[Step], left: list[Step], points: frozenset[str]) -> Left:
+    """The reductions over these points that leave with a kernel; none if the kernel could not do that."""
+    heads = {s for s in taken if isinstance(s, Reduction)}
     found: Left = {}
     for step in left:
-        if isinstance(step, Reduction) and step is not product and (
-                whole(cut, step) == cut.axes[product] and cut.needs[step] <= {product, *found}):
+        if isinstance(step, Reduction) and step not in heads and (
+                whole(cut, step) == points and cut.needs[step] <= heads | {*found}):
             if (value := _statistic(cut, step, found)) is None:
                 return {}
             found[step] = Write(_place(cut, step), *value)
@@ -47,12 +62,12 @@ def leaving(cut: Cut, taken: list[Step], left: list[Step]) -> Left:
     again = any(whole(cut, s) - cut.axes[r] for s in rest for r in found if r in cut.needs[s])
     if not found or again:
         return {}
-    made = product_with(cut, taken, found)
-    return {} if made.factors is None or why_not_lowered(made) else found
+    made = with_statistics(cut, taken, found)
+    return {} if why_not_lowered(made) else found
 
 
-def product_with(cut: Cut, taken: list[Step], found: Left) -> Compute:
-    """The computation of a product's kernel with what leaves with it."""
+def with_statistics(cut: Cut, taken: list[Step], found: Left) -> Compute:
+    """The computation of a kernel with what leaves with it."""
     needed: set[Step] = {*taken}
     left: list[Step] = [*taken, *found.values()]
     while left:
@@ -61,8 +76,7 @@ def product_with(cut: Cut, taken: list[Step], found: Left) -> Compute:
                 needed.add(step := cut.made[v])
                 left.append(step)
     steps = (*(s for s in cut.steps if s in needed), *found.values())
-    product = taken[0]
-    along = whole(cut, product)
+    along = frozenset().union(*(whole(cut, s) for s in taken))
     axes = tuple(x for x in cut.compute.axes if x.name in along)
     return with_roles(replace(cut.compute, name=f"{cut.compute.name}_1", steps=steps, axes=axes))
 

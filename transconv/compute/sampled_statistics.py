@@ -1,7 +1,8 @@
-"""Compares the statistics of a product's result with those of the result as it is stored, in f64.
+"""Compares statistics in f64: with those of the result as it is stored, or with those of what is read.
 
 The result itself is compared at sampled points. A statistic of a value that no store has, up to rounding,
-is not looked at.
+is evaluated from what is read, at sampled places, if no other reduction is in it; else it is not looked
+at.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 
 from transconv.compute.compute import Compute
 from transconv.compute.errors import SUMMED, allowed, share_of
+from transconv.compute.names import fresh, used
+from transconv.compute.roles import with_roles
 from transconv.compute.sampled import Found, examine
-from transconv.compute.statistics import kept
-from transconv.compute.steps import Value, Write
+from transconv.compute.statistics import kept, value_of
+from transconv.compute.steps import Reduction, Step, Value, Write
 from transconv.ir import TRUE, Array, Cast, Const, Expr, Var
 
 if TYPE_CHECKING:
@@ -29,7 +32,13 @@ def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed:
     found = examine(replace(compute, steps=plain), tensors, seed)
     for write in compute.statistics:
         shown = next((w for w in compute.writes if not w.op and _shows(compute, w, write)), None)
-        if shown is None or found.reason:
+        if found.reason:
+            break
+        if shown is None:
+            if (alone := _alone(compute, write)) is not None:
+                own = examine(alone, tensors, seed)
+                found = replace(found, checked=found.checked + own.checked, wrong=own.wrong,
+                                telling=found.telling + own.telling, reason=own.reason)
             continue
         got, want, off = _both(compute, write, shown, tensors)
         apart = np.abs(got - want)
@@ -50,6 +59,29 @@ def _shows(compute: Compute, stored: Write, write: Write) -> bool:
     points = [x.name for x in compute.axes if x.size > 1 and compute.kind(x.name) != "K"]
     return (_base(compute, stored.value) is _base(compute, write.value) and stored.view.mask() is TRUE
             and len(names) == len(stored.view.dims) == len({*names}) and {*names} >= {*points})
+
+
+def _alone(compute: Compute, write: Write) -> Compute | None:
+    """A statistic as a computation of its own; None if other reductions are in its value, or if it is no
+    reduction along whole axes."""
+    by = kept(write) or {}
+    if write.op == "squares" or any(n > 1 for n in by.values()):
+        return None
+    made = {s.var: s for s in compute.steps if not isinstance(s, Write)}
+    needed: set[Step] = set()
+    left: list[Step] = [write]
+    while left:
+        for v in used(left.pop()):
+            step = made.get(v)
+            if isinstance(step, Reduction):
+                return None
+            if step is not None and step not in needed:
+                needed.add(step)
+                left.append(step)
+    over = tuple(x.name for x in compute.axes if x.name not in by)
+    total = Reduction(fresh("whole", compute.names.all), write.op, value_of(write), over)
+    steps = (*(s for s in compute.steps if s in needed), total, Write(write.view, total.var))
+    return with_roles(replace(compute, steps=steps))
 
 
 def _base(compute: Compute, value: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Statistics: stores that reduce the result of a product while it is at hand.
+"""Statistics: stores that reduce the result of a product, or of a row, while it is at hand.
 
     let   y = f16(s)                       a product's result, rounded
     store Y[n, c, h, w] = y
@@ -9,8 +9,10 @@ The result need not be read again: each tile leaves partial values, which a seco
 fixed order (schedule/partials.py), so results are the same in every run. What is reduced is the value as
 it is written here: ``y`` is what is stored, ``s`` the accumulator, which is more exact. A coordinate is an
 axis (kept), an axis by a number (neighbours share a place), or a constant; the other axes are reduced.
-Squared deviations take those of each tile, with its own mean (Chan, Golub, LeVeque 1979), and the sum that
-a store before them has of the same value.
+Of rows, which are reduced along some axes, or of a map a statistic keeps those axes and reduces others:
+so the gradient of a norm's weight leaves with that of its input. Squared deviations take those of each
+tile, with its own mean (Chan, Golub, LeVeque 1979), and the sum that a store before them has of the same
+value.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ def kept(write: Write) -> dict[str, int] | None:
     return found
 
 
+def points(compute: Compute) -> dict[str, int]:
+    """The axes at whose points there are values to reduce, with their sizes: those of a product's result,
+    all axes of rows and of maps."""
+    return {x.name: x.size for x in compute.axes if compute.factors is None or compute.kind(x.name) != "K"}
+
+
 def value_of(write: Write) -> Expr:
     """What is reduced, in the tensor's type, without a cast to it that changes nothing."""
     value = write.value
@@ -77,10 +85,8 @@ def why_not_reduced(compute: Compute) -> str | None:
 
 def _why_not_form(compute: Compute, write: Write) -> str | None:
     tensor = write.view.tensor
-    if compute.factors is None:
-        return "reduces the result of a product, and there is none; expected let m = sum(...)"
     if compute.writes[0].op:
-        return "comes before the product's result; expected that to be stored first"
+        return "comes before the result; expected that to be stored first"
     if compute.part is not None and compute.does == "compute":
         return "would need all stride phases of the result, which are computed apart"
     if compute.named is not None:
@@ -92,10 +98,14 @@ def _why_not_form(compute: Compute, write: Write) -> str | None:
     if (found := kept(write)) is None:
         return "has a coordinate that is neither an axis, nor one divided by a number, nor a number"
     for name, by in found.items():
-        if name not in compute.sizes or compute.kind(name) == "K":
+        if name not in points(compute):
             return f"has no value for each {name}; expected axes of the result in its coordinates"
         if compute.size(name) % by:
             return f"divides {name}={compute.size(name)} by {by}; expected a divisor"
+    lost = next((x.name for x in compute.axes_of("K") if x.size > 1 and compute.factors is None
+                 and x.name not in found), None)
+    if lost:
+        return f"reduces {lost}, as rows are; expected it in the coordinates, or let m = sum(...; {lost})"
     return None
 
 
@@ -103,8 +113,8 @@ def _why_not_value(compute: Compute, write: Write) -> str | None:
     tensor = write.view.tensor
     if tensor.dtype not in WIDE:
         return f"is kept in {tensor.dtype}; expected {', '.join(map(str, WIDE))}"
-    points = {x.name for x in compute.axes if x.size > 1 and compute.kind(x.name) != "K"}
-    if missing := points - compute.roots(write.value):
+    free = {x.name for x in compute.axes if x.size > 1 and compute.kind(x.name) != "K"}
+    if missing := free - compute.roots(write.value):
         return f"is the same along {min(missing)}; expected a value of the product's result"
     if write.op == "squares":
         if tensor.dtype.kind != "float":

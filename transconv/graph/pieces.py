@@ -19,12 +19,15 @@ from typing import Any
 import torch
 
 from transconv.conv import ConvProblem, Prop
+from transconv.functional import launches
 from transconv.graph.sizes import Fraction, Length, like
-from transconv.ir import TRUE, Expr
+from transconv.ir import TRUE, DType, Expr, u8
 
 Index = tuple[Expr, ...]
 Move = Callable[[Index], Index]
 Where = Callable[[Index], Expr]
+TYPES: dict[torch.dtype, DType] = {**launches.TYPES, torch.uint8: u8}
+"""The types of values, by torch's."""
 
 
 def everywhere(_: Index) -> Expr:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from transconv.functional.launches import TYPES
 from transconv.graph.groups import Group
 from transconv.graph.moves import flattened
 from transconv.graph.pieces import (
+    TYPES,
     Chosen,
     Constant,
     Counted,

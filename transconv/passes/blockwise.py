@@ -108,7 +108,9 @@ def _stride(c: View, axis: Axis) -> int:
 
 def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Move operands in boxes, split the sum, and leave statistics in parts, as the schedule says."""
-    shared = partials.left(share(kernel, schedule, compute), schedule, compute, _positions(kernel))
+    shared = share(kernel, schedule, compute)
+    if compute.statistics:
+        shared = partials.begun(shared, _positions(kernel))
     return boxes(shared, schedule, compute)
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.ir import (
+    ZERO,
     Add,
     Alloc,
     BoxLoad,
@@ -92,7 +93,12 @@ class _Vectorise(Mutator):
         return super().mutate(at)  # type: ignore[no-any-return]
 
     def mutate_For(self, loop: For) -> Stmt | None:
+        if loop.kind == "dealt":
+            self.tiles.dealt = loop.var
+            return self.tiles.around(self.generic(loop))
         if loop.kind != "tile":
+            if loop.stop == 1 and loop.until is None and loop.kind != "grid":
+                self.tiles.told[loop.var] = ZERO
             return self.generic(loop)  # type: ignore[no-any-return]
         self.around.append(self.lanes[loop.var])
         body = self.mutate(loop.body)
@@ -102,6 +108,7 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
+        self.tiles.told[let.var] = value
         taken = multiplied_as(value.dtype, self.precision)
         if not isinstance(value, BoxLoad) and taken is not value.dtype:
             self.near[let.var] = Var(f"{let.var.name}_near", taken)
@@ -127,7 +134,8 @@ class _Vectorise(Mutator):
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
         lanes = tuple(sorted([*self.around, *self.late], key=lambda x: (x.axis, x.name)))
         if self.late:
-            name = f"{alloc.var.name}_sums" if self.of_lanes else "sums"
+            own = alloc.var.name
+            name = f"{own}_sums" if self.of_lanes or own == "sums" else "sums"
             self.of_lanes[alloc.var] = Var(name, alloc.var.type)
             alloc = replace(alloc, var=self.of_lanes[alloc.var])
         self.scope[alloc.var] = lanes

@@ -32,7 +32,14 @@ from transconv.schedule.packing import (
     with_letter,
     without,
 )
-from transconv.schedule.partials import finishes, part_spaces, parts_of, within_places
+from transconv.schedule.partials import (
+    PROGRAM,
+    carried,
+    finishes,
+    part_spaces,
+    parts_of,
+    within_places,
+)
 from transconv.schedule.piles import pile
 from transconv.schedule.reducing import divided, kept, told, within
 from transconv.schedule.schedule import Block, Schedule
@@ -46,7 +53,8 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS", "Word",
-    "box_of", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy", "k_steps", "kept",
+    "PROGRAM", "box_of", "carried", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy",
+    "k_steps", "kept",
     "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs",
     "proposing", "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
     "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",

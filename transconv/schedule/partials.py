@@ -1,12 +1,13 @@
-"""Partial values: what the tiles of a product leave of its statistics, and the kernel that combines them.
+"""Partial values: what tiles leave of statistics, and the kernel that combines them.
 
     tile n, h:8 w:16, o:64                  parts[n, h_part, w_part, o] = sum of y over the rows of a tile
     store M[n, o//8] sum= y         ->      second kernel: M[n, o] = sum of parts over h_part w_part o_in
 
 A side of the tile whose blocks have one place of a statistic is reduced in registers; a part is the number
 of a block. Along the other side the workspace has the axes themselves, and the second kernel reduces what
-is not kept of them. Squared deviations are combined with those of the parts' means, which the partial sums
-tell. Parts are combined in a fixed order, so results are the same in every run.
+is not kept of them. If all tiles have the same places, each persistent program adds up those of its tiles
+and leaves one part (``carried``). Squared deviations are combined with those of the parts' means, which
+the partial sums tell. Parts are combined in a fixed order, so results are the same in every run.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from transconv.ir import (
     ViewDim,
     minimum,
 )
+from transconv.schedule.counts import programs
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -84,15 +86,42 @@ def _counted(counts: Iterable[Expr], dtype: DType) -> Expr:
     return Cast(total * known if known > 1 else total, dtype)
 
 
+PROGRAM = Var("program")
+
+
+@lru_cache(maxsize=1024)
+def carried(compute: Compute, schedule: Schedule) -> bool:
+    """Whether persistent programs carry the statistics from tile to tile: those of rows or of a map, whose
+    tiles hold every position that is kept."""
+    if compute.factors is not None or not compute.statistics or not (
+            0 < schedule.programs < programs(schedule, compute)):
+        return False
+    return all(w.op != "squares" and _holds_all(w, compute, schedule) for w in compute.statistics)
+
+
+def _holds_all(write: Write, compute: Compute, schedule: Schedule) -> bool:
+    """Whether each tile has all places of a statistic."""
+    kept = [a for a in stat.kept(write) or () if compute.size(a) > 1]
+    blocks = {b for a in kept if (b := schedule.block_of(a)) is not None}
+    return len([a for b in blocks for a in b.axes]) == len(kept) and all(
+        b.extent >= prod(map(compute.size, b.axes)) for b in blocks)
+
+
 def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ...]:
     """The dimensions of a statistic's workspace: axes of which a tile has one position, parts, the axes of
     the tile that are not reduced in registers."""
     kept = stat.kept(write) or {}
-    lone = [x for x in compute.axes if compute.kind(x.name) != "K" and x.size > 1
-            and ((block := schedule.block_of(x.name)) is None or block.extent == 1)]
+    if carried(compute, schedule):
+        count = schedule.programs
+        own = Axis(fresh("carried", compute.names.all), count, "")
+        lanes = [_of_axis(compute.axis(a), kept) for a, n in compute.sizes.items() if a in kept and n > 1]
+        return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
+    points = stat.points(compute)
+    lone = [compute.axis(a) for a, n in points.items() if n > 1
+            and ((block := schedule.block_of(a)) is None or block.extent == 1)]
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
-    lanes: list[Along] = []
+    lanes = []
     for blocks in blocks_of_sides(compute, schedule):
         if all(is_within(b, kept, compute) for b in blocks):
             parts += [_of_block(b, kept, compute) for b in blocks]
@@ -102,7 +131,9 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
 
 
 def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
-    """The blocks of each side of the tile, which are lanes of one dimension."""
+    """The blocks of each side of the tile, which are lanes of one dimension: without a product each."""
+    if compute.factors is None:
+        return [[b] for b in schedule.blocks if b.extent > 1]
     every = [[b for b in schedule.blocks if compute.kind(b.first) == kind and b.extent > 1]
              for kind in "BMN"]
     return [blocks for blocks in every if blocks]
@@ -181,7 +212,7 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     kept = stat.kept(group[0]) or {}
     axes = {x.name: x for d in dims for x in d.axes}
     summed = tuple(n for n in axes if n not in kept)
-    total = prod(compute.size(x.name) for x in compute.axes if compute.kind(x.name) != "K")
+    total = prod(stat.points(compute).values())
     places = prod(axes[n].size for n in kept if n in axes)
     steps: list[Step] = []
     sums: dict[Write, tuple[Read, Var]] = {}
@@ -227,7 +258,7 @@ def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
 
 
 def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """The rule of statistics: tiles must hold whole results, and reduce something."""
+    """The rule of statistics: tiles must hold whole results, and those of products reduce something."""
     for w in compute.statistics:
         name = f"{w.view.tensor.name} {w.op}="
         if c.via == "gluon":
@@ -236,7 +267,7 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
             return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
         if c.regs:
             return f"{name} reduces lanes, regs={c.regs} writes positions out"
-        if reason := _why_not_smaller(w, c, compute):
+        if compute.factors is not None and (reason := _why_not_smaller(w, c, compute)):
             return f"{name} {reason}"
     return None
 

@@ -205,7 +205,8 @@ def after_every_pass(compute: Compute, plan: Plan,
     stages, level = [name for name, _ in made[0]], levels()
     # What adds the parts of a sum has none before the pass that makes them.
     parts = any(x.role == "part" for s in plan.steps for x in s.compute.axes)
-    for at in range(stages.index("blockwise") if parts else 0, len(stages)):
+    first = "gridwise" if any(s.compute.statistics for s in plan.steps) else "blockwise"
+    for at in range(stages.index(first) if parts else 0, len(stages)):
         kernels = [stage[at][1] for stage in made]
         if kernels != before:
             for kernel in kernels:
