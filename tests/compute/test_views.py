@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import COORDINATES, Compute, execute, parse
+from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowered
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
 from transconv.passes import gridwise, naive
@@ -315,6 +315,19 @@ def test_points_that_share_a_place_are_refused(steps: str, reason: str) -> None:
                  f"axes n=6 m=8\n read x = X[n, m]\n {steps}")
     with pytest.raises(ScheduleError, match=reason):
         build_compute(made, SM90)
+
+
+@pytest.mark.parametrize(("coords", "apart"), [
+    ("m // 16384, m // 128 % 128, m % 128", True), ("m % 512, m // 512", True),
+    ("m // 512 % 131072, m % 512", True),
+    ("m // 512 % 65536, m % 512", False), ("m // 512, m % 256", False), ("m // 512, m // 2 % 256", False),
+    ("m // 256, m % 128 + m // 128 % 2", False)])
+def test_digits_of_an_axis_tell_its_position(coords: str, apart: bool) -> None:
+    """Of so many points that none is looked at alone."""
+    shape = ", ".join(["262144"] * (coords.count(",") + 1))
+    made = parse(f"compute p\n tensor X f32 [67108864]\n tensor Y f32 [{shape}]\n axes m=67108864\n"
+                 f"read x = X[m]\n store Y[{coords}] = x")
+    assert (why_not_lowered(made) is None) is apart
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -98,6 +98,21 @@ def test_random_numbers_do_not_divide_what_computes_none() -> None:
     assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["TorchRow", "KernelRow"]
 
 
+def test_a_mask_as_large_as_what_is_computed_does_not_wait_for_it() -> None:
+    """Dropout in place draws into memory like that of its operand."""
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(x.sin(), 0.5, inplace=True).cos()
+
+    run, x = compiled(f), torch.randn(3, 4)
+    found = []
+    for function in (f, run):
+        torch.manual_seed(1)
+        with by_meaning():
+            found.append(function(x))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+    assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["TorchRow", "KernelRow"]
+
+
 def test_copies_into_new_memory() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         made = x.new_empty_strided((3, 4), (1, 3))

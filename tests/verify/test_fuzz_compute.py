@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def drawn() -> list[ComputeTrial]:
-    return [draw_trial("a", n) for n in range(60)]
+    return [draw_trial("u", n) for n in range(60)]
 
 
 def test_trials() -> None:
@@ -50,6 +50,7 @@ def test_everything_is_drawn() -> None:
     whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
+                 "compute statistics", " squares= ",
                  "f32", "store D", "math=ieee", "k0 k1)", "argmax(", "argmin(", " += ", "_gradient",
                  "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
         assert said in whole, said

@@ -46,8 +46,8 @@ class Child:
         self.folder.cleanup()
 
     def ask(self, job: Job, timeout_s: float) -> Job:
-        """The answer to one job; it has ``reason`` and ``log`` if the process died or was killed at the
-        time limit."""
+        """The answer to one job; it has ``reason``, ``log`` and ``died`` if the process died or was killed
+        at the time limit."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -63,7 +63,7 @@ class Child:
         log = Path(self.folder.name, "stderr")
         said = log.read_text(errors="replace")[-20000:] if log.exists() else ""
         return {"reason": f"no answer within {timeout_s:g} s" if line is None
-                else f"the compiler's process died ({_cause(code)})", "log": said}
+                else f"the compiler's process died ({_cause(code)})", "log": said, "died": True}
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute.coordinates import as_written
@@ -27,6 +28,7 @@ KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
 WIDTH = 30  # characters of a condition, so that reasons are aligned
 
 
+@lru_cache(maxsize=64)
 def axis_facts(compute: Compute) -> Facts:
     """The ranges of the axes: 0 to size - 1, for all values of sizes that are arguments."""
     extents = {x.name: x.extent for x in compute.axes if x.extent is not None}

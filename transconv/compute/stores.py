@@ -7,6 +7,7 @@ elements are enumerated.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from transconv.ir import (
     Const,
     Evaluator,
     Expr,
+    FloorDiv,
     Memory,
+    Mod,
     Tensor,
     Var,
     bf16,
@@ -44,6 +47,8 @@ def why_not_stored(compute: Compute) -> str | None:
     for tensor, writes in _by_tensor(compute).items():
         if tensor in read:
             return f"{tensor.name} is read and stored; expected another tensor for the result"
+        if compute.statistics and {*writes} & {*compute.statistics}:
+            continue
         if any(w.op for w in writes):
             if reason := _why_not_added(compute, tensor, writes):
                 return reason
@@ -104,10 +109,35 @@ def axes_of(compute: Compute, write: Write) -> list[Axis]:
 
 def _is_apart(compute: Compute, write: Write) -> bool:
     """Whether the coordinates determine the position along every axis of more than one position."""
-    told: set[str] = set()
+    told = _told_by_digits(compute, [d.coord for d in write.view.dims])
     for dim in write.view.dims:
         told |= _told(compute, dim.coord)
     return told >= {x.name for x in axes_of(compute, write) if x.size > 1}
+
+
+def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
+    """The axes whose positions follow from coordinates that are their digits: of ``m // 3136``,
+    ``m // 56 % 56`` and ``m % 56`` each begins where the one below ends."""
+    digits: dict[str, dict[int, int]] = {}
+    for coord in coords:
+        most = 0
+        match coord:
+            case Mod(e, Const(int(most))):
+                coord = e
+        below = 1
+        match coord:
+            case FloorDiv(e, Const(int(below))):
+                coord = e
+        if isinstance(coord, Var) and coord.name in compute.sizes:
+            at = digits.setdefault(coord.name, {})
+            at[below] = max(most or compute.size(coord.name), at.get(below, 0))
+    found = set()
+    for name, known in digits.items():
+        reach = 1
+        while reach < compute.size(name) and reach in known and known[reach] > 1:
+            reach *= known[reach]
+        found |= {name} if reach >= compute.size(name) else set()
+    return found
 
 
 def _told(compute: Compute, coord: Expr) -> set[str]:

@@ -12,15 +12,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, Found, Workload, examine, kernels, one_line, why_not_lowered
+from transconv.compute import (
+    Alone,
+    Compute,
+    Found,
+    Workload,
+    examine,
+    kernels,
+    one_line,
+    parse,
+    why_not_lowered,
+)
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
-from transconv.errors import ScheduleError
+from transconv.errors import ScheduleError, TransconvError
 from transconv.ir import Layout, Tensor
+from transconv.selection import register_reader
 
 if TYPE_CHECKING:
     import torch
+
+NEWLINE = "\n"
 
 
 @dataclass(frozen=True)
@@ -110,18 +123,20 @@ class Surrounded(Workload):
 
     @cached_property
     def text(self) -> str:
-        """The computations, each as one line."""
-        return "\n".join(one_line(str(c)) for c in self.parts)
+        """The problem and the computations, each as one line."""
+        problem = replace(self.problem, name="")
+        return "\n".join([str(problem), *(one_line(str(c)) for c in self.parts)])
 
     def __str__(self) -> str:
-        return f"{self.problem} {self.text}"
+        return f"{self.problem} {self.text.partition(NEWLINE)[2]}"
 
     # -- tuned rows ------------------------------------------------------------------------------
 
     def about(self, compute: Compute) -> Workload:
-        """The direction, whose rows its computations share; itself for copies and sums of parts."""
+        """The direction, whose rows its computations share; itself for copies and sums of parts. What
+        combines the parts of statistics is tuned by itself."""
         if compute not in self.parts:
-            return self
+            return Alone(compute) if compute.streams else self
         relation = computes(self.problem, self.prop)[self.parts.index(compute)]
         kind = "" if not compute.finishes else "res" if compute.reads_results else "point"
         known = {x.name for x in compute.axes}
@@ -155,11 +170,30 @@ def surrounded(problem: ConvProblem, prop: Prop, parts: Sequence[Compute]) -> Su
     read and stored, as far as they have the problem's dims."""
     made = []
     for compute, relation in zip(parts, computes(problem, prop), strict=True):
-        roles = {x.name: x.role for x in relation.axes}
-        axes = tuple(replace(x, role=roles[x.name]) for x in compute.axes)
         name = compute.name + "".join(f"_{r}" for r in relation.part or ())
-        made.append(replace(compute, name=name, axes=axes, part=relation.part))
+        made.append(replace(_of_relation(compute, relation), name=name))
     return Surrounded(_laid_out(problem, prop, made[0]), prop, tuple(made))
+
+
+def _of_relation(compute: Compute, relation: Compute) -> Compute:
+    """The computation with what no text has: the roles of its axes, and the stride phase."""
+    roles = {x.name: x.role for x in relation.axes}
+    axes = tuple(replace(x, role=roles[x.name]) for x in compute.axes)
+    return replace(compute, axes=axes, part=relation.part)
+
+
+@register_reader
+def _read(text: str, direction: str, behind: str) -> Workload | None:
+    """The workload of a text that another process was handed; None if it is that of another one."""
+    problem, *lines = text.split(NEWLINE)
+    if not lines or behind:
+        return None
+    try:
+        found, prop = ConvProblem.parse(problem), Prop(direction)
+        parts = zip(map(parse, lines), computes(found, prop), strict=True)
+        return Surrounded(found, prop, tuple(_of_relation(*pair) for pair in parts))
+    except (TransconvError, ValueError, KeyError, OverflowError):
+        return None
 
 
 def _laid_out(problem: ConvProblem, prop: Prop, compute: Compute) -> ConvProblem:

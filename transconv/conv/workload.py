@@ -140,11 +140,8 @@ class ConvWorkload(Workload):
         return _group(self.problem, self.direction, machine)
 
     def like(self, text: str) -> ConvWorkload | None:
-        try:
-            plain, names = marked(text)
-            return replace(self, problem=ConvProblem.parse(plain), open=names)
-        except (TransconvError, ValueError, OverflowError):
-            return None
+        found = _problem(text)
+        return None if found is None else replace(self, problem=found[0], open=found[1])
 
     def distance(self, other: Workload) -> float | None:
         if not isinstance(other, ConvWorkload) or _bridged(other.problem) != _bridged(self.problem):
@@ -239,8 +236,18 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
 @register_reader
 def _read(text: str, direction: str, behind: str) -> Workload | None:
     """The workload of a row of the database; None if the text is not that of a convolution."""
+    found = _problem(text)
+    try:
+        return found and ConvWorkload(found[0], Prop(direction), Epilogue.parse(behind), found[1])
+    except (TransconvError, ValueError, OverflowError):
+        return None
+
+
+@functools.lru_cache(maxsize=4096)  # each layer looks for its neighbours among the same rows
+def _problem(text: str) -> tuple[ConvProblem, frozenset[str]] | None:
+    """The problem of a text, and the sizes in it that are arguments; None if it cannot be read."""
     try:
         plain, names = marked(text)
-        return ConvWorkload(ConvProblem.parse(plain), Prop(direction), Epilogue.parse(behind), names)
+        return ConvProblem.parse(plain), names
     except (TransconvError, ValueError, OverflowError):
         return None

@@ -20,6 +20,7 @@ from transconv.schedule import (
     k_steps,
     programs,
     shared_bytes,
+    sides,
     tile,
     transposed_bytes,
     wants_rounding,
@@ -73,29 +74,30 @@ class Work:
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     """The counts of a schedule's main kernel."""
     compute = Scheduled(compute, schedule, target).main
-    m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
+    extents = sides(schedule, compute)
+    m, n, k, group = extents["M"], extents["N"], extents["K"], extents["B"]
     views = [v for v in (compute.a, compute.b) if v is not None]
     words = (schedule.a, schedule.b)
     along = _only_along(schedule, compute, target)
     small = along and "wgmma" in target.features and is_small(schedule, compute)
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
-    kept = 0.0
+    kept, steps = 0.0, k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)
-        kept = fetched[at].bytes * k_steps(schedule, compute)
+        kept = fetched[at].bytes * steps
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
-    results = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
+    results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     return Work(
-        tiles=programs(schedule, compute), steps=-(-k_steps(schedule, compute) // schedule.split_k),
+        tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m, right=m if schedule.swap else n,
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
         resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
-        traffic=sum(touched(v, compute) for v in (*views, compute.c)),
+        traffic=sum([touched(v, compute) for v in (*views, compute.c)]),
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, small=small)
@@ -139,7 +141,8 @@ def _resident(schedule: Schedule, compute: Compute, target: Target, results: int
 def _registers(schedule: Schedule, compute: Compute, target: Target) -> float:
     """Registers of a thread: its share of the accumulator; with unit fma also three for the address, mask
     and factors of each product."""
-    m, n, k, group = (tile(schedule, compute, kind) for kind in "MNKB")
+    extents = sides(schedule, compute)
+    m, n, k, group = extents["M"], extents["N"], extents["K"], extents["B"]
     words = compute.acc.bytes / 4
     own, each = (48, words) if schedule.unit == "mma" else (32, words + 3)
     depth = 1 if schedule.unit == "mma" else k
@@ -156,14 +159,20 @@ def along_sum(view: View, compute: Compute) -> bool:
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
-    elements = _elements(view, schedule.blocks, compute)
+    return _fetched(view, schedule.blocks, schedule.warps, compute, word, only_along)
+
+
+@lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
+def _fetched(view: View, blocks: tuple[Block, ...], warps: int, compute: Compute, word: str,
+             only_along: bool) -> Fetch:
+    elements = _elements(view, blocks, compute)
     size = view.tensor.dtype.bytes
-    found = _row_of(view, schedule.blocks, compute)
+    found = _row_of(view, blocks, compute)
     if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
-    widest = min(ACCESS // size, max(1, elements // (schedule.warps * 32)))
+    widest = min(ACCESS // size, max(1, elements // (warps * 32)))
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
@@ -171,14 +180,14 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
                  only_along and wants_rounding(view, compute))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)
 def _elements(view: View, tiles: tuple[Block, ...], compute: Compute) -> int:
     """How many elements a view's tile has."""
     strides = axis_strides(view, compute)
     return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
 
 
-@lru_cache(maxsize=1024)  # many schedules have the same blocks
+@lru_cache(maxsize=1 << 14)
 def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
@@ -199,6 +208,7 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     return replace(stored, bytes=stored.bytes * _straddling(row, compute))
 
 
+@lru_cache(maxsize=1024)
 def _straddling(row: _Row, compute: Compute) -> float:
     """The factor by which rows of a result touch more sectors than if each began at a sector: of runs of
     16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere, 7 of 16 end in the next

@@ -18,9 +18,9 @@ import torch
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
-from transconv.ir import DType, boolean, i8, i32, i64
+from transconv.ir import DType, boolean, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
-from transconv.runtime import Plan, check_indices, ready, trust
+from transconv.runtime import Plan, Question, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
@@ -31,7 +31,7 @@ log = logging.getLogger("transconv.functional")
 
 TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
-TORCH = {ours: theirs for theirs, ours in TYPES.items()}
+TORCH = {ours: theirs for theirs, ours in (*TYPES.items(), (torch.uint8, u8))}
 LIMIT = 4096  # launches kept
 SIZES = 256  # sizes of one launch kept
 
@@ -176,12 +176,19 @@ def deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms())
 
 
+def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> Question:
+    """What ``launch`` asks for."""
+    workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
+    return Question(workload, target_of(device), deterministic(), aligned)
+
+
 def _planned(workload: Workload, device: torch.device, aligned: bool, mode: str) -> Plan:
     if deterministic() and any(c.added for c in workload.computations):
         raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
                           "same bits were asked for")
     try:
-        return ready(workload, target_of(device), None, deterministic(), Plan, aligned, mode)
+        asked = question(workload, device, aligned)
+        return ready(workload, asked.target, None, asked.deterministic, Plan, aligned, mode)
     except (ScheduleError, ProblemError) as error:
         raise Unsupported("schedule:refused", str(error)) from error
     except StageError as error:  # a program in training must not stop for a bug of ours

@@ -13,11 +13,21 @@ from torch import fx
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
-from transconv.functional.launches import SIZES, Launch, Memory, aligned, launch, program, refused
+from transconv.functional.launches import (
+    SIZES,
+    Launch,
+    Memory,
+    aligned,
+    launch,
+    program,
+    question,
+    refused,
+)
 from transconv.functional.operators import as_wanted
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel, Lying
+from transconv.graph.leaving import why_again
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
@@ -27,6 +37,7 @@ from transconv.graph.sizes import Known, Length, Size, like, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
 from transconv.ir import value_at
+from transconv.runtime import Question
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
@@ -94,6 +105,10 @@ class Launches:
             starts = [_start(k, sizes, value) for k in self.kernels]
             found = self.known[key] = Bound(inputs, starts, views, [])
         return found
+
+    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+        """What its kernels are asked for, for aligned tensors."""
+        return [question(start.asked, self.device) for start in self.bound(sizes).starts]
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
@@ -181,8 +196,9 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: dict[Piece, tuple[str, ...]] = {}
+    again: dict[Piece, str] = {}
     while True:
-        plan = planned(ends, rates, apart)
+        plan = planned(ends, rates, apart, again)
         kernels: list[Kernel] = []
         for group in plan.groups:
             try:
@@ -191,7 +207,10 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 raise refusal(group, plan, region, error) from error
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
-        if not late:
+        read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product
+                                  and (why := why_again(k, rates))}
+        again |= read
+        if not late and not read:
             break
         for product, why in late.items():
             apart[product] = (*apart.get(product, ()), why)

@@ -20,8 +20,10 @@ from transconv.graph.plan import Edge
 from transconv.graph.price import Price
 from transconv.graph.refusals import Refused
 from transconv.graph.symbols import Symbols
+from transconv.runtime import Question, collect, is_collecting
 from transconv.target import Target
 from transconv.torch_ops import stats
+from transconv.torch_ops.convert import aten
 from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.settings import settings
 
@@ -114,6 +116,10 @@ class Parts:
             elif part.launches is not None:
                 yield part.launches
 
+    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+        """What the kernels are asked for."""
+        return [q for found in self.launches() for q in found.questions(sizes)]
+
     def rows(self) -> list[Row]:
         """Kernels and regions of torch, in their order."""
         return [row for part in self.parts for row in part.rows()]
@@ -165,6 +171,10 @@ class Part:
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends."""
+        if self.launches is not None and is_collecting():
+            collect(self.launches.questions(sizes))
+            with aten():
+                return self.gm.forward(*given)  # type: ignore[no-any-return]
         if self.launches is not None:
             try:
                 return self.launches(sizes, given)

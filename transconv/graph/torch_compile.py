@@ -10,12 +10,14 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, reporting
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
 from transconv.graph.symbols import Symbols
+from transconv.runtime import Begun, begin, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops import stats
 from transconv.torch_ops.execute import target_of
@@ -101,6 +103,7 @@ class _Graph:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made) -> None:
+        decompositions.waiting_for_nothing(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device
@@ -111,6 +114,9 @@ class _Graph:
 
     def __call__(self, given: list[Any]) -> list[Any]:
         way, sizes, numbers = self.way(self.ways[0].symbols.values(given))
+        if way.begun is not None:
+            way.begun.wait()
+            way.begun = None
         return way.parts(sizes, given, numbers)
 
     def way(self, values: tuple[int, ...]) -> Chosen:
@@ -144,6 +150,16 @@ class _Way:
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         graph.made.graphs.append(self.report())
+        self.begun = self.begin()
+
+    def begin(self) -> Begun | None:
+        """Have the kernels compiled by processes, for which the first call waits."""
+        if is_collecting():
+            return None
+        try:
+            return begin(self.parts.questions(self.symbols.known.like))
+        except TransconvError:  # the call that needs the kernel is refused, with the reason
+            return None
 
     def takes(self, values: tuple[int, ...]) -> bool:
         """Whether sizes meet what was assumed."""

@@ -26,6 +26,16 @@ def field_names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cls))
 
 
+@cache
+def _defaults(cls: type) -> tuple[object, ...]:
+    """The defaults of a class's fields, in order; ``MISSING`` for those without."""
+    return tuple(f.default for f in fields(cls))
+
+
+_kept: dict[type, set[type]] = {}
+"""Of each class the types of values that it keeps as they are given, such as no NumPy scalar."""
+
+
 def _key(value: object) -> object:
     """A hashable key of a field's value: 1, True and 1.0 are equal in Python but not in the IR."""
     if isinstance(value, tuple):
@@ -39,8 +49,16 @@ class _Interning(type):
     """Metaclass whose call returns the existing node with the same fields, if there is one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        given = () if kwargs else args + _defaults(cls)[len(args):]
+        known = _kept.get(cls) or _kept.setdefault(cls, set())
+        if given and all([type(a) in known for a in given]):  # it may be there: then none is made
+            found = _interned.get((cls, *map(_key, given)))
+            if found is not None:
+                return found
         made = super().__call__(*args, **kwargs)
-        key = (cls, *[_key(getattr(made, name)) for name in field_names(cls)])
+        values = [getattr(made, name) for name in field_names(cls)]
+        known.update(type(v) for v, a in zip(values, given, strict=False) if v is a)
+        key = (cls, *map(_key, values))
         with _lock:
             return _interned.setdefault(key, made)
 

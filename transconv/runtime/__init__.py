@@ -8,11 +8,12 @@ from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
-from transconv.runtime.prepared import Prepared, prepare
+from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
     Question,
+    collect,
     collecting,
     is_collecting,
     is_ready,
@@ -24,9 +25,9 @@ from transconv.runtime.registry import Chosen, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "NEVER", "Plan", "Planned", "Prepared",
-    "Question", "Registry", "Step", "apart", "build", "build_compute", "check_indices", "collecting",
-    "forget",
-    "header", "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan",
-    "plan_steps", "prepare", "ready", "replan", "state", "unpack",
+    "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "NEVER", "Plan", "Planned",
+    "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
+    "check_indices", "collect", "collecting", "cores", "forget", "header", "info", "is_collecting",
+    "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "ready", "replan",
+    "state", "unpack",
 ]

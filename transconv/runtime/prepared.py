@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from transconv.backend_triton import Compilers
 from transconv.errors import TransconvError
-from transconv.runtime import compiler, readiness
+from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.plans import Plan
 from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
+
+FEW = 2  # kernels that are compiled here before a process has started
+log = logging.getLogger("transconv.ready")
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def prepare(questions: Iterable[Question], workers: int, step: Callable[[], None
             failures.append((str(question), str(error)))
         step()
     there = len(asked) - len(waiting) - len(failures)
-    answers = _compiled(waiting, workers, step)
+    answers = _compiled(waiting, workers, step) if waiting else []
     for question, answer in zip(waiting, answers, strict=True):
         compiler.adopt(answer)
         if "reason" in answer:
@@ -75,24 +81,72 @@ def _made_here(question: Question) -> None:
 def _compiled(questions: list[Question], workers: int,
               step: Callable[[], None]) -> list[dict[str, Any]]:
     """The answers, in the order of the questions."""
-    answers: list[dict[str, Any]] = [{} for _ in questions]
-    if not questions:
-        return answers
-    ended = threading.Semaphore(0)
     pool = Compilers(MODULE, ENVIRONMENT, min(workers, len(questions)))
-
-    def done(at: int) -> Callable[[dict[str, Any]], None]:
-        def take(answer: dict[str, Any]) -> None:
-            answers[at] = answer
-            ended.release()
-        return take
-
     try:
-        for at, question in enumerate(questions):
-            pool.submit(question.job, done(at))
-        for _ in questions:
-            ended.acquire()
-            step()
+        return _Jobs(questions, pool).answers(step)
     finally:
         pool.close()
-    return answers
+
+
+class _Jobs:
+    """Questions that were handed to processes, all at once."""
+
+    def __init__(self, questions: Sequence[Question], pool: Compilers) -> None:
+        self.pool, self.ended = pool, threading.Semaphore(0)
+        self.found: list[dict[str, Any]] = [{} for _ in questions]
+        for at, question in enumerate(questions):
+            pool.submit(question.job, partial(self._take, at))
+
+    def _take(self, at: int, answer: dict[str, Any]) -> None:
+        self.found[at] = answer
+        self.ended.release()
+
+    def answers(self, step: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """Waits for all; those that are left are empty if the processes are ended meanwhile."""
+        for _ in self.found:
+            while not self.ended.acquire(timeout=1.0):
+                if self.pool.closed:
+                    return self.found
+            step()
+        return self.found
+
+
+class Begun:
+    """Questions whose kernels processes compile, while this one does something else."""
+
+    def __init__(self, questions: Sequence[Question], workers: int) -> None:
+        self.questions = questions
+        log.info("compiling %d problems in %d processes", len(questions), workers)
+        self.jobs = _Jobs(questions, readiness.compilers(workers))
+
+    def wait(self) -> None:
+        """Until all are done. A question of which a process died is refused from then on; where another
+        failed, the call that needs the kernel meets the same error."""
+        for question, answer in zip(self.questions, self.jobs.answers(), strict=True):
+            compiler.adopt(answer)
+            if answer.get("died"):
+                log.warning("not compiled: %s: %s", question, answer["reason"])
+                readiness.died(question, str(answer["reason"]))
+
+
+def begin(questions: Iterable[Question]) -> Begun | None:
+    """Have processes, one for each core, compile the kernels of all questions that have none, each once.
+    None where they would gain nothing: there is one core, or hardly a kernel, or no folder in which they
+    could leave what they make."""
+    waiting = [q for q in dict.fromkeys(questions) if readiness.compiles(q.target)]
+    if len(waiting) <= FEW or cores() < 2 or kept.DRAWER.path("plan") is None:
+        return None
+    waiting = [q for q in waiting if not _is_ready(q)]
+    return Begun(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
+
+
+def _is_ready(question: Question) -> bool:
+    try:
+        return readiness.is_ready(question)
+    except TransconvError:  # the call that needs it is refused
+        return True
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -65,12 +65,13 @@ class Question:
 
 @dataclass(slots=True)
 class _Asked:
-    """The state of a request that a process compiles: whether it is done, why it failed, and whether a
-    missing record was logged (``told``)."""
+    """The state of a request that a process compiles: whether it is done, why it failed, whether a
+    missing record was logged (``told``), and whether the process ``died`` of it."""
 
     done: bool = False
     reason: str = ""
     told: bool = False
+    died: bool = False
 
 
 _lock = threading.Lock()
@@ -88,11 +89,13 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     if _collected is not None and schedule is None:
         _collected[question] = None
         raise Unsupported(COMPILING, "the call is only looked at")
+    asked = _asked.get(question)
+    if asked is not None and asked.died and schedule is None:  # as this one would
+        raise Unsupported("compile:failed", f"{question}: {asked.reason}")
     if mode == "background" and deterministic:
         mode = "now"
     if mode == "now" or schedule is not None or not compiles(target):
         return compiler.plan(workload, target, schedule, deterministic, kind)
-    asked = _asked.get(question)
     if asked is not None and not asked.done:
         raise Unsupported(COMPILING, "a process compiles it")
     found = _there(question, kind)
@@ -101,6 +104,19 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
     return _begin(question, kind)
+
+
+def died(question: Question, reason: str) -> None:
+    """Remember that the process that compiled a request died of it."""
+    with _lock:
+        _asked[question] = _Asked(done=True, reason=reason, died=True)
+
+
+def collect(questions: Iterable[Question]) -> None:
+    """Record requests, while ``collecting`` does."""
+    with _lock:
+        if _collected is not None:
+            _collected.update(dict.fromkeys(questions))
 
 
 def is_collecting() -> bool:
@@ -166,7 +182,7 @@ def _begin(question: Question, kind: type[Made]) -> Made:
         if asked is None:
             asked = _asked[question] = _Asked()
             log.info("compiling in the background: %s", question)
-            _compilers().submit(question.job, lambda answer: _answered(question, answer))
+            compilers().submit(question.job, lambda answer: _answered(question, answer))
     if not asked.done:
         raise Unsupported(COMPILING, "a process compiles it")
     if asked.reason:
@@ -198,10 +214,12 @@ def on_answer(listener: Callable[[], None]) -> None:
     _listeners.append(listener)
 
 
-def _compilers() -> Compilers:
+def compilers(workers: int = WORKERS) -> Compilers:
+    """The processes: as many as ``workers``, if there are as many jobs."""
     global _pool
     if _pool is None:
-        _pool = Compilers(MODULE, ENVIRONMENT, WORKERS)
+        _pool = Compilers(MODULE, ENVIRONMENT, workers)
+    _pool.workers = workers
     return _pool
 
 

@@ -42,7 +42,7 @@ from transconv.schedule.piles import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
+    from transconv.schedule.schedule import Block, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,22 @@ class Box:
 
 def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
     """The box that loads (or stores) a tile of a view, or the reason why there is none."""
+    return _of_blocks(view, schedule.blocks, schedule.via, schedule.order, compute, stored)
+
+
+@lru_cache(maxsize=4096)
+def _of_blocks(view: View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute,
+               stored: bool) -> Box | str:
+    """``box_of`` for the words that it depends on, which many schedules share, so that the cache hits."""
+    from transconv.schedule.schedule import Schedule
+
     along = _along(view)
     other = "N" if view is compute.a else "M" if view is compute.b else "K"
-    for b in schedule.blocks:  # an axis may occur in the mask alone
+    for b in blocks:  # an axis may occur in the mask alone
         if b.extent > 1 and compute.kind(b.first) != other and not along.intersection(b.axes):
             return f"{view.tensor.name}: no dimension moves along block {b}"
-    blocks = tuple(b for b in schedule.blocks if along.intersection(b.axes))
-    return _box_of(view, type(schedule)(blocks, via=schedule.via, order=schedule.order), compute, stored)
+    blocks = tuple(b for b in blocks if along.intersection(b.axes))
+    return _box_of(view, Schedule(blocks, via=via, order=order), compute, stored)
 
 
 @lru_cache(maxsize=512)
@@ -79,7 +88,7 @@ def _along(view: View) -> frozenset[str]:
 def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
     """``box_of`` for a schedule of only the relevant blocks, which many schedules of a computation share,
     so that the cache hits."""
-    facts = _facts(compute)
+    facts = axis_facts(compute)
     layout = view.tensor.layout
     if layout.strides() is None:
         return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
@@ -103,11 +112,6 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
     return _box(view.tensor, dims, schedule, compute)
 
 
-@lru_cache(maxsize=64)
-def _facts(compute: Compute) -> Facts:
-    return axis_facts(compute)
-
-
 def _strides(tensor: Tensor) -> dict[int, Expr]:
     """The strides that are expressions of sizes, by dimension; a tensor of such sizes is dense."""
     found: dict[int, Expr] = {}
@@ -122,7 +126,7 @@ def _strides(tensor: Tensor) -> dict[int, Expr]:
 @lru_cache(maxsize=512)
 def _seen(seen: ViewDim, size: Expr, compute: Compute) -> tuple[Expr, Expr | None]:
     """The simplified coordinate, and a condition of the mask other than "inside the tensor", or None."""
-    facts = _facts(compute)
+    facts = axis_facts(compute)
     coord = simplify(seen.coord, facts)
     inside = facts.assume(coord >= 0).assume(coord < size)
     for part in conjuncts(seen.mask):

@@ -5,6 +5,7 @@ The computation is ``Scheduled.main``, or ``grouped``.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,29 +14,39 @@ from transconv.schedule.boxes import transposed
 from transconv.target import Target
 
 if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
+    from transconv.schedule.schedule import Block, Schedule
 
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
     """The extent of the tile along a kind (B, M, N or K): the product of its blocks."""
-    return prod((b.extent for b in c.blocks if compute.kind(b.first) == kind), start=1)
+    return _extents(c.blocks, compute)[kind]
+
+
+def sides(c: Schedule, compute: Compute) -> dict[str, int]:
+    """``tile`` along every kind."""
+    return _extents(c.blocks, compute)
+
+
+@lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
+def _extents(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
+    found = dict.fromkeys("BMNK", 1)
+    for b in blocks:
+        found[compute.kind(b.first)] *= b.extent
+    return found
 
 
 def lanes(c: Schedule, compute: Compute, kind: str) -> int:
     """``tile`` without the blocks that ``regs`` writes out."""
-    return prod((b.extent for b in c.blocks if compute.kind(b.first) == kind and not c.in_registers(b)),
-                start=1)
+    if not c.regs:
+        return tile(c, compute, kind)
+    return prod(b.extent for b in c.blocks if compute.kind(b.first) == kind and not c.in_registers(b))
 
 
 def k_steps(c: Schedule, compute: Compute) -> int:
     """The number of steps of the sum: the blocks of K axes, times the sizes of K axes without a block."""
-    steps = 1
-    for b in c.blocks:
-        if compute.kind(b.first) == "K":
-            steps *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
-    return steps * prod(x.size for x in compute.axes_of("K") if c.block_of(x.name) is None)
+    return tiles_along(c, compute, "K")
 
 
 def chain(c: Schedule, compute: Compute) -> int:
@@ -53,7 +64,8 @@ def chain(c: Schedule, compute: Compute) -> int:
 def programs(schedule: Schedule, compute: Compute) -> int:
     """The number of tiles, parts of a split sum counted separately: the programs of the kernel, or what
     its persistent programs share."""
-    return max(1, schedule.split_k * prod(tiles_along(schedule, compute, kind) for kind in "BMN"))
+    found = _tiles(schedule.blocks, compute)
+    return max(1, schedule.split_k * found["B"] * found["M"] * found["N"])
 
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
@@ -66,26 +78,36 @@ def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
 
 def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
     """The number of tiles along a kind (B, M, N or K)."""
-    found = prod(x.size for x in compute.axes_of(kind) if c.block_of(x.name) is None)
-    for b in c.blocks:
-        if compute.kind(b.first) == kind:
-            found *= -(-prod(compute.size(a) for a in b.axes) // b.extent)
+    return _tiles(c.blocks, compute)[kind]
+
+
+@lru_cache(maxsize=1 << 14)
+def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
+    within = {a for b in blocks for a in b.axes}
+    found = dict.fromkeys("BMNK", 1)
+    for axis, size in compute.sizes.items():
+        found[compute.kind(axis)] *= 1 if axis in within else size
+    for b in blocks:
+        found[compute.kind(b.first)] *= -(-prod(map(compute.size, b.axes)) // b.extent)
     return found
 
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of shared memory for the operands of a kernel that uses the matrix unit."""
-    k = tile(c, compute, "K")
+    extents = sides(c, compute)
     need = transposed_bytes(c, compute) * max(1, c.stages)
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
-        need += times * tile(c, compute, kind) * k * view.tensor.dtype.bytes if view is not None else 0
+        each = extents[kind] * extents["K"]
+        need += times * each * view.tensor.dtype.bytes if view is not None else 0
     return need
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of the operand tiles of a step that an explicit kernel transposes."""
-    k = tile(c, compute, "K")
-    return sum(tile(c, compute, kind) * k * view.tensor.dtype.bytes
+    if c.via != "gluon":
+        return 0
+    extents = sides(c, compute)
+    return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))
                if view is not None and transposed(view, c, compute))

@@ -14,7 +14,8 @@ from operator import attrgetter
 from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
-from transconv.schedule.counts import lanes, shared_bytes, tile, transposed_bytes
+from transconv.schedule.counts import lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
@@ -120,8 +121,8 @@ def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
-    m, n, k = (tile(c, compute, kind) for kind in "MNK")
-    m *= tile(c, compute, "B")
+    extents = sides(c, compute)
+    m, n, k = extents["M"] * extents["B"], extents["N"], extents["K"]
     if c.unit == "fma":  # positions that are written out are multiplied one after another
         k = lanes(c, compute, "K")
     if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
@@ -158,7 +159,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
-    "consumers", "keep", "a", "b", "c")
+    "consumers", "keep", "a", "b", "c", why_not_partials)
 
 
 @lru_cache(maxsize=4)

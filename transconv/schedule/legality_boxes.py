@@ -4,6 +4,7 @@ or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``co
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
@@ -39,13 +40,8 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
         return reason
     if view is None:
         return None
-    if reason := compute.why_not_plain(view):
+    if reason := _why_not_any_box(name == "c", view, compute):
         return f"{name}=box: {reason}"
-    if name != "c" and any(r.view.tensor is view.tensor and r.view is not view for r in compute.reads):
-        return f"{name}=box: {view.tensor.name} is read elsewhere, too, where no box reaches it"
-    if name != "c" and compute.fill_of(view):
-        return (f"{name}=box: a box is 0 outside of {view.tensor.name}, {compute.fill_of(view):g} "
-                "is asked for")
     found = box_of(view, c, compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
@@ -58,6 +54,20 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
     if c.via == "tl" and name == ("b" if c.swap else "a") and _rank(found, target) > 2:
         return (f"{name}=box: a left operand of more than two dimensions goes through "
                 "registers, where Triton 3.6 gets some sums wrong")
+    return None
+
+
+@lru_cache(maxsize=256)
+def _why_not_any_box(stored: bool, view: View, compute: Compute) -> str | None:
+    """Why a view can be no box under any schedule, or None."""
+    if reason := compute.why_not_plain(view):
+        return reason
+    if stored:
+        return None
+    if any(r.view.tensor is view.tensor and r.view is not view for r in compute.reads):
+        return f"{view.tensor.name} is read elsewhere, too, where no box reaches it"
+    if fill := compute.fill_of(view):
+        return f"a box is 0 outside of {view.tensor.name}, {fill:g} is asked for"
     return None
 
 

@@ -29,6 +29,9 @@ LONGEST = 64  # a longer sum stays a loop
 
 def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the computation before merging."""
+    if compute.statistics and c.merge > 1:
+        return (f"merge={c.merge}: groups are merged in the result, which "
+                f"{compute.statistics[0].view.tensor.name} reduces by group")
     return why_not_merged(compute, c.merge)
 
 
@@ -65,6 +68,7 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if sums of lanes may be added late, or at every step, as a schedule says; else the reason."""
     if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (
@@ -120,14 +124,9 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return f"{target.name} has no matrix unit"
     if compute.b is None:
         return "a reduction has no second operand, the matrix unit multiplies two"
-    left, right = (f.var.type for f in compute.factors or ())
-    if target.lacks(left, right, compute.acc):
-        return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
-    if compute.names.fills_of(compute.factors or ()) & {inf, -inf}:
-        return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"
-    if compute.acc is f64:
-        return "64-bit floats are multiplied element by element (unit fma)"
-    for kind, least in zip("MNK", (16, 16, target.least_steps(left, right)), strict=True):
+    if reason := _why_not_multiplied(compute, target):
+        return reason
+    for kind, least in zip("MNK", _least(compute, target), strict=True):
         if tile(c, compute, kind) < least:
             return (f"the {kind} side of the tile is {tile(c, compute, kind)}, the matrix unit "
                     f"takes {least} or more" + (" of 8 bits" if least > 16 else ""))
@@ -136,6 +135,25 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
     if compute.prologue and (reason := _uneven(c, compute)):
         return reason
     return _lanes_of_factors(c, compute)
+
+
+@lru_cache(maxsize=256)
+def _why_not_multiplied(compute: Compute, target: Target) -> str | None:
+    """The reason if the matrix unit multiplies the factors under no schedule."""
+    left, right = (f.var.type for f in compute.factors or ())
+    if target.lacks(left, right, compute.acc):
+        return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
+    if compute.names.fills_of(compute.factors or ()) & {inf, -inf}:
+        return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"
+    if compute.acc is f64:
+        return "64-bit floats are multiplied element by element (unit fma)"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _least(compute: Compute, target: Target) -> tuple[int, int, int]:
+    """The smallest sides M, N and K of a tile for the matrix unit."""
+    return 16, 16, target.least_steps(*(f.var.type for f in compute.factors or ()))
 
 
 def _uneven(c: Schedule, compute: Compute) -> str | None:
@@ -153,11 +171,17 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
 def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
     """The reason if a factor does not vary along the summed lanes, as the matrix unit requires."""
     summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.first) == "K" for a in b.axes]
-    for factor, view in zip(compute.factors or (), (compute.a, compute.b), strict=False):
-        if view is not None and not compute.roots(factor.var).intersection(summed):
+    for roots, view in zip(_roots(compute), (compute.a, compute.b), strict=False):
+        if view is not None and not roots.intersection(summed):
             return (f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
                     "factors there")
     return None
+
+
+@lru_cache(maxsize=256)
+def _roots(compute: Compute) -> tuple[frozenset[str], ...]:
+    """The axes that each factor varies along."""
+    return tuple(compute.roots(f.var) for f in compute.factors or ())
 
 
 def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:

@@ -31,6 +31,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    within_places,
 )
 from transconv.selection.chains import too_long
 from transconv.selection.elementwise import copy_tiles, elementwise, transposed_tiles
@@ -93,7 +94,10 @@ def _ranked(compute: Compute, target: Target,
     if any(x.size == 0 for x in compute.axes_of("K")):  # a sum over nothing has no steps
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
-    proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
+    found = list(proposals(compute, target))
+    if compute.statistics:
+        found += [within_places(c, compute) for c in found]
+    proposed = _with_words(dict.fromkeys(found), compute, target)
     if compute.named:  # others may have no estimate
         proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"
@@ -321,14 +325,14 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
     ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
                                          ".".join(apart)]))]
-    found = 0
+    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
+    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
+    found = half or not before  # whether a legal one is known, or it does not matter
     for pack in ways:
         packed = Scheduled(compute, Schedule(pack=pack), target).main
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
-            found += why_not(schedule, packed, target) is None
+            found = found or why_not(schedule, packed, target) is None
             yield replace(schedule, pack=pack)
-    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
-    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):

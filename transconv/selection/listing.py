@@ -1,28 +1,33 @@
-"""The shortlist of a kernel, kept on disk: one process estimates a thousand schedules, and later ones
-read the first few of them.
+"""The shortlist of a kernel, kept in memory and on disk: one process estimates a thousand schedules, and
+later ones read the first few of them.
 
-A record's key is a digest of all that the choice depends on: the computation, the workload, the target,
-its tuned rows, and this package's files. A schedule that is read back must be legal, like that of any row,
-and its kernel is checked like any other.
+A record's key is a digest of all that the choice depends on: the computation but for the names of its
+tensors and values, the target, this package's files, and the tuned rows, with the workload where there are
+any. Equal computations of a graph are thus ranked once. A schedule that is read back must be legal, like
+that of any row, and its kernel is checked like any other.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import astuple, dataclass, fields, is_dataclass
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from transconv import knobs
-from transconv.compute import Compute, Workload
+from transconv.compute import Compute, Workload, Write
 from transconv.disk_cache import Content, Drawer
-from transconv.schedule import Schedule, registered_words
+from transconv.schedule import Schedule, Word, registered_words
 from transconv.selection import choice, store
-from transconv.selection.rows import machine
+from transconv.selection.rows import COLUMNS, machine
 from transconv.target import Target
 from transconv.version import __version__
 
-SCHEMA = 2
+SCHEMA = 3
+KEPT = 8  # schedules of a record: whoever asks for fewer ranks as many
+LIMIT = 4096  # lists in memory
 DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16)
 
 
@@ -41,21 +46,44 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     workload = workload.about(compute)
     if compute.does != "compute" or not workload.group(machine(target)):
         return estimated(count, compute, target)
+    count, asked = max(count, KEPT), count
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
-    if key and (found := _read(DRAWER.get(key), compute, target)):
-        return found
+    if key and (found := _listed.get(key) or _read(DRAWER.get(key), compute, target)):
+        return _kept(key, found)[:asked]
     made = [Listed(c.schedule, c.why, c.row is not None)
             for c in choice.ranked(compute, target, workload, enough=count)[:count]]
     if key:
+        _kept(key, made)
         DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned}
                                      for k in made],
                          "problem": workload.text, "direction": workload.direction})
-    return made
+    return made[:asked]
+
+
+_listed: dict[str, list[Listed]] = {}
+
+
+def _kept(key: str, found: list[Listed]) -> list[Listed]:
+    if len(_listed) >= LIMIT:
+        _listed.clear()
+    return _listed.setdefault(key, found)
+
+
+def forget() -> None:
+    """Clear the lists in memory."""
+    _listed.clear()
+    _estimated.cache_clear()
 
 
 def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
     """The first ``count`` schedules of a computation without tuned rows, by the estimate."""
-    return [Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target, most=count)]
+    return list(_estimated(count, compute, target, registered_words()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _estimated(count: int, compute: Compute, target: Target,
+               table: tuple[Word, ...]) -> tuple[Listed, ...]:
+    return tuple(Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target, most=count))
 
 
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
@@ -69,19 +97,45 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
-    parts = (count, str(compute), workload.text, workload.direction, stamp(workload, target))
+    about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
+    parts = (count, unnamed(compute), about if any(_rows(workload, target)) else "",
+             stamp(workload, target))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def unnamed(compute: Compute) -> str:
+    """A text of all of a computation but its name and those of its tensors and values. Axes keep theirs,
+    because schedules mention them."""
+    named = [n for t in compute.tensors for n in (t.name, *t.dims)]
+    named += [s.name for s in compute.steps if not isinstance(s, Write)]
+    numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
+    text = str(compute).partition("\n")[2]
+    lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
+    rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
+            [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
+    return f"{lines}\n{rest}"
+
+
+NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
 
 
 def stamp(workload: Workload, target: Target) -> str:
     """A text of all that a choice depends on besides computation and workload: the target, the tuned rows
     of the workload's group, and this package's files."""
+    return repr((__version__, _fields(target), _rows(workload, target), files_digest()))
+
+
+def _rows(workload: Workload, target: Target) -> list[list[tuple[object, ...]]]:
+    """The values of the tuned rows that a choice for a workload may consider, in a fixed order."""
     groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
-    rows = [sorted(map(astuple, store.rows_of(name))) for name in groups if name]
-    return repr((__version__, _fields(target), rows, files_digest()))
+    return [sorted(map(VALUES, store.rows_of(name))) for name in groups if name]
 
 
-def _fields(record: object) -> list[str]:
+VALUES = attrgetter(*COLUMNS)
+
+
+@functools.lru_cache(maxsize=64)
+def _fields(record: Target) -> list[str]:
     """The values of a record's fields, with sets sorted, so that their text is reproducible."""
     assert is_dataclass(record)
     values = [getattr(record, f.name) for f in fields(record)]

@@ -26,7 +26,7 @@ SHORT = 64  # innermost reduced axes with fewer elements are left to the second 
 def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
     """The computation alone, or the computations of several kernels with rows in parts: if the estimate
     says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible."""
-    if compute.named:  # the number of parts would depend on the sizes
+    if compute.named or compute.statistics:  # the number of parts would depend on sizes or on tiles
         return (compute,)
     if asked:
         made = _in_parts(compute, target) if compute.again and compute.streams else None

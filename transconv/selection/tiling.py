@@ -4,6 +4,7 @@ a sum is split."""
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from math import prod
 
 from transconv.compute import Axis, Compute, axis_strides
@@ -44,8 +45,9 @@ def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
-            row: int = 1) -> list[tuple[Block, ...]]:
+            row: int = 1) -> tuple[tuple[Block, ...], ...]:
     """Blocks of ``volume`` positions over some axes, the ``few`` with the least waste: 14x14 images of a
     batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. ``row``: the smallest extent of
     the last axis."""
@@ -58,8 +60,8 @@ def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
         return over, -prod(min(e, 8) for e in extents[1:])
 
     shapes.sort(key=overhang)
-    return [tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
-            for extents in shapes[:few]]
+    return tuple(tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+                 for extents in shapes[:few])
 
 
 def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,

@@ -61,6 +61,9 @@ class Target:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:  # of some fields, because caches ask for it for every schedule
+        return hash((self.name, self.sms, self.features))
+
     @property
     def ridge(self) -> float:
         """Operations a byte (FLOP/B) above which 16-bit matrix products are bound by arithmetic."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,16 @@ class use(contextlib.ContextDecorator):
             _install()
 
 
+@contextlib.contextmanager
+def aten() -> Iterator[None]:
+    """Within ``with``, aten's convolutions of this thread are torch's, within `use` too."""
+    before, _local.aten = getattr(_local, "aten", False), True
+    try:
+        yield
+    finally:
+        _local.aten = before
+
+
 _new_library: Any = torch.library.Library
 
 
@@ -167,6 +177,8 @@ def _install() -> None:
 
 def _is_on(device: str) -> bool:
     """Whether transconv computes a call of this thread."""
+    if getattr(_local, "aten", False):
+        return False
     if any(device in entry for entry in _enabled):
         return True
     if any(device in entry for entry in getattr(_local, "open", ())):

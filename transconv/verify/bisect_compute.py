@@ -28,7 +28,7 @@ from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.bisect_emitted import Verdict, in_a_child, no_compiler
-from transconv.verify.bisect_replay import BLOCKWISE, NAMES, Stages
+from transconv.verify.bisect_replay import NAMES, Stages, parts_begin
 from transconv.verify.bisect_report import PARTS, Blame, Report, changes
 from transconv.verify.bisect_rules import Unsound, audited
 from transconv.verify.computation import Case
@@ -148,7 +148,7 @@ class _Search(Report):
     def judge_data(self, launches: list[Stages], case: Case) -> Blame | None:
         for stage, name in enumerate(NAMES):
             # What adds the parts of a sum has none before the pass that makes them.
-            asked = [s for s in launches if stage >= BLOCKWISE or not any(
+            asked = [s for s in launches if stage >= parts_begin(launches) or not any(
                 x.role == "part" for x in s.compute.axes)]
             failed = next((s for s in asked if s.failed == name), None)
             if failed is not None:
@@ -168,7 +168,7 @@ class _Search(Report):
 
     def culprit(self, asked: list[Stages], changed: list[Stages], stage: int, case: Case) -> Stages:
         """The launch that is wrong: with all others a stage back, the result is wrong still."""
-        for one in changed if stage and stage != BLOCKWISE else ():
+        for one in changed if stage and stage != parts_begin(asked) else ():
             if self.wrong([s.kernel(stage - (s is not one)) for s in asked], case):
                 return one
         return changed[0]

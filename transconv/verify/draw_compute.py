@@ -1,18 +1,18 @@
 """Draws a small random computation as text.
 
-Products with any number of batch, row, column and summed axes and with prologues, reductions over
-windows, chains of elementwise operations, rows that are swept several times, rows so long that they are
-split into parts, places of extremes, stores that add, gradients of views; everything that a text can say
-about where an element lies is drawn: flips, strides, pads of every kind, fused and divided coordinates,
-broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps. Sizes rarely divide
-anything.
+Products with any number of batch, row, column and summed axes and with prologues, statistics of their
+results, reductions over windows, chains of elementwise operations, rows that are swept several times, rows
+so long that they are split into parts, places of extremes, stores that add, gradients of views; everything
+that a text can say about where an element lies is drawn: flips, strides, pads of every kind, fused and
+divided coordinates, broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps.
+Sizes rarely divide anything.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from transconv.compute import parse, transposed, why_not_lowered
+from transconv.compute import parse, statistics, transposed, why_not_lowered
 from transconv.ir import REDUCERS, Layout, Tensor
 from transconv.verify.draw import chance
 from transconv.verify.draw_page import EXACT, Page, some, value_of
@@ -24,9 +24,10 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
-                       _extremes, _adding, _gradient, _long))
+                       _extremes, _adding, _gradient, _long, _statistics))
     made = kind(Page(rng))
-    while kind in (_adding, _gradient) and why_not_lowered(parse(made)):  # a place for all of an axis
+    shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
+    while kind in shares and why_not_lowered(parse(made)):
         made = kind(Page(rng))
     return made
 
@@ -51,6 +52,30 @@ def _product(page: Page) -> str:
     factors = [_prologue(rng, name, cast) if chance(rng, 6) else name for name in ("x", "w")]
     page.steps.append(f"let s = sum({'*'.join(factors)}; {' '.join(page.summed)})")
     return _finished(page, "product")
+
+
+def _statistics(page: Page) -> str:
+    """A product, and reductions of its result or of what is computed from it."""
+    rng = page.rng
+    for letter in "mnk":
+        page.add_axes(letter, rng.choice((1, 1, 2)), letter == "k")
+    dtype = page.dtype()
+    for name, letter in (("x", "n"), ("w", "m")):
+        page.read(name, [a for a in page.axes if a[0] != letter], "", dtype)
+    page.steps.append(f"let s = sum(x*w; {' '.join(page.summed)})")
+    page.steps.append(f"let y = {rng.choice(('s', 's*2 - 1', 'max(s, 0.0)', 'f16(s)', 'bf16(s)'))}")
+    page.store("C", "y", page.kept)
+    for name in ("M", "D")[:rng.choice((1, 1, 2))]:
+        axes = [a for letter in "mn" for own in [[x for x in page.kept if x[0] == letter]]
+                for a in rng.choice(([], own[:1], own))]  # tiles reduce what is inside of them
+        rng.shuffle(axes)
+        coords = [rng.choice((a, a, *(f"{a} // {d}" for d in (2, 3, 4) if page.axes[a] % d == 0)))
+                  for a in axes]
+        place, op, value = ", ".join(coords) or "0", rng.choice(statistics.STATISTICS), rng.choice("sy")
+        if op == "squares":
+            page.steps.append(f"store {name}0[{place}] sum= {value}")
+        page.steps.append(f"store {name}[{place}] {op}= {value}")
+    return page.made("statistics")
 
 
 def _prologue(rng: Random, name: str, cast: str) -> str:

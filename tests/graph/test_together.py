@@ -1,0 +1,137 @@
+"""The kernels of a graph are compiled by processes, all at once, and its first call waits for them. The
+chip is one that is not there: tensors are torch's ``meta``, which no kernel runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import transconv
+from tests.test_ready import Processes
+from transconv.backend_triton.launch import Launcher
+from transconv.errors import Unsupported
+from transconv.functional import launches
+from transconv.graph import torch_compile
+from transconv.runtime import Begun, Question, begin, compiler, is_ready, prepared, readiness
+from transconv.selection import choice, listing
+from transconv.target import TARGETS
+
+
+class AtOnce(Processes):
+    """Answers every job as soon as it is asked, with ``says``."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.says: dict[str, Any] = {"kernels": 1}
+
+    def submit(self, job, done) -> None:  # type: ignore[no-untyped-def]
+        self.asked.append(job["problem"])
+        done(self.says)
+
+
+class Chain(nn.Module):
+    """Three kernels, of which two are equal, and one of a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for dim in (1, 2, 1):
+            x = torch.softmax(x, dim)
+        return self.conv(x)
+
+
+@pytest.fixture
+def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An H100 with four cores beside it, and an empty cache."""
+    for module in (torch_compile, launches):
+        monkeypatch.setattr(module, "target_of", lambda device: TARGETS["sm_90"])
+    monkeypatch.setattr(prepared, "cores", lambda: 4)
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    transconv.config.fallback = "silent"
+    for forget in (compiler.forget, readiness.forget, listing.forget, launches._launches.clear):
+        forget()
+
+
+@pytest.fixture
+def processes(chip: None, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
+    made = AtOnce()
+    monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
+    return made
+
+
+def called(model: Any, *shape: int) -> None:
+    """A model is compiled and called once; torch computes the tensors."""
+    compiled = torch.compile(model, backend=transconv.graph.backend, options={"rest": "eager"})
+    with torch.no_grad():
+        compiled(torch.empty(shape, device="meta"))
+
+
+def test_each_kernel_is_handed_over_once(processes: AtOnce) -> None:
+    called(Chain().to("meta"), 2, 16, 8, 8)
+    assert len(processes.asked) == len(set(processes.asked)) == 3
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_few_kernels_or_one_core_start_none(processes: AtOnce, monkeypatch: pytest.MonkeyPatch,
+                                            cores: int) -> None:
+    monkeypatch.setattr(prepared, "cores", lambda: cores)
+    if cores > 1:
+        called(lambda x: torch.softmax(torch.softmax(x, 1).flip(1), 1), 4, 16)
+    else:
+        called(Chain().to("meta"), 2, 16, 8, 8)
+    assert not processes.asked
+
+
+def test_a_kernel_of_which_a_process_died_is_refused(processes: AtOnce) -> None:
+    processes.says = {"reason": "the compiler's process died (signal 11)", "died": True}
+    called(Chain().to("meta"), 2, 16, 8, 8)
+    text = processes.asked[0]
+    with pytest.raises(Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11") as caught:
+        launches.launch(text, torch.device("meta"), True, "now")
+    assert caught.value.reason == "compile:failed"
+
+
+@pytest.mark.slow
+def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(*_: Any, **__: Any) -> None:
+        raise AssertionError("this process chooses no schedule, and compiles nothing")
+
+    asked: list[Question] = []
+
+    def noted(questions: list[Question]) -> Begun | None:
+        asked.extend(questions)
+        return begin(questions)
+
+    monkeypatch.setattr(torch_compile, "begin", noted)
+    monkeypatch.setattr(choice, "ranked", here)
+    monkeypatch.setattr(Launcher, "_compiled", here)
+    try:
+        called(Chain().to("meta"), 2, 16, 8, 8)
+    finally:
+        readiness.close()
+    assert len(asked) == 4
+    for question in asked:
+        launches.launch(question.workload, torch.device("meta"), True, "now")
+        assert is_ready(question)
+
+
+def test_a_compiled_model_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
+    x = torch.randn(1, 3, 6, 6)
+    compiled = torch.compile(model, backend=transconv.graph.backend)
+    found = transconv.prepare(compiled, x, progress=False)
+    assert any("weight_gradient" in p for p in found.problems) and not found.failures and not found.left
+    monkeypatch.setattr(choice, "ranked", None)  # nothing is left to choose
+    y = compiled(x)
+    torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-3)
+    y.sum().backward()
+    assert transconv.stats(reset=True).fallback == {}
