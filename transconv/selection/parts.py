@@ -14,7 +14,8 @@ from transconv.selection import heuristics
 from transconv.target import Target
 
 FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
-HELD = 32768  # the most elements of a row that registers hold
+HELD = 32768
+"""The most elements of a row that registers hold."""
 ALONG = 4096  # elements of a part, if rows are contiguous
 ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
 BESIDE = 64  # the fewest rows of a program, if rows have a stride
