@@ -1,5 +1,5 @@
-"""Explicit kernels: roles that wait for one another give the reference's answer, whoever goes first,
-and what would hang or race on a device is reported."""
+"""Warp-specialised kernels: roles that wait for each other give the reference's answer in any order of
+execution, and what would hang or race on a device is reported."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, f
 
 
 def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
-    """Triton 3.6 dies of one whose condition is known to be false (an offline compile shows it)."""
+    """Triton 3.6 crashes on a statement whose condition is known to be false (an offline compile shows
+    it)."""
     p = ConvProblem.parse("mb3ic16ih4iw8oc32oh4ow8kh4kw1ph1pw0 dt=f16 tag=axb")
     blocks = f"oh:8 ow:16 oc:64 ic:32 | {STREAM} swap=1"
     short, long = (kernels(p, FWD, f"{blocks} programs={n}")[0] for n in (132, 2))
@@ -205,8 +206,8 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
 
 
 def test_who_fetches_knows_no_lanes() -> None:
-    """Also where names over lanes have left the loop over the tiles of a program, unsimplified: its warp
-    copies boxes, which elements of them a lane has is the others' business."""
+    """Also where names over lanes have left the loop over the tiles of a program, unsimplified: the
+    producer's warp copies whole boxes and needs no lanes."""
     p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
     steps = plan_steps(p, FWD, SM90, schedule, Epilogue())

@@ -286,7 +286,7 @@ def test_runs_that_differ_fail(capsys: Output, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_answer_of_zeros_is_mistrusted(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero operands: a kernel that stores zeros would be right."""
+    """With zero operands a kernel that stores zeros would pass."""
     from transconv.verify import case as module
 
     honest = module.fill
@@ -309,7 +309,7 @@ def test_zeros_that_strides_leave_are_trusted() -> None:
 
 
 def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user is protected from by the check of first results is a failure all the same."""
+    """A wrong kernel that the check of first results would replace is still a failure here."""
     def proven(case: Case) -> None:
         raise Unsupported("miscompiled", "8 plans gave wrong results")
 

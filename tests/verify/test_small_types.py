@@ -54,6 +54,7 @@ def test_results(problem: str, prop: str, words: str) -> None:
 
 
 @interpreted
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results_in_tritons_interpreter(problem: str, prop: str, words: str) -> None:
     assert judged(problem, prop, words, numpy=False, mode="float").reason == ""

@@ -155,12 +155,14 @@ class Indexed(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Reduced(Piece):
-    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names."""
+    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names.
+    ``deviating``: the value whose squared deviations from its mean over these dims it adds up."""
 
     inputs: tuple[Piece, ...]
     op: str
     dims: tuple[int, ...]
     write: Callable[..., str] = str
+    deviating: Piece | None = None
 
     @property
     def operands(self) -> tuple[Piece, ...]:
