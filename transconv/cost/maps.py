@@ -79,7 +79,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     carries = carried(compute, schedule)
     if carries:
         registers += len(compute.statistics) * tiled.reduced / threads
-    spilled = max(1.0, registers / chip.most_registers) ** 2
+    spilled = max(1.0, registers / min(chip.most_registers, target.regs / threads)) ** 2
     together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
     tiles = tiled.programs * schedule.split_k
     started = min(schedule.programs or tiles, tiles)
@@ -91,9 +91,11 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
     exchange = EXCHANGE_NS[divided]
     meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
-    alone = START_NS + turns * (waits * LATENCY_NS + moved / EDGE_GBS + meets
-                                + thread * max(STALL, schedule.warps / chip.schedulers))
     each = ceil(started / target.sms)
+    # Programs of several tiles that are not beside others leave the memory idle while they compute.
+    share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
+    alone = START_NS + turns * (waits * LATENCY_NS + moved / share + meets
+                                + thread * max(STALL, schedule.warps / chip.schedulers))
     issued = thread * schedule.warps / chip.schedulers / ISSUED
     if divided == "block":
         issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)

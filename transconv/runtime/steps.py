@@ -180,7 +180,7 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     if kernel.sizes:
         launcher: Launcher = SizedLauncher(source, name, path, programs(kernel), kernel.sizes,
                                            schedule.warps, schedule.stages, early, types, digest,
-                                           descriptors)
+                                           descriptors, is_explicit(kernel))
     else:
         launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
                             descriptors, is_explicit(kernel), early, types, digest)

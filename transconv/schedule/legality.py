@@ -54,7 +54,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("via", "tl"), ("pack", ""), ("merge", 1), ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("programs", 0))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
@@ -64,7 +64,8 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
     arguments: the words that need numbers at their defaults, with its boxes and without them."""
     plain = Schedule()
-    changed = replace(schedule, **dict(OF_SIZES), consumers=plain.consumers, keep=plain.keep,
+    changed = replace(schedule, **dict(OF_SIZES), via=plain.via, consumers=plain.consumers,
+                      keep=plain.keep,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
     ways = (changed, replace(changed, swap=1), replace(changed, a="gather"),
