@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from transconv.compute import examine, execute, kernels, parse, why_not_lowered
+from transconv.errors import Unsupported
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, finishes, why_not
+from transconv.standalone.reference import lines_of
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
 
@@ -124,3 +126,8 @@ def test_the_first_results_are_checked(text: str) -> None:
         name = write.view.tensor.name
         spoiled = tensors | {name: tensors[name] * 2 + 30}
         assert f"of {name} are wrong" in examine(made, spoiled).reason
+
+
+def test_a_file_that_checks_some_points_has_none() -> None:
+    with pytest.raises(Unsupported, match="M is a statistic of all of the result"):
+        lines_of(parse(NHWC + MOMENTS))

@@ -91,3 +91,14 @@ def test_on_the_device() -> None:
         with torch.no_grad():
             torch.testing.assert_close(run(x), network(x), rtol=2e-2, atol=2e-2)
         assert any("store  Y1" in k.text and "squares= " in k.text for k in report(run).graphs[0].kernels)
+
+
+@pytest.mark.slow
+def test_kernels_and_their_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched as they are, by Triton's interpreter."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    network, x = Block(16, 4).eval(), torch.randn(2, 4, 9, 9)
+    run: Any = torch.compile(network, backend=backend, options={"rest": "eager"})
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), network(x), rtol=1e-3, atol=1e-3)  # f32 is multiplied in tf32
+    assert stored([k.text for k in report(run).graphs[0].kernels]) == {("sum", "squares")}

@@ -103,6 +103,9 @@ class _Writer:
 
     def write(self, step: Write) -> str:
         name = step.view.tensor.name
+        if step in self.compute.statistics:
+            raise Unsupported("export:reference", f"{self.compute.name}: {name} is a statistic of all of "
+                              "the result, of which the file would compute some points")
         value = step.value.x if isinstance(step.value, Cast) else step.value  # the file rounds it
         return f'stored["{name}"] = ({self.places(step.view)}, {self.text(value)}, weight)'
 
