@@ -44,7 +44,8 @@ def gradients() -> list[MapCase]:
 
 def _case(name: str, formula: Formula, instead: Callable[[Tensors], object],
           other: Callable[[Tensors], Tensors] | None = None) -> MapCase:
-    first, *more = (g.text for g in formula.gradients)
+    whole = formula.together
+    first, *more = (g.text for g in (formula.gradients if whole is None else (whole,)))
     return MapCase(name, first, instead, tuple(more), other)
 
 

@@ -83,7 +83,8 @@ def source(head: str, page: str) -> str:
         name, _, settings[name] = words.pop(0).partition("=")
     if words[:3] == ["python", "-m", "transconv"]:
         return TIMES.sub(r"\1", printed(words[3:], settings))
-    return executed(program(words[1], page), settings)
+    names = [m for m in re.findall(r"^\$ python (\w+\.py)$", page, re.MULTILINE) if settings == SETTINGS]
+    return executed(tuple(dict.fromkeys(names or [words[1]])), page, tuple(settings.items()))[words[1]]
 
 
 def printed(words: list[str], settings: dict[str, str]) -> str:
@@ -101,13 +102,18 @@ def program(name: str, page: str) -> str:
     return next(b.body for b in blocks(page) if b.body.startswith(f"# {name}\n"))
 
 
-def executed(text: str, settings: dict[str, str]) -> str:
+@functools.cache
+def executed(names: tuple[str, ...], page: str, settings: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """What programs of a page print, one after another in one process, because imports take longest."""
     environment = {k: v for k, v in os.environ.items() if k not in UNSET}
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True,
-                          check=False, env={**environment, **settings})
+    texts = [(name, program(name, page)) for name in names]
+    run = (f"for name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
+           "    exec(text, {'__name__': '__main__'})")
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True,
+                          check=False, env={**environment, **dict(settings)})
     if done.returncode:
-        raise ValueError(f"the program ends with {done.returncode}:\n{done.stderr[-2000:]}")
-    return TIMES.sub(r"\1", done.stdout)
+        raise ValueError(f"the programs end with {done.returncode}:\n{done.stderr[-2000:]}")
+    return dict(part.split("\n", 1) for part in TIMES.sub(r"\1", done.stdout).split("\0")[1:])
 
 
 def cut(text: str, rule: str) -> str:

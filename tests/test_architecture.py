@@ -42,7 +42,7 @@ RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below torch_ops that may import torch or triton, inside functions.
 LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "runtime/trust.py",
-        "compute/sampled.py", "conv/sampling.py", "conv/spotcheck.py",
+        "compute/sampled.py", "compute/sampled_statistics.py", "conv/sampling.py", "conv/spotcheck.py",
         "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py",
         "backend_triton/compiled.py")
@@ -213,6 +213,7 @@ SPELLING = re.compile(r"\.name *(==|!=|in |not in )|\.name\.\w+\(|\.name\[")
 # Places that mean the name itself, and why.
 MEANT = (
     (r"\bx\.name in seen\b", "a schedule names the axes that it tiles"),
+    (r"\bx\.name not in kept\b", "a statistic names the axes that it keeps"),
     (r"\bwindow\[-2\]\.name not in written\b", "a schedule names the axes that it writes out"),
     (r"\bf\.name not in \(", "the words of a schedule"),
     (r"\bx\.name not in compute\.reduced\b", "a computation names the axes that it reduces"),

@@ -1,4 +1,4 @@
-"""The word ``back``: programs numbered from the last one. Every kernel computes the same."""
+"""The schedule word ``back``: programs are numbered from the last one. Results stay the same."""
 
 from __future__ import annotations
 

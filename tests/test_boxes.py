@@ -82,7 +82,8 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
                          ids=["tl", "gluon"])
 def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str,
                                                  target: Target) -> None:
-    """Each sees one plane and knows how many rows that has: nothing is written into the next image."""
+    """Each box covers one plane and knows its number of rows, so that nothing is written into the next
+    image."""
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     schedule = Schedule.parse(f"{tile} ic:64 oc:16 | mma | a=box b=box c=box swap=1 {words}")
     phases = [x for x in computes(p, Prop.BWD_D) if all(axis.size for axis in x.axes)]

@@ -1,4 +1,5 @@
-"""The caches as one file: what is packed comes back, what is odd is refused or ignored with a line."""
+"""The caches as one file: packed entries are restored; damaged or foreign ones are refused or ignored
+with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sums of the matrix unit are not so long that what it cuts off exceeds the rounding of operands."""
+"""Sums in the matrix unit are limited in length, so that its truncation errors stay below the rounding
+of operands."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_long_sums_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_tuned_row_is_too_long() -> None:
-    """So the limit changes no choice that was measured."""
+    """The limit changes no measured choice."""
     chains = []
     store.forget()
     for row in (r for rows in store._of_file("", "").values() for r in rows):

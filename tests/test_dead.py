@@ -1,4 +1,4 @@
-"""Sums of what no mask lets through are not written; the others beside them stay."""
+"""Sums of elements whose mask is always false are removed; other sums stay."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Explicit kernels: roles that wait for one another give the reference's answer, whoever goes first,
-and what would hang or race on a device is reported."""
+"""Warp-specialised kernels: roles that wait for each other give the reference's answer in any order of
+execution, and what would hang or race on a device is reported."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, f
 
 
 def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
-    """Triton 3.6 dies of one whose condition is known to be false (an offline compile shows it)."""
+    """Triton 3.6 crashes on a statement whose condition is known to be false (an offline compile shows
+    it)."""
     p = ConvProblem.parse("mb3ic16ih4iw8oc32oh4ow8kh4kw1ph1pw0 dt=f16 tag=axb")
     blocks = f"oh:8 ow:16 oc:64 ic:32 | {STREAM} swap=1"
     short, long = (kernels(p, FWD, f"{blocks} programs={n}")[0] for n in (132, 2))

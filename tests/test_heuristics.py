@@ -1,4 +1,5 @@
-"""The choice: candidates are legal, few, quickly made, and the first one is what sweeps showed."""
+"""The heuristics: candidates are legal, few and quickly made, and the first one is what sweeps found
+to be fast."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_W, "a.b", False),  # short rows of images
     ("mb32ic64ih56oc64oh56kh3ph1", Prop.BWD_W, "", True),  # copies would take as long as products
     ("mb32ic64ih56oc256oh56kh1", Prop.BWD_W, "", True),
-    ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # two images are no row
+    ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # elements of two images are not adjacent
 ])
 def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack: str,
                                                     transposed: bool) -> None:

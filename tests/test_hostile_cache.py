@@ -1,5 +1,5 @@
-"""The cache under bad luck and bad neighbours: many writers, damaged files, folders that cannot be
-trusted, full disks, killed processes. Nothing is wrong, nothing is lost, and one message says why."""
+"""The disk cache with many writers, damaged files, folders that cannot be trusted, full disks and
+killed processes: results stay right, records are not lost, and one message says why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A cache of its own, in which nothing has been told yet."""
+    """A cache of the test's own, with no message given yet."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     keep.forget()
     verdicts.forget()
@@ -50,7 +50,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A process that has the drawer at hand."""
+    """A process in which DRAWER is defined."""
     start = """
         import os, resource, signal, sys, threading, time
         from transconv.disk_cache import files as keep
@@ -451,7 +451,7 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
     torch.testing.assert_close(got, torch.nn.functional.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-4)
     assert transconv.stats(reset=True).native == {"fwd": 1}
     places = [text.split(": ")[0] for text in warnings(caplog)]
-    assert places and len({*places}) == len(places)  # each is told once
+    assert places and len({*places}) == len(places)  # one message for each
     assert stat.S_IMODE(cache.stat().st_mode) == (0o777 if spoil == "world-writable" else 0o700)
 
 

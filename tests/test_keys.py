@@ -1,4 +1,5 @@
-"""What asks for another kernel, or another choice, has another key; `make mutants` leaves parts out."""
+"""Requests for different kernels or choices have different keys; `make mutants` leaves out parts of
+keys and runs these tests."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_copy_has_zeros_around_its_blocks() -> None:
     run(kernel, memory := Memory({"wei": filters, "wei_packed3": made}))
     got = unpack(memory.buffers["wei_packed3"], copy.c.tensor.layout, copy.c.tensor.shape).reshape(18, 6)
     for oc in range(18):
-        group = oc // 3 % 3  # of three that are one
+        group = oc // 3 % 3  # one of three groups that are merged
         expected = np.zeros(6)
         expected[group * 2:group * 2 + 2] = filters.reshape(18, 2)[oc]
         assert np.array_equal(got[oc], expected), oc

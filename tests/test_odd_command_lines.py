@@ -1,4 +1,5 @@
-"""Odd words, numbers and files for every command: one line and exit code 2, or an answer; no traceback."""
+"""Invalid words, numbers and files for every command: an answer, or one line and exit code 2; never a
+traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Copies in another order: the kernels over them mean the same, and so do the copies themselves."""
+"""Copies in another memory order: kernels over copies, and the kernels that copy, give the same
+results."""
 
 from __future__ import annotations
 

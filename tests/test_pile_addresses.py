@@ -43,7 +43,7 @@ def addresses(rows: int, row: Array, column: Array, columns: int, size: int,
 
 
 def elsewhere(piece: Piece) -> int:
-    """How many elements of a pile are not where the matrix unit looks for them."""
+    """How many elements of a pile are not where the matrix unit reads them."""
     ring: Buffer = piece.buffer
     down, across = dict.fromkeys(x for w in piece.within for x in find(w, Lane))
     row, column = np.meshgrid(np.arange(down.extent), np.arange(across.extent), indexing="ij")

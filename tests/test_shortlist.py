@@ -1,4 +1,4 @@
-"""What one process chose, the next reads; what cannot be right is ranked anew."""
+"""A process reads the choices of an earlier one; records that cannot be right are ranked anew."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     found = listed()
     assert len(ranked) == 5 and found[0].schedule == Schedule.parse(TUNED) and found[0].tuned
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
-    assert not listed()[0].tuned  # and this was known already
+    assert not listed()[0].tuned  # this one was known already
     assert len(ranked) == 5
     monkeypatch.setattr(shortlist, "files_digest", lambda: "other files")
     listed()

@@ -31,7 +31,7 @@ PROBLEMS = {
     "asymmetric": ConvProblem.make(2, 4, 4, (7, 6), (4, 2), pad=(1, 0), o=(8, 7), math="ieee"),
     "double": ConvProblem.make(2, 4, 4, (9, 9), (3, 3), o=(5, 5), dtype="f64"),
 }
-# Too large to be looked at as a whole.
+# Too large to compare all elements.
 LARGE = ConvProblem.make(4, 24, 32, (20, 20), (3, 3), pad=1, dtype="f16", layout="nhwc")
 
 

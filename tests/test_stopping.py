@@ -1,4 +1,5 @@
-"""Long commands that are stopped: what was done so far is told and written, workers go without a word."""
+"""Long commands that are stopped: the results so far are printed and written, and workers end without
+a message."""
 
 from __future__ import annotations
 

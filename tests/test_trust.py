@@ -136,7 +136,7 @@ def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatc
 @interpreted
 def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.MonkeyPatch,
                                                       caplog: pytest.LogCaptureFixture) -> None:
-    """It never runs, other processes hear of it, and the next best takes its place."""
+    """It is never used again, also by other processes, and the next best schedule takes its place."""
     best, second = ranked(PLAIN, Prop.FWD)[:2]
     honest = Launcher._interpret
 
@@ -264,7 +264,7 @@ def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.Monk
     with pytest.raises(Unsupported, match="3 best kernels for fwd") as refused:
         compiler.build(PLAIN, Prop.FWD, SM90)
     assert refused.value.reason == "miscompiled"
-    assert compiler.build(PLAIN, Prop.FWD, SM90, wanted[0]).fixed  # who asks for it gets it
+    assert compiler.build(PLAIN, Prop.FWD, SM90, wanted[0]).fixed  # given schedules are used
 
 
 def test_digests_tell_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:

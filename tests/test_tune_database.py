@@ -1,4 +1,4 @@
-"""What tuning found takes part in choices, and whatever a database says can only cost speed."""
+"""Tuned rows take part in choices; wrong rows of a database can cost speed, but not correctness."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> 
     found = first()
     assert found.source == "near" and str(found.schedule) == SLOWER
     assert "like the schedule tuned for mb36ic64ih56" in found.why and "distance 0.08" in found.why
-    # A schedule that nobody would have believed there is not believed here.
+    # A schedule that is not credible for this workload is not used, whatever its row says.
     absurd = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=4"
     store.remember([row(as_many_waves, absurd)])
     assert first().source == "estimate"

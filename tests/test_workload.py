@@ -1,4 +1,4 @@
-"""Choices and plans are about any workload: here of a front end that the package has never heard of."""
+"""Choices and plans work for any workload: here for one of a front end that the package does not know."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from transconv.schedule.schedule import Schedule
 
 
 def time_of(schedule: str) -> float:
-    """Microseconds that anybody can compute: small tiles are slow, the rest is chance."""
+    """Made-up microseconds of a schedule: small tiles are slow, the rest is a hash."""
     found = Schedule.parse(schedule)
     chance = int(hashlib.blake2b(schedule.encode(), digest_size=2).hexdigest(), 16) / 2**16
     volume = 1

@@ -76,6 +76,8 @@ CASES = [
     *((SUM.format(op=op), s) for op in ("sum", "max", "min", "prod")
       for s in ("m:8 k:16 | fma", "m:8 k:16 | fma | late=1", "m:16 | fma | unroll=1")),
     (SQUARES, "m:8 k:16 | fma"), (SQUARES, "m:8 k:16 | fma | late=1"),
+    (SUM.format(op="sum").replace(" s =", " sums =").replace("Y[m] = s", "Y[m] = sums"),
+     "m:8 k:16 | fma | late=1"),
     (SUM.format(op="sum"), "m:8 k:8 | fma | split_k=4"),
     (POOL, "n.c.oh.ow:32 | fma"), (POOL, "n.c.oh.ow:32 kh.kw:4 | fma"),
     (POOL, "n.c.oh.ow:32 | fma | unroll=1"),

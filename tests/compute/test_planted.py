@@ -25,9 +25,9 @@ from transconv.ir import (
     Store,
     find,
 )
-from transconv.passes import blockwise, gridwise, lanewise, reuse
+from transconv.passes import blockwise, gridwise, lanewise, partials, reuse
 from transconv.runtime import forget
-from transconv.schedule import Schedule, legality_words
+from transconv.schedule import Schedule, finishes, legality_words
 from transconv.selection.parts import spread
 from transconv.verify.bisect_compute import blame_compute
 from transconv.verify.bisect_report import Blame
@@ -54,6 +54,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def found(text: str, schedule: str) -> Blame:
     """What bisection says of the kernels of a text."""
     forget()
+    finishes.cache_clear()
     kernels.cache_clear()
     spread.cache_clear()
     made = parse(text)
@@ -106,7 +107,7 @@ def from_zero(patch: pytest.MonkeyPatch) -> None:
 def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
     """What one kernel keeps for the next is read at the row beside it."""
     module = sys.modules["transconv.compute.kernels"]
-    whole = module._Cut.computation
+    whole = module.Cut.computation
 
     def computation(self: object, ends: object, number: int, every: object) -> Compute:
         made = whole(self, ends, number, every)  # type: ignore[arg-type]
@@ -120,7 +121,7 @@ def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
 
         return replace(made, steps=tuple(moved(s) for s in made.steps)) if number == 1 else made
 
-    patch.setattr(module._Cut, "computation", computation)
+    patch.setattr(module.Cut, "computation", computation)
     kernels.cache_clear()
 
 
@@ -233,6 +234,19 @@ def first_store_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(blockwise._Partials, "__init__", planted)
 
 
+def rows_beyond_the_end_count(patch: pytest.MonkeyPatch) -> None:
+    """Rows of a tile beyond the end of the result take part in its statistics."""
+    whole = partials.Reducing.reduced
+    patch.setattr(partials.Reducing, "reduced",
+                  lambda self, op, value, over, mask: whole(self, op, value, over, TRUE))
+
+
+def one_mean_of_all_tiles(patch: pytest.MonkeyPatch) -> None:
+    """Squared deviations of tiles are added up as if all tiles had one mean."""
+    module = sys.modules["transconv.schedule.partials"]
+    patch.setattr(module, "_between", lambda i, steps, read, *rest: read.var)
+
+
 LONG = """compute long
     axes   n=2 | k=2048
     read   x = X[k, n]
@@ -251,6 +265,15 @@ TWO = """compute two
     read   r = R[m]
     store  D[m, n] = s
     store  C[m, n] = r + 1"""
+STATISTICS = """compute statistics
+    axes   m=20 n=16 | k=32
+    read   x = X[m, k]
+    read   w = W[n, k]
+    let    s = sum(x*w; k)
+    let    y = s + 1
+    store  Y[m, n] = y
+    store  M[n // 2] sum= y
+    store  D[n // 2] squares= y"""
 SIZED = "compute sized\n sizes M=4 in 1..64\n axes m=M k=3\n read x = X[m, k]\n store Y[m, k] = x + 1"
 
 BUGS: list[tuple[Plant, str, str, str]] = [
@@ -269,7 +292,9 @@ BUGS: list[tuple[Plant, str, str, str]] = [
     (last_not_rounded, ROUNDED, "", "compute"),
     (prologue_beyond_the_end, PROLOGUE, "m:16 n:16 k:16 | mma", "gridwise"),
     (grid_of_the_example, SIZED, "m:4 | fma", "gridwise"),
-    (first_store_alone, TWO, "m:16 n:16 k:16 | fma | split_k=2", "blockwise")]
+    (first_store_alone, TWO, "m:16 n:16 k:16 | fma | split_k=2", "blockwise"),
+    (rows_beyond_the_end_count, STATISTICS, "m:16 n:16 k:16 | fma", "lanewise"),
+    (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "gridwise")]
 
 
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])
@@ -282,5 +307,6 @@ def test_a_bug_is_found(plant: Plant, text: str, schedule: str, stage: str,
         plant(patch)
         blamed = found(text, schedule)
     kernels.cache_clear()
+    finishes.cache_clear()
     forget()
     assert blamed.stage == stage, blamed.text

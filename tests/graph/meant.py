@@ -1,4 +1,4 @@
-"""Graphs held against torch: what is launched is computed by the meaning of its text, in NumPy."""
+"""Graphs compared with torch: each launch is computed in NumPy from the text of its computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Meant:
-    """In the place of a launch. Each kernel of a text must be one."""
+    """Stands in for a launch. Raises where a part of the text can be no kernel."""
 
     texts: tuple[str, ...]
     plan: None = None  # nothing is copied
@@ -100,7 +100,7 @@ def compare(f: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Ten
 
 
 def near(got: Tensor, want: Tensor, most: float, what: str) -> None:
-    """AssertionError for elements that are apart by more than a share."""
+    """AssertionError for elements that differ by more than a share of their size."""
     if not want.is_floating_point():
         assert torch.equal(got, want), what
         return

@@ -82,7 +82,8 @@ class Mlp8(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down, up by nearest neighbours, and on with what was there before."""
+    """Downsampling, upsampling by nearest neighbours, and a concatenation with the tensor before
+    (U-Net)."""
 
     def __init__(self) -> None:
         super().__init__()

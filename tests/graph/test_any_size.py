@@ -148,7 +148,7 @@ def test_sizes_that_were_not_assumed() -> None:
     assert isinstance(n, Size) and n > 1 and not known.assumed
     assert min(n, 6) == 6 and len(known.assumed) == 1
     assert not known.why_not({"S0": 7}) and "does not hold" in known.why_not({"S0": 5})
-    assert int(n) == 9 and known.why_not({"S0": 10})  # where only a number will do
+    assert int(n) == 9 and known.why_not({"S0": 10})  # where only a number is possible
 
 
 def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
@@ -160,7 +160,7 @@ def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
     def narrow(self: Any, t: Tensor) -> Any:
         found = real(self, t)
         for size in found.shape:
-            _ = size > self.known.like["S0"] - 1  # as if a rule had looked
+            _ = size > self.known.like["S0"] - 1  # as if a rule of torch had read the value
         return found
     monkeypatch.setattr(symbols.Symbols, "result", narrow)
     monkeypatch.setattr(torch_compile, "MOST", 3)

@@ -1,4 +1,4 @@
-"""Small graphs by chance: results, strides and gradients are torch's; a failing one is made smaller."""
+"""Small random graphs: results, strides and gradients are torch's; a failing graph is shrunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is not translated is torch's, where it stands, with the reason; nothing passes side effects."""
+"""Operations without a translation are torch's, in their place and with a reason; nothing is moved
+past side effects."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_an_unknown_operation_is_torchs() -> None:
 
 
 def test_each_region_has_the_constants_that_it_reads() -> None:
-    """A number that regions share is no tensor between them; one that was computed has no dimension."""
+    """A Python number that regions share is not passed as a tensor; a computed one is a tensor without
+    dimensions."""
     def f(x: Tensor) -> Tensor:
         zero = torch.zeros((), dtype=x.dtype)
         most = x.amax()
@@ -87,6 +89,21 @@ def test_random_numbers_do_not_divide_what_computes_none() -> None:
         for chance in (0.3, 0.5, 0.9):
             x = x.sin() * torch.empty(3, 1).bernoulli_(chance)
         return x
+
+    run, x = compiled(f), torch.randn(3, 4)
+    found = []
+    for function in (f, run):
+        torch.manual_seed(1)
+        with by_meaning():
+            found.append(function(x))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+    assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["TorchRow", "KernelRow"]
+
+
+def test_a_mask_as_large_as_what_is_computed_does_not_wait_for_it() -> None:
+    """Dropout in place draws into memory like that of its operand."""
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(x.sin(), 0.5, inplace=True).cos()
 
     run, x = compiled(f), torch.randn(3, 4)
     found = []

@@ -28,8 +28,9 @@ MAPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "numbers": (lambda x: x.clamp(-0.5, 0.5), lambda x: 2 - x, lambda x: x / 3, lambda x: 1 / (x * x + 1),
                 lambda x: torch.add(x, x, alpha=3), lambda x: torch.rsub(x, 1, alpha=2)),
     "powers and bounds": (lambda x: (x * x + 0.1)**0.3, lambda x: x**16, lambda x: x**11,
-                          lambda x: x**-3, lambda x: torch.clamp(x, x * 0 - 0.5, x.abs() / 2),
-                          lambda x: x.clamp(max=0.3), lambda x: torch.clamp(x, max=x.flip(0))),
+                          lambda x: x**-3, lambda x: 3**x, lambda x: x.clamp(max=0.3),
+                          lambda x: torch.clamp(x, x * 0 - 0.5, x.abs() / 2),
+                          lambda x: torch.clamp(x, max=x.flip(0))),
     "truths": (lambda x: x > 0.3, lambda x: (x > 0) & ~(x < 1), lambda x: (x > 0) | (x == x),
                lambda x: (x > 0) * x, lambda x: x.masked_fill(x < 0, 7.0), torch.isnan,
                lambda x: torch.where(x > 0, 1.0, x), lambda x: (x > 0).to(torch.float32)),
@@ -41,7 +42,9 @@ VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parts": (lambda x: [p + 0 for p in x.split(3, 2)], lambda x: [p.exp() for p in x.chunk(2, 1)],
               lambda x: torch.stack([x, x + 1], 1), lambda x: torch.cat([x, x[:, :1], x], 1),
               lambda x: torch.slice_scatter(x, x[:, :2] * 0, 1, 1, 3),
-              lambda x: torch.select_scatter(x, x[:, 0], 1, 2)),
+              lambda x: torch.select_scatter(x, x[:, 0], 1, 2),
+              lambda x: torch.as_strided_scatter(x, x[0, :3, :2].t() * 2, (2, 3), (3, 12), 5),
+              lambda x: torch.as_strided_scatter(x, x.transpose(0, 1) + 1, (4, 2, 6), (6, 24, 1))),
     "pads": (lambda x: F.pad(x, (1, 2), value=3.0), lambda x: F.pad(x, (-1, 2, 1, 0)),
              lambda x: F.pad(x, (2, 1), mode="reflect"), lambda x: F.pad(x, (2, 1), mode="replicate")),
     "numbers made of places": (lambda x: x + torch.arange(6), lambda x: x * torch.full((6,), 2.0),
@@ -130,6 +133,37 @@ def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, .
         compare(whole, torch.compile(whole, backend=noted), inputs, most, gradients=False)
     rows = [r for m in made for g in m.graphs for r in g.rows]
     assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
+
+
+@pytest.mark.parametrize("whole", [torch.int8, torch.uint8])
+def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
+    """What PT2E writes around a convolution: no kernel of its own for what stands behind it. Scales are
+    powers of two, with which f32 is exact."""
+    ops, least = torch.ops.quantized_decomposed, torch.iinfo(whole).min
+    limits = (least, least + 255, whole)
+
+    def f(x: Tensor, w: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 2**-5, 3, *limits), 2**-5, 3, *limits)
+        w = ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8)
+        y = F.conv2d(x, w, padding=1).relu()
+        return (ops.quantize_per_tensor(y, 2**-3, 7, *limits),
+                ops.quantize_per_channel(y, 16 * s, z, 1, *limits),
+                ops.quantize_per_tensor.tensor(y, s[:1], z[:1], *limits))
+
+    made: list[Any] = []
+
+    def noted(gm: Any, given: Any) -> Any:
+        run = backend(gm, given, options={"rest": "eager"})
+        made.append(run.transconv)  # type: ignore[attr-defined]
+        return run
+
+    given = (X[:1].reshape(1, 4, 6, 1).expand(1, 4, 6, 5).float(),
+             (torch.arange(216) - 108).char().view(6, 4, 3, 3), 2.0**-torch.arange(6, 12), torch.arange(6))
+    with by_meaning(), torch.no_grad():
+        compare(f, torch.compile(f, backend=noted), given, 1e-6)
+    rows = [r for m in made for g in m.graphs for r in g.rows]
+    assert not [r for r in rows if not isinstance(r, KernelRow)]
+    assert rows[-1].operations[:3] == ("convolution", "relu", "quantize")
 
 
 @pytest.mark.parametrize("name", ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in (

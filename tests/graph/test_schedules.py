@@ -77,7 +77,8 @@ def plan(kernel: Kernel) -> Plan:
 
 
 def plain(source: str) -> str:
-    """A text without comments, line ends and names: these are numbered as they come."""
+    """A text without comments and line ends, its names replaced by numbers in the order of their
+    appearance."""
     lines = (line.partition("#")[0] for line in source.splitlines())
     numbers: dict[str, str] = {}
     text = " ".join(" ".join(lines).split())

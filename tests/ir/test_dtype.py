@@ -1,4 +1,4 @@
-"""Element types: what a row says, who asks it, and a row from outside."""
+"""Element types: the rows of the table, their users, and a row from outside the package."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ def test_a_type_from_outside(short: DType) -> None:
 
 
 def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -> None:
-    """By quantised calls, by benchdnn's words, and by the compiler's process, which has no such row.
-    Torch's own convolutions take no floats of 8 bits, and the calls that stand for them neither."""
+    """The new type is known to quantised calls and benchdnn's words, and compiles in a child process
+    that has no such row. Torch's convolutions take no 8-bit floats, so the calls in their place refuse
+    them."""
     element = data.torch_dtype(short)
     assert quantized.OPERANDS[element] is short and quantized.RESULTS[element] is short
     assert short.name in driver_job.DTYPES and element not in execute.DTYPES

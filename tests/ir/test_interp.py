@@ -231,7 +231,7 @@ def test_functions(name: str, x: float) -> None:
 
 
 def test_the_nearest_tf32() -> None:
-    """Ten bits behind the point, halves away from zero; what is no number stays none."""
+    """Ten bits of mantissa, ties away from zero; NaN stays NaN."""
     given = [1 + 2**-11, 1 + 2**-11 - 2**-23, -1 - 2**-11, 3.4028235e38, math.inf, -math.inf, 0.0]
     wanted = [1 + 2**-10, 1.0, -1 - 2**-10, math.inf, math.inf, -math.inf, 0.0]
     assert list(ir.convert(np.array(given, np.float32), ir.tf32)) == wanted
@@ -280,7 +280,7 @@ def test_bf16_rounds_to_nearest_even(x: float) -> None:
     # The two bf16 values around x: its upper 16 bits, and those with the next magnitude.
     low = int(np.float32(x).view(np.uint32)) >> 16
     near, far = (float(np.uint32(b << 16).view(np.float32)) for b in (low, low + 1))
-    limit = math.copysign(2.0 ** 128, x)  # what infinity stands for when rounding
+    limit = math.copysign(2.0 ** 128, x)  # the value that takes infinity's place when rounding
     to_near, to_far = abs(x - near), abs((limit if math.isinf(far) else far) - x)
     if to_near == to_far:
         assert made == (near if low % 2 == 0 else far)

@@ -1,4 +1,5 @@
-"""The levels of a kernel: a sound one of each passes, and each rule is broken, alone, by a few."""
+"""The levels of a kernel: a well-formed kernel of each level passes, and each rule has kernels that
+break it alone."""
 
 from __future__ import annotations
 
@@ -166,7 +167,7 @@ def test_a_sound_kernel_passes(level: str) -> None:
 
 @pytest.mark.parametrize(("level", "rule", "broken"), ALL, ids=[f"{at}: {rule}" for at, rule, _ in ALL])
 def test_breaking_one_rule(level: str, rule: str, broken: ir.Kernel) -> None:
-    verify(broken)  # of no level it is sound
+    verify(broken)  # of no level is it well-formed
     with pytest.raises(ir.VerifyError) as e:
         verify(broken, level, "somebody")
     assert e.value.rules == {rule}, e.value
@@ -194,7 +195,7 @@ def test_every_stage_has_a_level() -> None:
     ("mb2ic64ih16oc64oh16kh3ph1 dt=f16 tag=axb", "sm_90")])
 def test_kernels_keep_the_rules_of_their_levels(text: str, target: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRANSCONV_VERIFY", raising=False)  # once is enough
+    monkeypatch.delenv("TRANSCONV_VERIFY", raising=False)  # removing one pass is enough
     where = levels()
     off = {p.name: False for p in passes() if p.optional}
     for prop in Prop:

@@ -1,4 +1,4 @@
-"""The text of IR for people: what a value is stays the same, what distracts is left out."""
+"""The text of IR for people: the same values, without types and parentheses that need not be read."""
 
 from __future__ import annotations
 

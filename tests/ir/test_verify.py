@@ -1,4 +1,4 @@
-"""Well-formedness: a sound kernel passes; each rule is broken, alone, by kernels of its own."""
+"""Well-formedness: a well-formed kernel passes, and each rule has kernels that break it alone."""
 
 from __future__ import annotations
 

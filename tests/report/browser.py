@@ -15,7 +15,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "-
 
 
 def why_not() -> str:
-    """Why there is no browser here, or empty."""
+    """Why there is no browser on this machine; empty if there is one."""
     try:
         import selenium  # noqa: F401
     except ImportError:
@@ -47,7 +47,7 @@ def browser(width: int = 1280, height: int = 900, dark: bool = False) -> Iterato
 
 
 def resize(driver: Any, width: int, height: int, dark: bool = False) -> None:
-    """A viewport of a size: narrower ones than a window may be, too."""
+    """A viewport of a size, which may be narrower than the least window."""
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [

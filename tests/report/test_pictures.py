@@ -1,4 +1,5 @@
-"""The pictures against what they show, counted one by one: elements, phases, padding, turns of roles."""
+"""The pictures compared with what they show, element by element: elements read, phases, padding, steps
+of roles."""
 
 from __future__ import annotations
 

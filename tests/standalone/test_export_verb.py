@@ -41,7 +41,7 @@ def test_files_are_written_and_named(capsys: Output, tmp_path: Path) -> None:
     ([SMALL, "--target", "sm_1"], "ScheduleError: target 'sm_1' is unknown"),
     (["mb0ic4ih4oc4oh4kh1"], "the result has no elements"),
     (["mb1ic4"], "ProblemError: "),
-    ([SMALL, "dt=s8:f16:f16"], "two types of floats or two of integers"),
+    ([SMALL, "dt=s8:f8e4m3:f16"], "expected two types of floats or of integers"),
     ([SMALL, "--schedule", "oc:3 | mma"], "ScheduleError: "),
     ([SMALL, "--epilogue", "what"], "epilogue 'what' has 'what'"),
 ])
@@ -61,6 +61,15 @@ def test_folders_that_hold_something_are_left_alone(capsys: Output, tmp_path: Pa
     assert names(tmp_path) == ["mine"] and (tmp_path / "mine").read_text() == "mine"
     assert main(["export", SMALL, "-o", str(tmp_path), "--force"]) == 0
     assert len(names(tmp_path)) == 2 and (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_named(capsys: Output, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "kernels", Path("/proc/kernels")):
+        assert main(["export", SMALL, "-o", str(place)]) == 2
+        error = capsys.readouterr().err
+        assert f"'{place}' cannot be written: " in error and error.count("\n") == 1
+    assert names(tmp_path) == ["file"]
 
 
 def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

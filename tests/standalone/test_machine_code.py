@@ -1,4 +1,5 @@
-"""Kernels compiled ahead of time: what is passed is what the machine code takes; the C files compile."""
+"""Kernels compiled ahead of time: launches pass the arguments that the machine code takes, and the C
+files compile."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_the_folder_holds_what_its_description_says(folders: dict[str, Path]) ->
             assert file.endswith(kind) and (folders[name] / file).read_bytes()[:4] == b"\x7fELF"
     assert about(folders["amd"])["steps"][0]["threads"] == 64
     roles = about(folders["roles"])["steps"][0]
-    assert roles["warps"] == 8 and roles["early"]  # four that multiply, and those that fetch
+    assert roles["warps"] == 8 and roles["early"]  # four warps that multiply, and the producer's
     assert len(about(folders["split"])["steps"]) == 2
     assert about(folders["split"])["workspace_bytes"] == 2 * 16 * 16 * 9 * 4
 

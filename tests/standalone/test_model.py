@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 class Whole(nn.Module):
-    """Multiplies whole numbers, which no kernel does."""
+    """A convolution of integers, for which there is no kernel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.conv2d(x, torch.ones(2, 2, 1, 1, dtype=x.dtype))

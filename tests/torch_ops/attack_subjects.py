@@ -34,7 +34,7 @@ class Subject:
         """Whether a difference is meant."""
         tensors = [t for t in (*call.args, *call.kwargs.values()) if isinstance(t, torch.Tensor)]
         owned = ["cpu"] if self.name.startswith(("nn.", "convert_", "inference", "fold")) else []
-        # torch's values are what memory held, where it computes at all.
+        # torch returns uninitialised memory, or refuses.
         mixed = len({*owned, *(t.device.type for t in tensors)}) > 1
         # What our signatures have beside torch's: an activation, `keepdim` without dims, no dim at all.
         more = {"functional.linear": 3, "functional.matmul": 2, "functional.bmm": 2}.get(self.name, 99)

@@ -1,5 +1,5 @@
-"""Folded models compute what the model computes: also where weights are used twice, something is
-written in place, hooks look on, or what is added is no tensor."""
+"""Folded models compute what the model computes, also with weights that are used twice, writes in
+place, hooks, and additions of numbers."""
 
 from __future__ import annotations
 

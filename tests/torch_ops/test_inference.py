@@ -1,5 +1,5 @@
-"""Weights of frozen models: copied once, and never old. Launches are counted in Triton's interpreter,
-in the process that test_interpreted.py starts."""
+"""Weights of frozen models are copied once, and copied again after a change. Launches are counted in
+Triton's interpreter, in the process that test_interpreted.py starts."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def test_opinfo_samples(name: str) -> None:
 
 @interpreted
 def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negated views with gaps, of which a copy has none: no right kernel is taken for wrong."""
+    """Negated views with gaps between their elements, which a copy does not have: right kernels are
+    not taken for wrong."""
     def imaginary(*shape: int) -> torch.Tensor:
         made = torch.complex(integers(*shape), integers(*shape)).conj().imag
         assert made.is_neg() and not made.is_contiguous()
@@ -175,7 +176,7 @@ def test_under_use_compile_and_modules() -> None:
 
 @interpreted
 def test_atomic_sums_are_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's switch is obeyed, whatever config is asked for."""
+    """torch's switch for determinism is obeyed, whatever schedule is asked for."""
     monkeypatch.setenv("TRANSCONV_CONFIG", "ic:16 oc:16 oh.ow:32 split_k=2 reduce=atomic")
     monkeypatch.setattr(runtime.compiler, "_plans", {})  # made before the config was asked for
     x, w = integers(1, 4, 8, 8), integers(4, 4, 3, 3)

@@ -199,7 +199,7 @@ def test_a_compiler_that_fails_is_a_fallback(error: Exception, reason: str,
     x, w = problem()
     for _ in range(3):
         assert torch.equal(transconv.conv2d(x, w), F.conv2d(x, w))
-    assert refusing.asked == 1  # the refusal is remembered
+    assert refusing.asked == 1  # the refusal is kept, so that nothing is compiled again
     assert transconv.stats().fallback == {reason: 3}
     assert reason in transconv.explain(x, w).reasons[0]
 

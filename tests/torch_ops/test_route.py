@@ -1,5 +1,5 @@
-"""Routes whose kernel has a start function, as on a GPU. In the place of the kernels torch computes,
-out of autograd's sight, and looks whether it was given the memory that it was planned for."""
+"""Routes whose kernels have a start function, as on a GPU. Torch computes in the kernels' place,
+without autograd, and checks that it is given the memory that the plan is for."""
 
 from __future__ import annotations
 
@@ -218,7 +218,8 @@ def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
                                     ("deterministic", "precision")], ids=str)
 def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased: bool,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """By calls that come back; a kernel whose numbers hang on one is not started when it has changed."""
+    """Switches are read at every repeated call: a kernel that depends on one is not started after it
+    has changed."""
     asked: set[str] = set()
     precision = entries.read_precision
     monkeypatch.setattr(Plan, "obeys", frozenset(obeyed))

@@ -1,4 +1,4 @@
-"""Calls that come back: they take the short way, and everything that makes them another call does not."""
+"""Repeated calls take the warm path, and calls that differ in anything relevant do not."""
 
 from __future__ import annotations
 

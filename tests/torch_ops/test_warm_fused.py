@@ -1,4 +1,4 @@
-"""Fused calls that come back: the short way gives what the long way and torch give, in every state."""
+"""Repeated fused calls: the warm path gives what the general path and torch give, in every state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def theirs(x: Any, w: Any, b: Any, r: Any, activation: str | None = "relu", **nu
 
 
 def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """What the short way, the long way and torch make of ``call(f)``."""
+    """The results of ``call(f)`` by the warm path, the general path and torch."""
     short = call(ours)
     warm.forget()
     return short, call(ours), call(theirs)

@@ -1,4 +1,5 @@
-"""Mutants of what makes keys and texts: a part is left out, and a test that should mind is run.
+"""Mutants of the functions that make keys and texts: a part is left out, and the tests that should
+fail are run.
 
 ``make mutants`` (nightly) plants every mutant of every subject, one at a time, in a process of its own,
 and lists those that no test killed. A part is an element of a tuple, list or set, one operand of ``and``
@@ -28,7 +29,7 @@ LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Subject:
-    """A function, dotted for a method, and the tests that should mind what it leaves out."""
+    """A function, dotted for a method, and the tests that should fail when it leaves something out."""
 
     module: str
     function: str

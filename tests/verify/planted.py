@@ -282,7 +282,7 @@ def groups_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last dimension of copies; of all three together nobody would notice."""
+    """The last dimension of copies alone: an error in all three would cancel."""
     honest = scheduled.over_copies
 
     def backwards(view: View) -> View:

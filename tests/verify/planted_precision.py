@@ -1,4 +1,4 @@
-"""Bugs that round what should not be rounded, or cut it off: whole numbers show none of them."""
+"""Planted bugs that round or truncate too early. Sums of whole numbers do not show them."""
 
 from __future__ import annotations
 

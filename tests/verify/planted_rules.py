@@ -32,7 +32,7 @@ CHOICES = {
     "_leaves": "what is worth weighing", "_has_load": "what is worth weighing",
     "_name": "the order of factors",
 }
-# What applies rules and is none: a witness looks on in the middle of it.
+# Functions that apply rules, in which the witness is called.
 MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat"}
 
 

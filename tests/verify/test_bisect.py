@@ -1,4 +1,5 @@
-"""Bisection: right kernels are right at every stage, large problems shrink, and the command tells."""
+"""Bisection: right kernels are right at every stage, large problems are shrunk, and the command
+reports the stage."""
 
 from __future__ import annotations
 
@@ -234,7 +235,7 @@ def test_the_report_of_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     at = dict(word.split("=") for word in caught.value.at.split(":")[0].split(", "))
     assert int(at["a"]) % 4 == 0 and int(at["a"]) < int(at["b"]) <= 20
     assert (int(at["a"]) + int(at["b"])) % 6
-    simplify((a + b) % 6, Facts())  # nobody looks on any more
+    simplify((a + b) % 6, Facts())  # no witness is registered any more
 
 
 def test_points_are_those_that_the_facts_allow() -> None:

@@ -1,4 +1,4 @@
-"""The rules by which machine code is judged, at kernels whose answer is known."""
+"""The rules about machine code, for kernels whose instructions are known."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def drawn() -> list[ComputeTrial]:
-    return [draw_trial("a", n) for n in range(60)]
+    return [draw_trial("u", n) for n in range(60)]
 
 
 def test_trials() -> None:
@@ -50,6 +50,7 @@ def test_everything_is_drawn() -> None:
     whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
+                 "compute statistics", " squares= ",
                  "f32", "store D", "math=ieee", "k0 k1)", "argmax(", "argmin(", " += ", "_gradient",
                  "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
         assert said in whole, said
@@ -83,7 +84,7 @@ TEXT = "compute rows\n axes m=21 k=37\n read x = X[m, k]\n store Y[m] = sum(x; k
 
 
 def test_a_bug_is_found_and_attributed(capsys: pytest.CaptureFixture[str]) -> None:
-    """By the line that is printed, and by bisection of the same words."""
+    """The printed line repeats the failure, and bisection of the same words names the stage."""
     trial = ComputeTrial(TEXT, "sm_90", "m:8 k:16 | fma")
     assert work(line=str(trial))["status"] == "passed"
     bug = next(b for b in planted.PASSES if b.what == "the last program is not started")
@@ -97,7 +98,8 @@ def test_a_bug_is_found_and_attributed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_shrinking_keeps_what_fails() -> None:
-    """The one condition that fails is found: a maximum over a few elements, in whatever else."""
+    """Shrinking leaves the one condition that fails, a maximum over a few elements, and removes the
+    rest."""
     text = (f"{TEXT}\n read y = Y2[k, 20 - m] where m < 9\n let t = max(x - y*2; k)\n"
             " store Z[m] = relu(t) + 1").replace("compute rows", "compute rows math=ieee")
     trial = ComputeTrial(text.replace(" read x", " tensor X f16 [30, 40]\n read x"), "sm_90",

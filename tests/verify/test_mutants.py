@@ -1,4 +1,4 @@
-"""The tool of `make mutants` leaves parts out, one at a time, and runs what should mind."""
+"""The tool of `make mutants` leaves parts out, one at a time, and runs the tests that should fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transconv.runtime import verdicts
 
 
 def key(a: int, b: int, flag: bool) -> tuple[object, ...]:
-    """What is spoiled here."""
+    """The function that is mutated here."""
     return f"<{a}>", b, (flag and a > b)
 
 

@@ -46,6 +46,7 @@ def test_terms() -> None:
     assert [terms(p, prop) for prop in Prop] == [3 * 2 * 2, 3 * 2 * 3, 3 * 4 * 8]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("prop", list(Prop))
 def test_exact_data_are_exact(dtype: str, prop: Prop) -> None:
@@ -84,6 +85,7 @@ def run_right(p: ConvProblem, prop: Prop, mode: str) -> tuple[torch.Tensor, ...]
     return a, b, got
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mode", ["exact", "float"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("prop", list(Prop))

@@ -25,7 +25,7 @@ def test_every_pass_has_a_bug() -> None:
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
@@ -83,6 +83,7 @@ def test_a_bug_in_merging(prop: Prop, problem: str, schedule: str,
     assert "wei" in found.diff and "naive" not in found.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("words", "problem"), [
     ("pack=c", CHANNELS_LAST), ("pack=a.b", CHANNELS_LAST), ("pack=a.b.c split_k=3", CHANNELS_LAST),
     ("merge=4 pack=b", GROUPS), ("merge=4 pack=a.b.c", GROUPS.removesuffix("tag=axb"))])
@@ -113,6 +114,7 @@ RULES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
     """Of the returns of a rule, those that the kernel needs are traced from the wrong result to the

@@ -1,4 +1,4 @@
-"""Child processes: what hangs or dies loses its own task only."""
+"""Child processes: a task that hangs or crashes fails alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_task_gets_its_own_fate() -> None:
     (ValueError("out of resource: shared memory, Required: 262144"), False),
 ])
 def test_what_no_process_survives(error: Exception, fatal: bool) -> None:
-    """On an H200 a launch failed with the second; five trials after it were called crashes."""
+    """After the second kind of error every later launch in the process fails, too."""
     assert is_fatal(error) == fatal
 
 

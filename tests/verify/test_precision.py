@@ -1,4 +1,4 @@
-"""Float data see every rounding that should not be, whole numbers none; fuzz and check run both."""
+"""Float data show every rounding too many, whole numbers none; fuzz and check run both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_fuzzer_and_check_run_float_data() -> None:
 
 
 def test_what_an_activation_flattens_is_held_against_the_sums() -> None:
-    """Of sums of tf32 behind a tanh the small ones are left, and what they are off."""
+    """Behind a tanh the errors of small sums of tf32 remain, and those of large ones vanish."""
     line = "--schedule=od:4+oh:4+ow:8+oc:64+ic:32+mma --epilogue=bias+res+tanh ic64id4oc64od4kd1"
     assert work(line=line)["status"] == "passed"
 

@@ -1,4 +1,4 @@
-"""The record as a budget: what is within it, what is not, and the file that it is kept in."""
+"""The record as a budget: kernels within it and beyond it, and its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors and tags mean what a second reading, which shares nothing with the first, takes them for."""
+"""Descriptors and tags are read alike by the package and by an independent reader."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ def test_results(problem: str, prop: str, words: str) -> None:
 
 
 @interpreted
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results_in_tritons_interpreter(problem: str, prop: str, words: str) -> None:
     assert judged(problem, prop, words, numpy=False, mode="float").reason == ""
@@ -68,7 +69,11 @@ ZEROS = [
     ("g8mb2ic8ih6oc8oh6kh3ph1 dt=u8:u8:u8", "zero:src"),
     ("mb1ic3id4ih4iw4oc5od4oh4ow4kd3kh3kw3pd1ph1pw1 dt=s8:s8:f32", "zero:src+zero:wei"),
     ("mb1ic4ih12oc8oh20kh3ph6 dt=s8:u8:s32", "zero:wei"),
-    ("mb1ic4ih12oc8oh12kh5ph4dh1 dt=s8:s8:s32", "zero:src:per_ic")]
+    ("mb1ic4ih12oc8oh12kh5ph4dh1 dt=s8:s8:s32", "zero:src:per_ic"),
+    ("mb2ic20iw8oc17ow4kw3sw2pw1 dt=u8:s8:s32", ""),
+    ("g2mb1ic32iw5oc32ow5kw3pw1 dt=u8:s8:s32", "zero:src:per_ic"),
+    ("mb1ic16iw6oc16ow6kw3pw1 dt=s8:u8:s32", "zero:src"),
+    ("mb1ic16iw6oc16ow6kw3pw1 dt=u8:u8:s32", "zero:wei")]
 
 # Of transposed convolutions: all phases in one product, a product for each, several at once, one position.
 TRANSPOSED = [
@@ -78,7 +83,9 @@ TRANSPOSED = [
     ("mb1ic4iw17oc8ow5kw4sw4pw1 dt=s32:s8:s8", "zero:dst+zero:wei"),
     ("mb1ic4iw24oc8ow7kw3sw3pw1dw1 dt=s32:s8:s8", "zero:dst"),
     ("mb1ic3id4ih4iw4oc5od1oh1ow1kd4kh4kw4 dt=f32:s8:s8", "zero:dst+zero:wei"),
-    ("mb1ic4iw30oc8ow11kw5sw3pw2 dt=s32:s8:u8", "zero:dst:per_oc")]
+    ("mb1ic4iw30oc8ow11kw5sw3pw2 dt=s32:s8:u8", "zero:dst:per_oc"),
+    ("mb1ic16iw14oc16ow5kw5sw3pw1 dt=s32:u8:u8", "zero:dst"),
+    ("mb1ic16iw10oc20ow5kw4sw2pw1 dt=s32:s8:u8", "")]
 
 
 @pytest.mark.parametrize(("problem", "prop", "words"), [
@@ -140,17 +147,20 @@ def test_explicit_kernels(types: str, words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("types", "word"), [("s8:s8:s32", "IGMMA"), ("f8e4m3:f8e5m2:bf16", "QGMMA")])
-def test_what_sm_90_chooses_is_asynchronous(types: str, word: str) -> None:
+@pytest.mark.parametrize(("types", "word", "via"), [
+    ("s8:s8:s32", "IGMMA", "gluon"), ("f8e4m3:f8e5m2:bf16", "QGMMA", "gluon"), ("u8:s8:s8", "IGMMA", "tl"),
+    ("u8:u8:s32", "IGMMA", "tl"), ("bf16:s8:bf16", "HGMMA", "tl")])
+def test_what_sm_90_chooses_is_asynchronous(types: str, word: str, via: str) -> None:
     plan = compiler.build(ConvProblem.parse(f"mb32ic64ih56oc64oh56kh3ph1 dt={types} tag=nhwc"), Prop.FWD,
                           TARGETS["sm_90"], choose=heuristics.default)
-    assert plan.schedule.via == "gluon"
-    found, = compile_offline([job_of(s, TARGETS["sm_90"]) for s in plan.steps])
+    assert plan.schedule.via == via
+    *_, found = compile_offline([job_of(s, TARGETS["sm_90"]) for s in plan.steps])
     assert isinstance(found, Resources) and any(w.startswith(word) for w in found.words)
 
 
 @pytest.mark.parametrize(("problem", "prop", "reason"), [
-    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
+    ("mb1ic64ih16oc64oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "near_a is computed from it before"),
+    ("mb1ic64ih16oc8oh16kh3ph1 dt=u8:s8:s32 tag=nhwc", "fwd", "element by element"),
     ("mb1ic64ih16oc64oh16kh3ph1 dt=s8:s8:s32 tag=nhwc:hwio:nhwc", "fwd", "elements than those of the sum"),
 ])
 def test_refused_explicit_kernels(problem: str, prop: str, reason: str) -> None:

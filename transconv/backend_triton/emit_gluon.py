@@ -183,7 +183,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     grid = kernel.body
     assert isinstance(grid, For)
     shared = [s.what for s in find(kernel, Shared)]
-    given = parameters(kernel)
+    given, sizes = parameters(kernel), kernel.sizes.names if kernel.sizes else ()
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
     functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
@@ -191,15 +191,18 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:
-        own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared)]
+        own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared),
+               *(n for n in sizes if Var(n) in find(role, Var))]
         functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     memory = list(reserved(shared, kernel))
     lines = [*(f"# {line}" for line in header), *IMPORTS.splitlines(),
              *imported(first), "", *looked_up([*functions, *memory]), "", "",
-             *functions, "@gluon.jit", f"def {kernel.name}({', '.join(p.name for p in given)}):",
-             *(f"    # {p}" for p in given), "", *memory, *begun(first), "",
+             *functions, f"@gluon.jit(do_not_specialize={[*sizes]})" if sizes else "@gluon.jit",
+             f"def {kernel.name}({', '.join([*(p.name for p in given), *sizes])}):",
+             *([f"    # sizes {kernel.sizes}"] if sizes else []), *(f"    # {p}" for p in given), "",
+             *memory, *begun(first), "",
              f"    gl.warp_specialize([{calls[0]},",
              *(f"                        {c}," for c in calls[1:-1]),
              f"                        {calls[-1]}],",

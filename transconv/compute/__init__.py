@@ -4,6 +4,7 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 """
 
 from transconv.compute import library as library
+from transconv.compute import statistics as statistics
 from transconv.compute.applied import IDENTITY, Pointwise, Ref
 from transconv.compute.applied_text import Recorder, number, pointwise, written
 from transconv.compute.applied_values import in_torch, with_error
@@ -15,9 +16,11 @@ from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.named_sizes import of_sizes, sizes_of
+from transconv.compute.names import fresh
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
+from transconv.compute.roles import with_roles
 from transconv.compute.sampled import Found, examine
 from transconv.compute.sized import at_sizes, why_not_any_size, with_examples
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -34,9 +37,9 @@ __all__ = [
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
     "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "Step", "Sweep", "Sweeps",
     "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",
-    "axis_strides", "describe", "examine", "execute", "in_torch", "is_tf32", "kernels", "library",
+    "axis_strides", "describe", "examine", "execute", "fresh", "in_torch", "is_tf32", "kernels", "library",
     "moved", "named", "number", "of_sizes", "one_line", "outside", "parse", "parted", "places",
     "pointwise", "product", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
     "touched", "transposed", "unregister", "why_not_any_size", "why_not_lowered", "with_error",
-    "with_examples", "written",
+    "with_examples", "with_roles", "written",
 ]

@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from transconv.compute.names import Names
+from transconv.compute.statistics import why_not_reduced
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.stores import why_not_stored
 from transconv.compute.sweeps import Sweeps, sweeps
@@ -43,11 +44,9 @@ from transconv.ir import (
 class Compute:
     """Axes and the steps over them. ``math``: the precision of products of f32 (tf32, tf32x3 or ieee);
     ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
-    operations on the sum.
-
-    ``part``: the stride phase, if several computations make one result. ``named``: the sizes that are
-    arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for the sum of partial
-    sums; ``pack`` and ``unpack`` for copies of an operand and of a result (see schedule/packing.py)."""
+    operations on the sum; ``part``: the stride phase, if several computations make one result; ``named``:
+    the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for
+    the sum of partial sums; ``pack`` and ``unpack`` for copies of an operand and of a result."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -101,7 +100,12 @@ class Compute:
     @cached_property
     def added(self) -> tuple[View, ...]:
         """The views of stores that add to elements (``+=``)."""
-        return tuple(w.view for w in self.writes if w.op)
+        return tuple(w.view for w in self.writes if w.op == "add")
+
+    @cached_property
+    def statistics(self) -> tuple[Write, ...]:
+        """The stores that reduce (see statistics.py)."""
+        return tuple(w for w in self.writes if w.op not in ("", "add"))
 
     @cached_property
     def reduced(self) -> tuple[str, ...]:
@@ -115,15 +119,13 @@ class Compute:
 
     @property
     def again(self) -> bool:
-        """Whether elements of a row are used more than once: in several sweeps, as in a norm, or by
-        several reductions."""
+        """Whether elements of a row are used more than once: in several sweeps, or by reductions."""
         ends = [s for sweep in self.sweeps.each for s in sweep.steps if isinstance(s, (Reduction, Write))]
         return len(ends) > 1
 
     @cached_property
     def streams(self) -> bool:
-        """Whether this is a map or a reduction: not a product, and not a copy or sum that belongs to
-        one."""
+        """Whether this is a map or a reduction: no product, and no copy or sum that belongs to one."""
         return self.factors is None and self.does == "compute"
 
     @cached_property
@@ -160,8 +162,8 @@ class Compute:
 
     @property
     def nonzero(self) -> tuple[Value, ...]:
-        """Those of the prologue that may not be 0 where what is read is: all but casts."""
-        return tuple(v for v in self.prologue if not v.casts)
+        """Those of the prologue that 0 times is not 0 beyond the end of a sum: floats other than casts."""
+        return tuple(v for v in self.prologue if not v.casts and self.acc.kind == "float")
 
     @cached_property
     def operands(self) -> tuple[Read, ...]:
@@ -195,8 +197,7 @@ class Compute:
 
     @cached_property
     def after(self) -> tuple[Step, ...]:
-        """The steps after the first reduction: reads of an epilogue, values, stores. All steps if there is
-        no reduction."""
+        """The steps after the first reduction, such as an epilogue's; all steps if there is none."""
         at = self.steps.index(self.sum) + 1 if self.sum else 0
         return self.steps[at:]
 
@@ -222,8 +223,7 @@ class Compute:
 
     @cached_property
     def reads_results(self) -> bool:
-        """Whether a step after the sum reads a tensor at the coordinates of the result, like a
-        residual."""
+        """Whether a step after the sum reads at the coordinates of the result, like a residual."""
         return any(isinstance(s, Read) and s.view.dims == self.c.dims for s in self.after)
 
     @cached_property
@@ -391,10 +391,10 @@ def why_not_lowered(compute: Compute) -> str | None:
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     for x in compute.axes:
         for write in compute.writes:
-            if x.name in compute.reduced and write not in inside:
+            if x.name in compute.reduced and write not in inside or write in compute.statistics:
                 continue
             if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
                 return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
                         f"expected {x.name} in its coordinates")
-    return why_not_stored(compute)
+    return why_not_stored(compute) or why_not_reduced(compute)

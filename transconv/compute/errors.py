@@ -46,14 +46,20 @@ def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
 
 
 def own(e: Expr, found: Array) -> Array:
-    """The rounding error of evaluating an expression; 0 for a variable or a constant."""
-    if isinstance(e, Cast) and isinstance(e.x, Var) or not e.children() or e.dtype.kind != "float":
+    """The rounding error of evaluating an expression; 0 for a variable or a constant, and for those in a
+    type that holds them."""
+    held = isinstance(e, Cast) and isinstance(e.x, Var) and not _narrows(e)
+    if held or not e.children() or e.dtype.kind != "float":
         return np.zeros((1,) * found.ndim)
     near = min((e.dtype, *(c.type for c in find(e, Cast) if c.type.kind == "float")),
                key=lambda t: t.digits)
     least = LEAST.get(near.name, 0.0)
     size = np.where(np.isfinite(found), np.abs(found), 0.0)
     return np.asarray(OPERATIONS * (2.0**-near.digits * size + least))
+
+
+def _narrows(e: Cast) -> bool:
+    return e.type.kind == e.x.dtype.kind == "float" and e.type.digits < e.x.dtype.digits
 
 
 def apart(one: Array, other: Array) -> Array:

@@ -9,7 +9,8 @@ between them; reads and values are evaluated again. A kernel takes as many reduc
 those over the same rows whose inputs are known. A value computed from several reductions is stored in
 their place, and so is one computed from a reduction and an element of its row, unless that is a product:
 reading that element again would cost as much as its whole cache line. Additions to a 16-bit tensor are
-made in f32, and a last kernel rounds them.
+made in f32, and a last kernel rounds them. Reductions of what a product stores may leave with it
+(leaving.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
+from transconv.compute.leaving import Left, leaving, stores, with_statistics
 from transconv.compute.names import fresh, used
 from transconv.compute.roles import with_roles
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
@@ -34,11 +36,12 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
     kernel is enough."""
     if (narrow := next((v.tensor for v in compute.added if v.tensor.dtype.bits < 32), None)) is not None:
         return (*kernels(_wide(compute, narrow)), _rounded(compute, narrow))
-    cut = _Cut(compute)
+    cut = Cut(compute)
     found: list[list[Step]] = []
     while left := cut.left():
         found.append(cut.kernel(left))
-    if len(found) == 1 and cut.ends >= {s for s in compute.steps if isinstance(s, Reduction)}:
+    reductions = {s for s in compute.steps if isinstance(s, Reduction)}
+    if len(found) == 1 and not cut.leave and cut.ends >= reductions:
         return (compute,)
     return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
 
@@ -68,7 +71,7 @@ def _rounded(compute: Compute, narrow: Tensor) -> Compute:
     return with_roles(replace(compute, name=f"{compute.name}_rounded", axes=axes, steps=(read, made)))
 
 
-class _Cut:
+class Cut:
     """Assigns the reductions and stores of a computation to kernels."""
 
     def __init__(self, compute: Compute) -> None:
@@ -93,6 +96,8 @@ class _Cut:
             self.ends.add(step := left.pop())
             left += self.needs[step] - self.ends
         self.done: set[Step] = set()
+        self.leave: Left = {}
+        self.behind: dict[Step, Left] = {}  # what leaves with a kernel, by its first step
 
     def stands_for(self, step: Step) -> bool:
         """Whether a value is stored in place of the reductions that it is computed from."""
@@ -129,6 +134,11 @@ class _Cut:
             if self.needs[step] <= self.done | {*taken} and self.fits(step, rows, reduced):
                 taken.append(step)
         self.done |= {*taken}
+        if found := leaving(self, taken, left):
+            self.leave |= found
+            self.behind[taken[0]] = found
+            direct = [s for s in left if isinstance(s, Write) and any(stores(self, s, r) for r in found)]
+            self.done |= {*found, *direct}
         return taken
 
     def fits(self, step: Step, rows: Axes, reduced: Axes) -> bool:
@@ -140,6 +150,9 @@ class _Cut:
     def computation(self, ends: list[Step], number: int, all_ends: list[list[Step]]) -> Compute:
         """The computation of one kernel: it reads what earlier kernels stored and stores what later ones
         need."""
+        if mine := self.behind.get(ends[0]):
+            made = with_statistics(self, ends, mine)
+            return made if len(all_ends) > 1 else replace(made, name=self.compute.name)
         later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
         own = self.wanted(ends)
         steps: list[Step] = []
@@ -147,7 +160,7 @@ class _Cut:
             if step not in own:
                 continue
             if isinstance(step, Kept) and step in self.kept and step not in ends:
-                step = Read(step.name, self.between(step))
+                step = Read(step.name, self.leave[step].view if step in self.leave else self.between(step))
             steps.append(step)
         steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
                   if isinstance(s, Kept) and s in later]

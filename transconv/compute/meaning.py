@@ -18,6 +18,7 @@ import numpy as np
 
 from transconv.compute import errors
 from transconv.compute.compute import Compute
+from transconv.compute.gathered import Gathered
 from transconv.compute.shapes import conditions
 from transconv.compute.steps import Read, Reduction, Value, Write
 from transconv.compute.stores import axes_of
@@ -55,11 +56,13 @@ def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) ->
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
     no step stores are NaN. ``share``: the error of a sum as a fraction of the sum of its absolute terms;
     with 0 all errors are 0."""
-    wide = compute.writes
-    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, 0.0 if w.op else np.nan),
-                                       np.zeros(w.view.tensor.shape)) for w in wide}
+    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, np.nan),
+                                       np.zeros(w.view.tensor.shape)) for w in compute.writes}
+    shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
-        Run(compute, given, part, share).into(made)
+        Run(compute, given, part, share).into(made, shared)
+    for tensor, found in shared.items():
+        made[tensor.name] = Answer(found.value(), found.error(share))
     return made
 
 
@@ -112,11 +115,11 @@ class Run:
             self.at.env[Var(name)] = self.at.along(i, np.asarray(part[name], np.int64))
         self.errors: dict[Var, Array] = {}
 
-    def into(self, made: dict[str, Answer]) -> None:
+    def into(self, made: Mapping[str, Answer], shared: Mapping[Tensor, Gathered]) -> None:
         with np.errstate(all="ignore"):
             for step in self.compute.steps:
                 if isinstance(step, Write):
-                    self.store(step, made[step.view.tensor.name])
+                    self.store(step, made[step.view.tensor.name], shared.get(step.view.tensor))
                 else:
                     self.evaluate(step)
 
@@ -206,19 +209,17 @@ class Run:
         own = {x.name for x in axes_of(self.compute, step)}
         return tuple(n if a in own else 1 for a, n in zip(self.names, self.sizes, strict=True))
 
-    def store(self, step: Write, into: Answer) -> None:
+    def store(self, step: Write, into: Answer, shared: Gathered | None) -> None:
         value = self.value(step.value)
         error = self.error(step.value, value)
         coords, mask = self.place(step.view)
-        sizes = self.points(step) if step.op else ()
+        sizes = self.points(step) if shared else ()
         shape = np.broadcast_shapes(value.shape, mask.shape, *(c.shape for c in coords), sizes)
         keep = np.broadcast_to(mask, shape)
         where = tuple(np.broadcast_to(c, shape)[keep] for c in coords)
-        if step.op:
-            added = np.broadcast_to(value, shape)[keep]
-            off = 0.0 if error is None else np.broadcast_to(error, shape)[keep]
-            np.add.at(into.value, where, added)
-            np.add.at(into.error, where, self.share * np.abs(added) + off)
+        if shared is not None:
+            off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
+            shared.add(where, np.broadcast_to(value, shape)[keep], off)
             return
         into.value[where] = np.broadcast_to(value, shape)[keep]
         into.error[where] = 0.0 if error is None else np.broadcast_to(error, shape)[keep]

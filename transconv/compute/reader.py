@@ -14,6 +14,7 @@ from transconv.compute.named_sizes import of_sizes, sizes_of
 from transconv.compute.prologues import with_prologues
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
+from transconv.compute.statistics import STATISTICS
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError, LayoutError
 from transconv.ir import (
@@ -40,7 +41,8 @@ from transconv.ir import (
 from transconv.simplify import simplify
 
 NAME = re.compile(r"[A-Za-z_]\w*")
-STORED = re.compile(r"(?<![=<>!])(\+?)=(?!=)")  # = or +=, but not the comparisons in a condition before it
+# = or +=, sum= and the like, but not the comparisons in a condition before it
+STORED = re.compile(rf"(\+|\b(?:{'|'.join(STATISTICS)}))?(?<![=<>!])=(?!=)")
 NUMBERS = {"inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -176,7 +178,7 @@ class Reader:
         view, *values = STORED.split(rest, maxsplit=1)
         if not values:
             raise ComputeError("expected tensor[coordinates] = expression")
-        plus, value = values
+        op, value = values
         given, coords, condition = coordinates_of(view, scope)
         *before, last = self._computed("", value.strip(), scope)
         yield from before
@@ -185,7 +187,7 @@ class Reader:
         tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
         self.tensors[given] = tensor
         yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype),
-                    "add" if plus else "")
+                    "add" if op == "+" else op or "")
 
     def _computed(self, name: str, text: str, scope: Scope) -> Iterator[Step]:
         """The steps of an expression: its reductions, innermost first, then the rest as a Value."""

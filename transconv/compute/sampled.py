@@ -59,6 +59,10 @@ def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -
         from transconv.compute.sampled_sums import examine_sums
 
         return examine_sums(compute, tensors, seed)
+    if compute.statistics:
+        from transconv.compute.sampled_statistics import examine_statistics
+
+        return examine_statistics(compute, tensors, seed)
     points = max(1, min(POINTS, TERMS // row))
     draw = np.random.default_rng(seed)
     at = {x.name: _drawn(draw, x.size, points) for x in compute.axes if x.name not in reduced}

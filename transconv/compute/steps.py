@@ -86,7 +86,8 @@ class Reduction:
 @dataclass(frozen=True, slots=True)
 class Write:
     """``tensor[coordinates] = value``; the value has the tensor's type. With ``op`` ``add``: ``+= value``,
-    to a tensor that is zero at first; several points may add to one element."""
+    to a tensor that is zero at first; several points may add to one element. ``sum``, ``max``, ``min`` and
+    ``squares`` reduce the values of all points that have one place (see statistics.py)."""
 
     view: View
     value: Expr

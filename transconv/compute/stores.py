@@ -47,6 +47,8 @@ def why_not_stored(compute: Compute) -> str | None:
     for tensor, writes in _by_tensor(compute).items():
         if tensor in read:
             return f"{tensor.name} is read and stored; expected another tensor for the result"
+        if compute.statistics and {*writes} & {*compute.statistics}:
+            continue
         if any(w.op for w in writes):
             if reason := _why_not_added(compute, tensor, writes):
                 return reason

@@ -11,8 +11,9 @@
 Reads outside of a tensor give 0, or the value after ``else``; ``where`` after a view adds a condition.
 Arithmetic is in f32 (f64 if a declared tensor is f64); a store rounds to its tensor's type, or adds to the
 tensor (``+=``), which is 0 at first. Expressions are Python's, with the operations of ``ops`` and
-``where(cond, x, y)``. Two semicolons also end a line, so that ``one_line`` can write a text without line
-ends.
+``where(cond, x, y)``. A product may also store reductions of its result, ``store M[n] sum= y``, and
+``max=``, ``min=`` and ``squares=`` (statistics.py). Two semicolons also end a line, so that ``one_line``
+can write a text without line ends.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _step(step: Step, compute: Compute) -> str:
     if isinstance(step, Reduction):
         return f"let    {step.name} = {step.op}({_value(step.value, computed)}; {' '.join(step.axes)})"
     value = _value(_inner(step.value), computed)
-    return f"store  {_view(step.view)} {'+' if step.op else ''}= {value}"
+    return f"store  {_view(step.view)} {'+' if step.op == 'add' else step.op}= {value}"
 
 
 def _view(view: View) -> str:

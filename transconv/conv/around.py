@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from transconv.compute import (
+    Alone,
     Compute,
     Found,
     Workload,
@@ -132,9 +133,10 @@ class Surrounded(Workload):
     # -- tuned rows ------------------------------------------------------------------------------
 
     def about(self, compute: Compute) -> Workload:
-        """The direction, whose rows its computations share; itself for copies and sums of parts."""
+        """The direction, whose rows its computations share; itself for copies and sums of parts. What
+        combines the parts of statistics is tuned by itself."""
         if compute not in self.parts:
-            return self
+            return Alone(compute) if compute.streams else self
         relation = computes(self.problem, self.prop)[self.parts.index(compute)]
         kind = "" if not compute.finishes else "res" if compute.reads_results else "point"
         known = {x.name for x in compute.axes}

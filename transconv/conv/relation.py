@@ -27,6 +27,7 @@ from math import gcd, prod
 from transconv.compute import ACC, Axis, Compute, product
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.signed import shifted, shifts
 from transconv.conv.zero_points import ahead, subtracted
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
@@ -188,10 +189,11 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
     used = tuple(x for x in order if x is not g or p.g > 1)
     epilogue = epilogue or Epilogue()
     name, zeros = f"{prop.value}{label}", epilogue.zeros
-    plain = product(name, used, a, b, c, p.acc, math=p.math)
-    reads, acc = subtracted(p, zeros, plain, label, Var(ACC, p.acc))
+    plain, by = product(name, used, a, b, c, p.acc, math=p.math), shifts(p, prop)
+    reads, acc = subtracted(p, zeros, plain, label, Var(ACC, p.acc), by)
     behind = (*reads, *epilogue.steps(acc, c)), str(epilogue)
-    return (*ahead(p, zeros, plain, label), product(name, used, a, b, c, p.acc, behind, p.math))
+    main = shifted(product(name, used, a, b, c, p.acc, behind, p.math), by)
+    return (*ahead(p, zeros, plain, label, by), main)
 
 
 def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:

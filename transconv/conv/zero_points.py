@@ -9,7 +9,8 @@ of the elements as they are stored; what zero points add to it is subtracted beh
 The second sum is that of one image of zero points, which differs only where something outside is read. So
 a kernel of its own computes it once for each state of an axis (each position at a border, and one for all
 between), and another the third, once for each position of the result. Both are written from the product
-alone: its axes, and the mask of its first operand.
+alone: its axes, and the mask of its first operand. What shifts of operands take from it (signed.py) is
+subtracted in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transconv.compute import Axis, Compute, Read, Reduction, Step, Write, product
+from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, product
+from transconv.conv.signed import Shifts, less
 from transconv.errors import ScheduleError
 from transconv.ir import (
     ZERO,
@@ -35,6 +37,7 @@ from transconv.ir import (
     i32,
     maximum,
     minimum,
+    select,
     substitute,
 )
 from transconv.simplify import Facts, range_of
@@ -157,13 +160,13 @@ def _sums_of(name: str, label: str, first: tuple[str, int], places: Mapping[str,
     return Tensor(f"{name}_{SUMS}{label}", tuple(sizes), shape, Layout.dense(i32, shape))
 
 
-def _of_data(zeros: ZeroPoints, main: Compute, label: str) -> tuple[Tensor, dict[str, States]]:
+def _of_data(main: Compute, label: str) -> tuple[Tensor, dict[str, States]]:
     """What the zero points of the data add, and the states of its axes."""
     places = _places(main)
     states = {x.name: States.of(main, x) for x in places if x.role == "position"}
     sizes = {x.name: states[x.name].size if x.name in states else x.size for x in places}
     channels = main.c.dims[1], main.c.tensor.shape[1]
-    return _sums_of(zeros.data, label, (main.c.tensor.dims[1], channels[1]), sizes), states
+    return _sums_of(main.a.tensor.name, label, (main.c.tensor.dims[1], channels[1]), sizes), states
 
 
 def _of_wei(main: Compute, label: str) -> Tensor:
@@ -172,22 +175,42 @@ def _of_wei(main: Compute, label: str) -> Tensor:
     return _sums_of("wei", label, mb, {x.name: x.size for x in _places(main)})
 
 
-def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> tuple[Compute, ...]:
+def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, by: Shifts) -> tuple[Compute, ...]:
     """The computations before the product ``main``, which subtracts what they store. ``label``: of its
     stride phase, for names."""
     made = []
     assert main.b is not None
-    if zeros.data:
-        sums, states = _of_data(zeros, main, label)
+    if zeros.data or by.data:
+        sums, states = _of_data(main, label)
         axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
                      for x in main.axes if x.name != main.c.tensor.dims[0])
         at = {Var(n): s.position(Var(n)) for n, s in states.items()}
         stored = View(sums, (ViewDim(main.c.dims[1].coord), *(ViewDim(x.var) for x in _places(main))))
-        zero = _zero(p, zeros, main, at)
-        made.append(product(f"zero_{zeros.data}{label}", axes, zero, main.b, stored, i32))
-    if zeros.wei:
+        name = f"zero_{main.a.tensor.name}{label}"
+        if any(by):
+            made.append(_of_weights(name, p, zeros, main, axes, at, stored, by))
+        else:
+            made.append(product(name, axes, _zero(p, zeros, main, at), main.b, stored, i32))
+    if zeros.wei or by.wei:
         made.append(_sums_of_data(p, zeros, main, label))
     return tuple(made)
+
+
+def _of_weights(name: str, p: ConvProblem, zeros: ZeroPoints, main: Compute, axes: tuple[Axis, ...],
+                at: Mapping[Var, Expr], stored: View, by: Shifts) -> Compute:
+    """``sum (z - r)*(wei - s)`` with the shifts r and s; without a zero point of data z is 0."""
+    assert main.b is not None
+    wei = Read("b", main.b, float(by.wei))
+    steps: list[Step] = [wei]
+    if zeros.data:
+        zero = Read("z", _zero(p, zeros, main, at), float(by.data))
+        steps.append(zero)
+        factor = less(zero.var, by.data)
+    else:
+        factor = select(_inside(main, at), Const(-by.data, i32), Const(0, i32))
+    value = Value("part", factor * less(wei.var, by.wei))
+    total = Reduction("sums", "sum", value.var, tuple(x.name for x in main.axes_of("K")))
+    return Compute(name, axes, (*steps, value, total, Write(stored, total.var)))
 
 
 def _sums_of_data(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> Compute:
@@ -207,25 +230,29 @@ def _sums_of_data(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) 
     return Compute(f"zero_wei{label}", axes, (*steps, total, Write(stored, total.var)))
 
 
-def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str,
-               acc: Expr) -> tuple[tuple[Step, ...], Expr]:
+def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc: Expr,
+               by: Shifts) -> tuple[tuple[Step, ...], Expr]:
     """The reads of what the zero points add to a sum ``acc`` of the product ``main``, and the sum without
     it, in s32."""
     reads: list[Step] = []
     places = _places(main)
-    if zeros.data:
-        sums, states = _of_data(zeros, main, label)
+    if zeros.data or by.data:
+        sums, states = _of_data(main, label)
         at = [ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var) for x in places]
         read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[1].coord), *at)))
         reads.append(read)
         acc = acc - read.var
-    if zeros.wei:
+    if zeros.wei or by.wei:
         sums = _of_wei(main, label)
         at = [ViewDim(x.var) for x in places]
         read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[0].coord), *at)))
-        point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(ZERO),)))
-        reads += [read, point]
-        acc = acc - read.var * point.var
+        reads.append(read)
+        if zeros.wei:
+            point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(ZERO),)))
+            reads.append(point)
+            acc = acc - read.var * less(point.var, by.wei)
+        else:
+            acc = acc + read.var * Const(by.wei, i32)
     return tuple(reads), acc
 
 

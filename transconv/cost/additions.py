@@ -1,6 +1,7 @@
-"""Estimated time of additions to memory: stores that add, and split sums that meet in place.
+"""Estimated time of additions to memory: stores that add, split sums that meet in place, and statistics.
 
-    additions = clearing the result + max(bytes added / second cache, additions to one place / clock)
+    additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
+    statistics = tiles * (instructions + exchange between warps) + bytes of the parts / bandwidth
 
 They are done in the second cache, where additions to one place follow one another. A chip's record has the
 rates; no figure of them is measured here yet.
@@ -12,7 +13,11 @@ from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute
+from transconv.schedule import Schedule, part_spaces, programs, tile
 from transconv.target import Target
+
+INSTRUCTIONS = {"sum": 2.0, "max": 2.0, "min": 2.0, "squares": 3.0}  # of each value that a tile reduces
+EXCHANGED_NS = 150.0  # of a reduction across warps
 
 
 @lru_cache(maxsize=256)
@@ -34,3 +39,17 @@ def meeting_us(elements: int, size: int, each: float, target: Target) -> float:
     clearing = chip.clear_us + elements * size / (target.bandwidth_gbs * 1e3)
     moved = elements * each * size / (chip.cache_gbs * target.sms)
     return clearing + max(moved, ceil(each) * chip.adds_clocks / chip.clock) / 1e3
+
+
+def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
+    """What a product's statistics take in its kernel, in microseconds; the kernel that combines the parts
+    is estimated by itself."""
+    if not compute.statistics:
+        return 0.0
+    chip = target.rates.issue
+    values = prod(tile(schedule, compute, kind) for kind in "BMN")
+    each = sum(INSTRUCTIONS[w.op] * values / (chip.cores * chip.clock) + EXCHANGED_NS
+               for w in compute.statistics)
+    moved = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
+    return (programs(schedule, compute) / target.sms * each / 1e3
+            + moved / (target.bandwidth_gbs * 1e3))

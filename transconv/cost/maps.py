@@ -5,6 +5,7 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
     program alone  = start + sweeps * steps * (latency + bytes + instructions) + exchanges between threads
     multiprocessor = max(programs * bytes, programs * instructions, programs / together * alone)
     kernel         = launch + max(multiprocessor, bytes of all tensors / bandwidth)
+                     + launches and bytes of the kernels that combine statistics
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
 again come from the L2 cache if all rows in flight fit it. The constants are round figures, fitted to
@@ -23,7 +24,17 @@ from transconv.cost.additions import adding_us, meeting_us
 from transconv.cost.issue import SECTOR
 from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
-from transconv.schedule import Block, Schedule, k_steps, programs, tile, within
+from transconv.schedule import (
+    Block,
+    Schedule,
+    carried,
+    finishes,
+    k_steps,
+    part_spaces,
+    programs,
+    tile,
+    within,
+)
 from transconv.target import Target
 
 OVERHEAD = 20  # registers of a thread for addresses and masks
@@ -65,26 +76,36 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     found = _sweeps(schedule.blocks, schedule.warps, compute, held, target)
     elements = tiled.elements / threads
     registers = OVERHEAD + elements * facts.live
-    spilled = max(1.0, registers / chip.most_registers) ** 2
+    carries = carried(compute, schedule)
+    if carries:
+        registers += len(compute.statistics) * tiled.reduced / threads
+    spilled = max(1.0, registers / min(chip.most_registers, target.regs / threads)) ** 2
     together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
     tiles = tiled.programs * schedule.split_k
-    rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(tiles, target.sms))
+    started = min(schedule.programs or tiles, tiles)
+    turns = ceil(tiles / started)  # tiles of a program
+    rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(started, target.sms))
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
     moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
     waits = 1 if held else sum(s.reads for s in found) * steps
     divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
     exchange = EXCHANGE_NS[divided]
     meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
-    alone = (START_NS + waits * LATENCY_NS + moved / EDGE_GBS + meets
-             + thread * max(STALL, schedule.warps / chip.schedulers))
-    each = ceil(tiles / target.sms)
+    each = ceil(started / target.sms)
+    # Programs of several tiles that are not beside others leave the memory idle while they compute.
+    share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
+    alone = START_NS + turns * (waits * LATENCY_NS + moved / share + meets
+                                + thread * max(STALL, schedule.warps / chip.schedulers))
     issued = thread * schedule.warps / chip.schedulers / ISSUED
     if divided == "block":
         issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
-    busy = max(each * max(moved / rate, issued, NEXT_NS), ceil(each / together) * alone)
+    busy = max(each * max(turns * moved / rate, turns * issued, NEXT_NS), ceil(each / together) * alone)
     bandwidth = target.bandwidth_gbs * FULL * 1e3
     us = FEW_US + max(busy / 1e3, facts.everything / bandwidth)
     us += adding_us(compute, target)
+    if compute.statistics:
+        left = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
+        us += len(finishes(compute, schedule)) * FEW_US + 2 * left / bandwidth
     if schedule.split_k > 1 and schedule.reduce == "atomic":
         c = compute.c.tensor
         us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)

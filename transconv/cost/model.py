@@ -18,7 +18,7 @@ from math import prod
 
 from transconv.compute import Compute, touched
 from transconv.cost import issue, maps
-from transconv.cost.additions import meeting_us
+from transconv.cost.additions import leaving_us, meeting_us
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
@@ -51,6 +51,8 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
     if schedule.split_k > 1 and schedule.reduce == "atomic":
         c = compute.c.tensor
         main += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
+    if compute.statistics:
+        main += leaving_us(schedule, Scheduled(compute, schedule, target).main, target)
     if not schedule.pack:
         return main
     grouped = Scheduled(compute, schedule, target).grouped

@@ -137,13 +137,14 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
         memory = dict(zip(formula.given, there, strict=True))
         real = {name: m.shape for name, m in memory.items()}
         forward = _step(formula, formula.text, shapes, real, {}, any_size)
-        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size)
-                         for g in formula.gradients)
+        chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
+        whole = formula.together
+        gradients = formula.gradients if whole is None or chosen < {*whole.of.values()} else (whole,)
+        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size) for g in gradients)
     except IndexError as error:
         tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:
         raise Unsupported("formula:none", f"{f.name}: {error}") from error
-    chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
     backward = tuple(s for s in backward if not s.of or chosen & {*s.of.values()}) if chosen else ()
     if not chosen <= {name for s in backward for name in s.of.values()}:
         raise Unsupported(f"gradient:{f.name}", f"{f.name} has no gradient of {' '.join(sorted(chosen))}")

@@ -18,7 +18,7 @@ import torch
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
-from transconv.ir import DType, boolean, i8, i32, i64
+from transconv.ir import DType, boolean, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Plan, Question, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
@@ -31,7 +31,7 @@ log = logging.getLogger("transconv.functional")
 
 TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
-TORCH = {ours: theirs for theirs, ours in TYPES.items()}
+TORCH = {ours: theirs for theirs, ours in (*TYPES.items(), (torch.uint8, u8))}
 LIMIT = 4096  # launches kept
 SIZES = 256  # sizes of one launch kept
 

@@ -14,6 +14,7 @@ from transconv.conv import ConvProblem, ConvWorkload, Surrounded
 from transconv.errors import TransconvError
 from transconv.graph import price
 from transconv.graph.kernel import Kernel
+from transconv.graph.leaving import plain
 from transconv.graph.pieces import Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
@@ -29,7 +30,7 @@ DEARER = "is seen through views by every tile: {:.3g} us, written and read in bo
 
 def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
     """Why the factors of a product's kernel should be written first; empty if they should not, or are."""
-    product, work = kernel.group.product, kernel.workload
+    product, work = kernel.group.product, plain(kernel.workload)
     assert product is not None
     seen = [f.of for f in product.factors
             if f.of not in plan.stored and not isinstance(f.of, (Source, Constant))]
@@ -41,14 +42,14 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
         return ""
     try:
         through = estimated(work, rates.target)
-        plain = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
+        written = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
     except TransconvError:
         return ""
     stored = {*plan.stored} - {*kernel.group.stores}
     own = {x for f in product.factors for x in price.sources(f.of, stored)}
-    plain += rates.moved(sum(x.bytes for x in {*kernel.given} - own))  # what is read behind the sum
-    plain += sum(_written(x, stored, rates) for x in seen)
-    return DEARER.format(through, plain) if plain < through else ""
+    written += rates.moved(sum(x.bytes for x in {*kernel.given} - own))  # what is read behind the sum
+    written += sum(_written(x, stored, rates) for x in seen)
+    return DEARER.format(through, written) if written < through else ""
 
 
 def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:

@@ -27,6 +27,7 @@ from transconv.functional.operators import as_wanted
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel, Lying
+from transconv.graph.leaving import why_again
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
@@ -195,8 +196,9 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: dict[Piece, tuple[str, ...]] = {}
+    again: dict[Piece, str] = {}
     while True:
-        plan = planned(ends, rates, apart)
+        plan = planned(ends, rates, apart, again)
         kernels: list[Kernel] = []
         for group in plan.groups:
             try:
@@ -205,7 +207,10 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 raise refusal(group, plan, region, error) from error
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
-        if not late:
+        read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product
+                                  and (why := why_again(k, rates))}
+        again |= read
+        if not late and not read:
             break
         for product, why in late.items():
             apart[product] = (*apart.get(product, ()), why)

@@ -77,6 +77,25 @@ def repeated(gm: fx.GraphModule) -> None:
     gm.recompile()
 
 
+def waiting_for_nothing(graph: fx.Graph) -> None:
+    """Write memory that is as large as another tensor without it, so that random numbers that are drawn
+    into it need not wait for what computes the other one. Where sizes are symbols it stays as it is."""
+    aten = torch.ops.aten
+    for node in graph.nodes:
+        if node.target not in (aten.empty_like.default, aten.new_empty.default,
+                               aten.new_empty_strided.default):
+            continue
+        val = node.meta["val"]
+        shape, strides = list(val.shape), list(val.stride())
+        if all(isinstance(n, int) for n in (*shape, *strides)):
+            with graph.inserting_before(node):
+                made = graph.call_function(aten.empty_strided.default, (shape, strides),
+                                           {"dtype": val.dtype, "device": val.device})
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
 def _times(node: fx.Node) -> tuple[int, ...]:
     """How often an upsampling takes each element along each dim; empty for one that is otherwise."""
     given = dict(zip(("input", "size", "scale_factor", "mode"), node.args, strict=False)) | node.kwargs

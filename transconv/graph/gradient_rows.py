@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 
+from transconv.graph import moves
 from transconv.graph.counting import Line, fitted
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece
 from transconv.graph.pool_rows import Averages, Stretch, stretched, window_numbers
 from transconv.graph.reduction_rows import reduced, wide
 from transconv.graph.rows import Call, NotOurs, mapped, row
-from transconv.graph.sizes import Length, Size
+from transconv.graph.sizes import Length, Size, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 
 
@@ -91,6 +94,34 @@ def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
     begin = Line(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
     most = int(np.where(last > first, last - early + shift, 0).max())
     return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
+
+
+@row("as_strided_scatter")
+def _put_in_memory(call: Call) -> Piece:
+    """The gradient of a view by strides, whose elements have places of their own."""
+    x, source, sizes, strides = call.args[:4]
+    begin = call.arg(4, "storage_offset") or 0
+    dense = tuple(prod(x.shape[d + 1:]) for d in range(len(x.shape)))
+    if x.strides is None or any(n != 1 and a != b for n, a, b in zip(
+            x.shape, x.strides, dense, strict=True)):
+        raise NotOurs("its operand has gaps, or another order")
+    order = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -like(strides[d]))
+    for d, inner in pairwise(order):
+        if strides[d] < strides[inner] * sizes[inner]:
+            raise NotOurs("several elements have one place")
+
+    def places(at: Index) -> tuple[list[Expr], Expr]:
+        left, found = moves.flattened(at, x.shape) - begin, [as_expr(0)] * len(sizes)
+        for d in order:
+            found[d] = left // strides[d]
+            left = left - found[d] * strides[d]
+        return found, left
+
+    def where(at: Index) -> Expr:
+        found, left = places(at)
+        return all_of([eq(left, 0), *(c for d in order for c in (found[d] >= 0, found[d] < sizes[d]))])
+    return Chosen(shape=call.shape, dtype=x.dtype, label="as_strided_scatter", parts=(
+        Part(source, lambda at: tuple(places(at)[0]), where), Part(x, lambda at: at)))
 
 
 @row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from transconv.graph.moves import reshape
 from transconv.graph.pieces import Index, Piece, Product, Reduced
@@ -30,10 +31,21 @@ def _facts(axes: tuple[tuple[str, Length], ...], known: Facts) -> Facts:
     return known
 
 
+class Statistic(NamedTuple):
+    """A reduction of a value that rides with a product: the operation of the store, the value, and where
+    it stands. ``applied``: whether something else needs the value, too."""
+
+    op: str
+    of: Piece
+    at: Index
+    applied: bool
+
+
 @dataclass(eq=False, slots=True)
 class Group:
     """Axes with sizes, which of them are ``reduced``, and the positions of values: ``at`` of every value
-    that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored."""
+    that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored;
+    ``statistics``: which of them are reductions that leave with a product's store, and how."""
 
     number: int
     axes: list[tuple[str, Length]]
@@ -47,6 +59,7 @@ class Group:
     labelled: set[Piece] = field(default_factory=set)
     facts: Facts = field(default_factory=Facts)
     siblings: list[Group] = field(default_factory=list)
+    statistics: dict[Piece, Statistic] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.facts = _facts(tuple(self.axes), facts_of(n for _, n in self.axes))

@@ -4,13 +4,13 @@ and a few more. Values are computed in f32 (f64 in f64), and rounded by casts an
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, log2
 from typing import Any
 
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.functional.launches import TYPES
-from transconv.graph.pieces import Constant, Counted, Piece
+from transconv.graph.pieces import TYPES, Constant, Counted, Piece
 from transconv.graph.rows import (
     Call,
     NotOurs,
@@ -218,6 +218,14 @@ def _power(call: Call) -> Piece:
         raise NotOurs(f"a power of {power}")
     text = _multiplied(abs(int(power)))
     return arithmetic(call, (f"1 / ({text})" if power < 0 else text).format, x, label="pow", work=3)
+
+
+@row("pow.Scalar")
+def _exponential(call: Call) -> Piece:
+    base, x = call.args
+    if not isinstance(base, (int, float)) or not 0 < base < inf:
+        raise NotOurs(f"powers of {base}")
+    return arithmetic(call, f"exp2({{}}*{log2(base)!r})".format, x, label="pow", work=HEAVY)
 
 
 def _multiplied(power: int) -> str:

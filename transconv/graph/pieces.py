@@ -19,12 +19,15 @@ from typing import Any
 import torch
 
 from transconv.conv import ConvProblem, Prop
+from transconv.functional import launches
 from transconv.graph.sizes import Fraction, Length, like
-from transconv.ir import TRUE, Expr
+from transconv.ir import TRUE, DType, Expr, u8
 
 Index = tuple[Expr, ...]
 Move = Callable[[Index], Index]
 Where = Callable[[Index], Expr]
+TYPES: dict[torch.dtype, DType] = {**launches.TYPES, torch.uint8: u8}
+"""The types of values, by torch's."""
 
 
 def everywhere(_: Index) -> Expr:
@@ -152,12 +155,14 @@ class Indexed(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Reduced(Piece):
-    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names."""
+    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names.
+    ``deviating``: the value whose squared deviations from its mean over these dims it adds up."""
 
     inputs: tuple[Piece, ...]
     op: str
     dims: tuple[int, ...]
     write: Callable[..., str] = str
+    deviating: Piece | None = None
 
     @property
     def operands(self) -> tuple[Piece, ...]:

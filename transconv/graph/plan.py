@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
-from transconv.graph import price
+from transconv.graph import leaving, price
 from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
 from transconv.graph.pieces import (
     Chosen,
@@ -69,9 +70,11 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
     return [*found]
 
 
-def planned(outputs: Sequence[Piece], rates: price.Price, apart: Apart = NONE) -> Plan:
-    """The plan for some values to be in memory. ``apart``: products whose factors are written first."""
-    return _Planner(outputs, rates, apart).plan
+def planned(outputs: Sequence[Piece], rates: price.Price, apart: Apart = NONE,
+            again: Mapping[Piece, str] = MappingProxyType({})) -> Plan:
+    """The plan for some values to be in memory. ``apart``: products whose factors are written first;
+    ``again``: those whose results are read again by reductions, with the reasons."""
+    return Planner(outputs, rates, apart, again).plan
 
 
 def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
@@ -80,11 +83,12 @@ def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
     return (prod(shape[1:]), 1, *inner)
 
 
-class _Planner:
-    """``home``: the group in which a value rides."""
+class Planner:
+    """Makes a plan. ``home``: the group in which a value rides."""
 
-    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Apart) -> None:
-        self.apart = apart
+    def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Apart,
+                 again: Mapping[Piece, str]) -> None:
+        self.apart, self.again = apart, again
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
         self.home: dict[Piece, Group] = {}
@@ -250,6 +254,9 @@ class _Planner:
     # -- reductions and products -----------------------------------------------------------------
 
     def reduce(self, piece: Reduced) -> None:
+        why = leaving.left(piece, self)
+        if not why:
+            return
         homes = [self.home[x] for x in piece.inputs if x in self.home]
         group = max(homes, key=lambda g: g.number) if homes else None
         if group is not None and self.joins(piece, group):
@@ -257,8 +264,7 @@ class _Planner:
         for x in piece.inputs:
             if x in self.home:
                 assert group is not None
-                self.keep(x, piece, f"a kernel with {group.name} does not reduce what it stores"
-                          if group.kind == "product" else "another set of axes is reduced")
+                self.keep(x, piece, why if group.kind == "product" else "another set of axes is reduced")
         reads = {t for x in piece.inputs for t in price.sources(x, self.memory)}
         for other in self.plan.groups[::-1]:
             same = any(reads & price.sources(x, self.memory) for r in other.within for x in r.operands)

@@ -20,6 +20,7 @@ from transconv.graph.sizes import Length, Size, like
 from transconv.ir import TRUE, Expr, Var, all_of, substitute
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.execute import DTYPES, describe, flags, read_precision
+from transconv.torch_ops.operators import read
 
 Shape = tuple[Length, ...]
 
@@ -97,6 +98,10 @@ def _mv(call: Call) -> Piece:
 def _convolution(call: Call) -> Piece:
     x, w, bias, *rest = call.args
     p = _params(rest)
+    return _forward(call, x, w, bias, p)
+
+
+def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
     made = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
     if bias is None:
         return made
@@ -120,6 +125,32 @@ def _backward(call: Call) -> tuple[Piece | None, ...]:
         dims = [d for d in range(len(grad.shape)) if d != 1]
         made[2] = reduced("sum", dims, grad, dtype=grad.dtype, label="bias gradient")
     return tuple(made)
+
+
+# The operators that converted modules and calls of this package become in a graph.
+
+
+@row("transconv::fwd")
+def _converted(call: Call) -> Piece:
+    x, w, bias, residual, text = call.args
+    p, activation, _ = read(text)
+    made = _forward(call, x, w, bias, p)
+    if residual is not None:
+        made = arithmetic(call, "{} + {}".format, made, residual, label="add")
+    return arithmetic(call, f"{activation}({{}})".format, made, label=activation) if activation else made
+
+
+@row("transconv::bwd_d")
+def _converted_input(call: Call) -> Piece:
+    grad, x, w, text = call.args
+    p = read(text).params
+    return _gradient(Prop.FWD if p.transposed else Prop.BWD_D, x.shape, grad, w, p, x.dtype)
+
+
+@row("transconv::bwd_w")
+def _converted_weight(call: Call) -> Piece:
+    grad, x, w, text = call.args
+    return _weight(x, grad, w, read(text).params)
 
 
 def _params(rest: Sequence[Any]) -> Params:

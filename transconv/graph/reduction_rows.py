@@ -145,7 +145,10 @@ def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, 
     kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
     centre = expanded(reshaped(mean, kept), x.shape)
     off = mapped("{} - {}".format, x, centre, dtype=dtype, label="deviation")
-    return mean, reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
+    squares = reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
+    if isinstance(squares, Reduced) and squares.inputs == (off,):
+        squares.deviating = x
+    return mean, squares
 
 
 @row("var.correction")

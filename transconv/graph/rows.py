@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.functional.launches import TYPES
 from transconv.graph import moves
-from transconv.graph.pieces import Constant, Mapped, Piece, Seen
+from transconv.graph.pieces import TYPES, Constant, Mapped, Piece, Seen
 from transconv.graph.sizes import Fraction, Length, Size, same
 
 
@@ -94,6 +93,7 @@ NEVER = (
      "values decide the size of its result"),
     (re.compile(r"^(_scaled_dot_product|_flash_attention|_efficient_attention)"),
      "torch has one kernel for attention"),
+    (re.compile(r"^(div\.(Tensor|Scalar)_mode|floor_divide|remainder|fmod)"), "a quotient is rounded"),
     (re.compile(r"^(_?linalg|_?fft|stft|istft|lu_|cholesky|qr|svd|geqrf|ormqr|triangular)"),
      "linear algebra and transforms are libraries'"),
 )
@@ -117,7 +117,7 @@ def kind(dtype: torch.dtype) -> str:
 
 def computed(dtype: torch.dtype) -> None:
     """Raises NotOurs for an element type that kernels do not compute with."""
-    if dtype not in TYPES or dtype is torch.int8:
+    if dtype not in TYPES or dtype in (torch.int8, torch.uint8):
         raise NotOurs(f"{str(dtype).removeprefix('torch.')} is not computed with")
 
 

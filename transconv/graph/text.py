@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from transconv.functional.launches import TYPES
 from transconv.graph.groups import Group
 from transconv.graph.moves import flattened
 from transconv.graph.pieces import (
+    TYPES,
     Chosen,
     Constant,
     Counted,
@@ -87,10 +87,13 @@ class Writer:
             self.value(*next(iter(self.group.at.items())))
             self.behind = True
         stores = []
+        self.group.stores.sort(key=lambda p: p in self.group.statistics)  # behind the result
         for i, piece in enumerate(self.group.stores):
             at = self.group.at[piece]
-            name = self.value(piece, at)
-            stores.append((f"store {name}", self.access(piece, f"Y{i}", at)))
+            found = self.group.statistics.get(piece)
+            name = self.value(piece, at) if found is None else self.value(found.of, found.at)
+            words = f"store {name} {found.op if found else ''}".strip()
+            stores.append((words, self.access(piece, f"Y{i}", at)))
         self.lines += stores
         self.split()
         product = self.group.product
@@ -348,9 +351,9 @@ def _split(a: Access, d: int, axes: Sequence[tuple[str, Length]]) -> None:
 def _accessed(words: str, a: Access) -> str:
     view = f"{a.tensor}[{', '.join(map(_said, a.at))}]"
     view += f" where {_said(a.where)}" if a.where is not TRUE else ""
-    word, name = words.split()
+    word, name, *op = words.split()
     if word == "store":
-        return f"store  {view} = {name}"
+        return f"store  {view} {''.join(op)}= {name}"
     fill = f" else {a.fill!r}" if a.fill else ""
     return f"read   {name} = {view}{fill}"
 

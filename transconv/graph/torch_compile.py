@@ -103,6 +103,7 @@ class _Graph:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made) -> None:
+        decompositions.waiting_for_nothing(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device

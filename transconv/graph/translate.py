@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.functional.launches import TYPES
 from transconv.graph import (
     gradient_rows,
     map_rows,
     pool_rows,
     product_rows,
+    quantized_rows,
     reduction_rows,
     view_rows,
 )
 from transconv.graph.counting import told_by_place
-from transconv.graph.pieces import Counted, Piece, Seen, Source
+from transconv.graph.pieces import TYPES, Counted, Piece, Seen, Source
 from transconv.graph.rows import ROWS, Call, NotOurs, Result, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
 # Imported for their rows.
-TABLES = (map_rows, view_rows, reduction_rows, pool_rows, product_rows, gradient_rows)
+TABLES = (map_rows, view_rows, reduction_rows, pool_rows, product_rows, gradient_rows, quantized_rows)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:

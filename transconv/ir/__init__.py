@@ -78,6 +78,7 @@ from transconv.ir.func import (
     WAIT,
     Func,
     dot,
+    partial,
 )
 from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
@@ -153,7 +154,8 @@ __all__ = [
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "divided", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
-    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "promote",
-    "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store", "substitute",
+    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
+    "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
+    "substitute",
     "sum_of", "tf32", "text_of", "type_named", "u8", "value_at", "values_of", "verify", "walk",
 ]

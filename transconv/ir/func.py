@@ -24,6 +24,11 @@ class Func(Node):
         """Whether this is a matrix product, which adds to its first argument."""
         return self.name in ("dot", "dot_async")
 
+    @property
+    def leaves(self) -> bool:
+        """Whether this leaves a part of what is reduced."""
+        return self.name == "partial"
+
     def __str__(self) -> str:
         words = ", ".join(f"{k}={v}" for k, v in self.attrs)
         return f"{self.name}[{words}]" if words else self.name
@@ -45,6 +50,11 @@ FUNCS = {
     "atomic_add": FuncSpec(
         ("tensor", "offset", "value", "mask"),
         "tensor.data[offset] += value where mask holds, as one indivisible step per element",
+    ),
+    "partial": FuncSpec(
+        ("tensor", "offset", "value", "mask", "count"),
+        "tensor.data[offset] = the reduction of the values of a tile where mask holds, of which there are "
+        "count, along the lanes that offset lacks; there are none yet, and the tile is all points around",
     ),
     "assume": FuncSpec(
         ("condition",), "the condition holds; it may be relied on, and is checked when interpreted",
@@ -70,6 +80,12 @@ def dot(precision: str) -> Func:
     """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands. With tf32
     the unit truncates significands to 10 fraction bits; operands that need rounding are rounded before."""
     return Func("dot", (("precision", precision),))
+
+
+def partial(op: str) -> Func:
+    """Leaves the reduction of a tile: its ``sum``, ``max``, ``min``, or the ``squares`` of its deviations
+    from its mean, whose sum comes before."""
+    return Func("partial", (("op", op),))
 
 
 ATOMIC_ADD = Func("atomic_add")

@@ -48,9 +48,10 @@ def sums_only_grow(site: Site) -> Iterator[str]:
 
 
 def nothing_is_called(site: Site) -> Iterator[str]:
-    """A nest loads, computes, and stores or adds atomically: no other function, no branch."""
+    """A nest loads, computes, and stores, adds atomically or leaves a part: no other function, no
+    branch."""
     if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt) and (
-            site.stmt.func.name != "atomic_add"):
+            site.stmt.func.name not in ("atomic_add", "partial")):
         yield f"{site.stmt.func.name} is called"
     if isinstance(site.stmt, st.If):
         yield f"a branch where `{site.stmt.cond}`"
@@ -182,9 +183,14 @@ def nothing_is_explicit(site: Site) -> Iterator[str]:
     """Only explicit kernels have shared memory, barriers and roles."""
     if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
         yield f"a {type(site.stmt).__name__} before the level explicit"
-    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt":
-        yield "tiles are dealt out inside of a program before the level explicit"
     yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.Piece))
+
+
+def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
+    """Outside of roles a program's loop over its tiles is the body of the grid."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt" and [
+            s.kind for s in site.around if isinstance(s, st.For)] != ["grid"]:
+        yield f"the tiles of {site.stmt.var.name} are dealt out inside of a loop or outside of the grid"
 
 
 def roles_share_a_program(site: Site) -> Iterator[str]:
@@ -209,9 +215,8 @@ def only_roles_wait(site: Site) -> Iterator[str]:
     """Statements that copy boxes, wait, arrive or multiply pieces are inside a role."""
     if _is_explicit(site.stmt) and not any(isinstance(s, xp.Role) for s in site.around):
         yield f"`{title(site.stmt)}` is in no role"
-    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt" and not any(
-            isinstance(s, xp.Role) for s in site.around):
-        yield f"the tiles of {site.stmt.var.name} are dealt out in no role"
+    if not any(isinstance(s, xp.Role) for s in site.around):
+        yield from tiles_are_dealt_in_the_grid(site)
 
 
 def roles_say_all(site: Site) -> Iterator[str]:

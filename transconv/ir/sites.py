@@ -97,7 +97,7 @@ class Site:
             case xp.Fetch(tensor) | xp.Send(tensor):
                 yield "the copy", tensor
             case st.FuncCall(func, (tensor, *_)):
-                if func.name == "atomic_add":
+                if func.name in ("atomic_add", "partial"):
                     yield "the addition", tensor
 
     def accesses(self) -> Iterator[tuple[Node | str, ex.Expr, ex.Expr]]:
@@ -113,8 +113,8 @@ class Site:
                 yield "the store", offset, mask
             case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
                 yield "the copy", *ac.box_address(tensor, corner, piece.within)
-            case st.FuncCall(func, (_, ex.Expr() as offset, _, ex.Expr() as mask)):
-                if func.name == "atomic_add":
+            case st.FuncCall(func, (_, ex.Expr() as offset, _, ex.Expr() as mask, *_)):
+                if func.name in ("atomic_add", "partial"):
                     yield "the addition", offset, mask
 
     def is_of_sizes(self, e: ex.Expr) -> bool:

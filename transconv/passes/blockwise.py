@@ -56,7 +56,7 @@ from transconv.ir import (
     seq,
     substitute,
 )
-from transconv.passes import stream
+from transconv.passes import partials, stream
 from transconv.passes.gridwise import STEP
 from transconv.passes.stream import PART
 from transconv.schedule import Box, Schedule, box_of, pile
@@ -107,8 +107,11 @@ def _stride(c: View, axis: Axis) -> int:
 
 
 def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Move operands in boxes and split the sum, as the schedule says."""
-    return boxes(share(kernel, schedule, compute), schedule, compute)
+    """Move operands in boxes, split the sum, and leave statistics in parts, as the schedule says."""
+    shared = share(kernel, schedule, compute)
+    if compute.statistics:
+        shared = partials.begun(shared, _positions(kernel))
+    return boxes(shared, schedule, compute)
 
 
 def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:

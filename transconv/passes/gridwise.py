@@ -56,6 +56,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, counted, simple, unpack
 from transconv.schedule import Block, Schedule
 from transconv.simplify import Facts, facts_of, simplify
@@ -157,14 +158,14 @@ class _Side:
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Tile every axis as the schedule says. The blocks of B, M and N become the grid, those of K the loop
     over the steps."""
+    kernel = partials.left(kernel, schedule, compute)
     nest = parts(kernel)
     sizes = {x.var: x.stop if x.until is None else x.until
              for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
     facts = facts_of(kernel.sizes)
     kinds = {v: compute.kind(v.name) for v in sizes}
-    product = compute.factors is not None
-    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule, product, facts)
-             for kind in "BMNK"}
+    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule,
+                         compute.factors is not None, facts) for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
     written = {Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
@@ -182,7 +183,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
-    return replace(kernel, body=body)
+    return replace(kernel, body=partials.dealt(body, schedule, compute))
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
@@ -349,14 +350,17 @@ class _Guard(ExprMutator):
         return int(moved.value) if isinstance(moved, Const) else 0
 
     def mutate_Store(self, at: Store) -> Node:
-        return Store(at.tensor, at.offset, self.mutate(at.value),
-                     self.guarded(at.offset, at.mask))
+        return Store(at.tensor, at.offset, self.mutate(at.value), self.guarded(at.offset, at.mask))
 
     def mutate_FuncCall(self, at: FuncCall) -> Node:
-        if at.func is not ATOMIC_ADD:
+        if not at.func.leaves and at.func is not ATOMIC_ADD:
             return at
-        tensor, offset, value, mask = at.args
+        tensor, offset, value, mask, *count = at.args
         assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
+        if at.func.leaves:  # all points count that are in the axes
+            kept = _roots(offset, self.lets) | {*self.tails} - self.summed
+            ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in conjuncts(m))
+            return FuncCall(at.func, (tensor, offset, value, all_of([*ends]), *count))
         return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
 
     def mutate_Update(self, at: Update) -> Node:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.ir import (
+    ZERO,
     Add,
     Alloc,
     BoxLoad,
@@ -48,6 +49,7 @@ from transconv.ir import (
     Stmt,
     Update,
     Var,
+    conjuncts,
     dot,
     find,
     lanes_of,
@@ -57,6 +59,7 @@ from transconv.ir import (
     substitute,
     walk,
 )
+from transconv.passes.partials import Reducing
 from transconv.schedule import Schedule
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
@@ -81,6 +84,7 @@ class _Vectorise(Mutator):
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.near: dict[Var, Var] = {}  # operands that need rounding -> names of the rounded values
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
+        self.tiles = Reducing()
         self.of_lanes: dict[Var, Var] = {}  # accumulator -> the one that has the lanes of K as well
 
     def mutate(self, at: Node) -> Node | None:
@@ -89,7 +93,12 @@ class _Vectorise(Mutator):
         return super().mutate(at)  # type: ignore[no-any-return]
 
     def mutate_For(self, loop: For) -> Stmt | None:
+        if loop.kind == "dealt":
+            self.tiles.dealt = loop.var
+            return self.tiles.around(self.generic(loop))
         if loop.kind != "tile":
+            if loop.stop == 1 and loop.until is None and loop.kind != "grid":
+                self.tiles.told[loop.var] = ZERO
             return self.generic(loop)  # type: ignore[no-any-return]
         self.around.append(self.lanes[loop.var])
         body = self.mutate(loop.body)
@@ -99,10 +108,20 @@ class _Vectorise(Mutator):
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
         self.scope[let.var] = lanes_of(value, self.scope)
+        self.tiles.told[let.var] = value
         taken = multiplied_as(value.dtype, self.precision)
         if not isinstance(value, BoxLoad) and taken is not value.dtype:
             self.near[let.var] = Var(f"{let.var.name}_near", taken)
         return Let(let.var, value, let.origin)
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        made: Stmt = self.generic(at)
+        if not isinstance(made, FuncCall) or not made.func.leaves:
+            return made
+        _, offset, _, mask, _ = made.args
+        assert isinstance(offset, Expr) and isinstance(mask, Expr)
+        told = {e: lanes_of(e, self.scope) for e in (offset, *conjuncts(mask))}
+        return self.tiles.of(made, self.around, told)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         made: list[Stmt | None] = []
@@ -115,7 +134,8 @@ class _Vectorise(Mutator):
     def mutate_Alloc(self, alloc: Alloc) -> Stmt:
         lanes = tuple(sorted([*self.around, *self.late], key=lambda x: (x.axis, x.name)))
         if self.late:
-            name = f"{alloc.var.name}_sums" if self.of_lanes else "sums"
+            own = alloc.var.name
+            name = f"{own}_sums" if self.of_lanes or own == "sums" else "sums"
             self.of_lanes[alloc.var] = Var(name, alloc.var.type)
             alloc = replace(alloc, var=self.of_lanes[alloc.var])
         self.scope[alloc.var] = lanes

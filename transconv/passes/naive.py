@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write
+from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, statistics
 from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
@@ -42,6 +42,7 @@ from transconv.ir import (
     View,
     free_vars,
     index,
+    partial,
     seq,
     store,
     substitute,
@@ -238,8 +239,12 @@ class _Nest:
             elif isinstance(step, Write):
                 view = seen[step]
                 mask = view.mask()
-                if step.op:
+                if step.op == "add":
                     made.append(FuncCall(ATOMIC_ADD, (view.tensor, view.offset(), step.value, mask)))
+                elif step.op:
+                    value = statistics.value_of(step)
+                    made.append(FuncCall(partial(step.op), (view.tensor, view.offset(), value, mask,
+                                                            Const(1.0, value.dtype))))
                 else:
                     made.append(store(view.tensor, view.offset(), step.value, mask))
         return made

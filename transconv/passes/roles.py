@@ -127,7 +127,8 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     body = _dealt(grid, around, _fetches(tile, ring, grid.var))
     own.append(_clean("producer", 1, FETCH_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
-    whole = For(PROGRAM, grid.programs or grid.stop, body, "grid")
+    whole = For(PROGRAM, grid.programs or grid.stop, body, "grid",
+                until=None if grid.programs else grid.until)
     return replace(kernel, body=whole)
 
 

@@ -29,7 +29,7 @@ from transconv.runtime.steps import (
     plan_steps,
     step_of,
 )
-from transconv.schedule import Schedule, Scheduled, is_copy, why_not
+from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, shortlist
 from transconv.target import Target
 
@@ -122,7 +122,7 @@ class _Shelf:
                     made.zero = view.tensor
             whole = Scheduled(compute, chosen, target)
             spaces |= {t.name: t for t in whole.workspaces}
-            spaces |= {t.name: t for t in self.between(compute)}
+            spaces |= {t.name: t for t in (*part_spaces(whole.main, chosen), *self.between(compute))}
             if meeting := blockwise.meeting(chosen, whole.main):
                 parts = blockwise.workspace(whole.main, meeting)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:

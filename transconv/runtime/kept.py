@@ -98,7 +98,8 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
     words, types = (kept["warps"], kept["stages"]), tuple(kept["types"])
     if sizes:
         run: Launcher = SizedLauncher(source, function, path, of_sizes(kept["programs"], sizes), sizes,
-                                      *words, kept["early"], types, kept["digest"], boxes)
+                                      *words, kept["early"], types, kept["digest"], boxes,
+                                      kept["explicit"])
     else:
         run = Launcher(source, function, path, kept["grid"], *words, boxes, kept["explicit"],
                        kept["early"], types, kept["digest"])

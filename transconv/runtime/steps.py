@@ -27,6 +27,7 @@ from transconv.runtime.plans import Lowered, Step
 from transconv.schedule import (
     Schedule,
     Scheduled,
+    finishes,
     is_copy,
     rounds,
     why_not,
@@ -87,6 +88,7 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
         if blockwise.meeting(chosen, whole.main):
             second = _second(whole)
             made.append((second, choose(second, target)))
+        made += [(last, choose(last, target)) for last in finishes(whole.main, chosen)]
     before = [(c, choose(c, target)) for c in around.values() if c.does == "pack"]
     after = [(c, choose(c, target)) for c in around.values() if c.does == "unpack"]
     return [*before, *made, *after]
@@ -178,7 +180,7 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     if kernel.sizes:
         launcher: Launcher = SizedLauncher(source, name, path, programs(kernel), kernel.sizes,
                                            schedule.warps, schedule.stages, early, types, digest,
-                                           descriptors)
+                                           descriptors, is_explicit(kernel))
     else:
         launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
                             descriptors, is_explicit(kernel), early, types, digest)

@@ -18,7 +18,7 @@ from transconv.schedule.counts import (
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
-from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN
+from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_late
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
     diagonal,
@@ -32,6 +32,14 @@ from transconv.schedule.packing import (
     with_letter,
     without,
 )
+from transconv.schedule.partials import (
+    PROGRAM,
+    carried,
+    finishes,
+    part_spaces,
+    parts_of,
+    within_places,
+)
 from transconv.schedule.piles import pile
 from transconv.schedule.reducing import divided, kept, told, within
 from transconv.schedule.schedule import Block, Schedule
@@ -44,10 +52,12 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS",
-    "Word", "box_of", "chain", "diagonal", "divided", "inner_feature", "is_copy", "k_steps", "kept",
-    "lanes", "needed", "of_any_size", "pile", "priced", "programs", "proposing", "register_word",
-    "registered_words", "rounds", "row_of", "rows_of_features", "share", "shared_bytes", "sides", "tile",
-    "tiles_along", "told", "transposed_bytes", "unregister_word", "wants_rounding", "why_not",
-    "why_not_copied", "with_letter", "within", "without", "words", "words_table",
+    "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS", "Word",
+    "PROGRAM", "box_of", "carried", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy",
+    "k_steps", "kept",
+    "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs",
+    "proposing", "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
+    "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
+    "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
+    "within_places", "without", "words", "words_table",
 ]

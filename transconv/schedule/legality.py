@@ -15,6 +15,7 @@ from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
@@ -53,7 +54,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("via", "tl"), ("pack", ""), ("merge", 1), ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("programs", 0))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
@@ -63,7 +64,8 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
     arguments: the words that need numbers at their defaults, with its boxes and without them."""
     plain = Schedule()
-    changed = replace(schedule, **dict(OF_SIZES), consumers=plain.consumers, keep=plain.keep,
+    changed = replace(schedule, **dict(OF_SIZES), via=plain.via, consumers=plain.consumers,
+                      keep=plain.keep,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
     ways = (changed, replace(changed, swap=1), replace(changed, a="gather"),
@@ -157,7 +159,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
-    "consumers", "keep", "a", "b", "c")
+    "consumers", "keep", "a", "b", "c", why_not_partials)
 
 
 @lru_cache(maxsize=4)

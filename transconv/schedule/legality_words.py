@@ -29,6 +29,9 @@ LONGEST = 64  # a longer sum stays a loop
 
 def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the computation before merging."""
+    if compute.statistics and c.merge > 1:
+        return (f"merge={c.merge}: groups are merged in the result, which "
+                f"{compute.statistics[0].view.tensor.name} reduces by group")
     return why_not_merged(compute, c.merge)
 
 
@@ -65,6 +68,7 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if sums of lanes may be added late, or at every step, as a schedule says; else the reason."""
     if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (

@@ -31,6 +31,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    within_places,
 )
 from transconv.selection.chains import too_long
 from transconv.selection.elementwise import copy_tiles, elementwise, transposed_tiles
@@ -93,7 +94,10 @@ def _ranked(compute: Compute, target: Target,
     if any(x.size == 0 for x in compute.axes_of("K")):  # a sum over nothing has no steps
         compute = replace(compute, axes=tuple(
             replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
-    proposed = _with_words(dict.fromkeys(proposals(compute, target)), compute, target)
+    found = list(proposals(compute, target))
+    if compute.statistics:
+        found += [within_places(c, compute) for c in found]
+    proposed = _with_words(dict.fromkeys(found), compute, target)
     if compute.named:  # others may have no estimate
         proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"

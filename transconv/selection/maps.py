@@ -17,7 +17,7 @@ from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, k_steps, programs
+from transconv.schedule import Block, Schedule, carried, k_steps, programs
 from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
@@ -28,11 +28,21 @@ ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the pref
 WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
+ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
 def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals with lanes along contiguous memory, legal or not."""
+    for schedule in _each(compute, target):
+        yield schedule
+        for number in ROUNDS if compute.statistics else ():
+            persistent = replace(schedule, programs=number * target.sms)
+            if carried(compute, persistent):
+                yield persistent
+
+
+def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
     free, reduced = ([x for x in compute.axes_of(kind) if x.size > 1] for kind in "MK")
     large = _largest(compute)
     if not reduced:

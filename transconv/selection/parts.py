@@ -14,7 +14,8 @@ from transconv.selection import heuristics
 from transconv.target import Target
 
 FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
-HELD = 32768  # the most elements of a row that registers hold
+HELD = 32768
+"""The most elements of a row that registers hold."""
 ALONG = 4096  # elements of a part, if rows are contiguous
 ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
 BESIDE = 64  # the fewest rows of a program, if rows have a stride
@@ -26,7 +27,7 @@ SHORT = 64  # innermost reduced axes with fewer elements are left to the second 
 def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
     """The computation alone, or the computations of several kernels with rows in parts: if the estimate
     says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible."""
-    if compute.named:  # the number of parts would depend on the sizes
+    if compute.named or compute.statistics:  # the number of parts would depend on sizes or on tiles
         return (compute,)
     if asked:
         made = _in_parts(compute, target) if compute.again and compute.streams else None

@@ -25,8 +25,12 @@ def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> N
     """Write files by their paths in a folder, which is made. They are written elsewhere first, so that a
     folder with half of them is never seen. Raises as ``check``, OSError where nothing can be written."""
     check(directory, force)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:  # it names another path, which nobody asked for
+        raise OSError(f"'{directory}' cannot be written: {error.strerror}; expected a folder that can be "
+                      "made") from error
     try:
         for name, content in files.items():
             path = made / name

@@ -1,7 +1,7 @@
 """Measures one schedule of a workload in a worker process: whether it is right, and how fast.
 
-Some processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
-workloads stay on the GPU, because their trials alternate.
+Several processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
+workloads stay on the GPU, because the trials of several workloads alternate.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SHARE = 0.4  # of the GPU's memory, for workloads that are kept
 
 
 def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "") -> Found:
-    """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal
-    is not reported here: the measuring process meets it again."""
+    """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal is
+    not reported here, because the measuring process meets it again and reports it."""
     from transconv.verify.case import device, warm
     from transconv.verify.timed import timed
 

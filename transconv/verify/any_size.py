@@ -1,4 +1,5 @@
-"""Sizes to check a kernel with that takes them as arguments: the edges of what is required first.
+"""Sizes to check a kernel with that takes sizes as arguments; first those at the edges of its
+requirements.
 
 In: a computation with sizes that are arguments. Out: sizes that meet its requirements, small enough for an
 interpreter, and some that do not.
@@ -40,8 +41,8 @@ def asked(compute: Compute, text: str | None) -> list[dict[str, int]]:
 
 
 def edges(compute: Compute, most: int = 4) -> list[dict[str, int]]:
-    """Sizes at the ends of their ranges, as far as an interpreter can follow: all least ones, then each
-    name as large as it may be (or as is small enough) with the others least."""
+    """Sizes at the ends of their ranges: all at their least, then each at its largest with the others
+    at their least. Largest values are limited to what an interpreter can run."""
     named = compute.named
     assert named is not None
     low = {s.name: _near(named, s.name, s.least, 1) for s in named.each}
@@ -83,7 +84,8 @@ def outside(named: Sizes) -> Iterator[dict[str, int]]:
 
 
 def _near(named: Sizes, name: str, start: int, step: int) -> int:
-    """The size nearest to another one, in one direction, with which the examples meet everything."""
+    """The first size from ``start`` on, in one direction, with which the other examples meet all
+    requirements."""
     tried: Mapping[str, int] = named.like
     return next((n for n in range(start, start + step * 4096, step)
                  if n >= 1 and not named.why_not({**tried, name: n})), start)

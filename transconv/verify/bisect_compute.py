@@ -28,7 +28,7 @@ from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.bisect_emitted import Verdict, in_a_child, no_compiler
-from transconv.verify.bisect_replay import BLOCKWISE, NAMES, Stages
+from transconv.verify.bisect_replay import NAMES, Stages, parts_begin
 from transconv.verify.bisect_report import PARTS, Blame, Report, changes
 from transconv.verify.bisect_rules import Unsound, audited
 from transconv.verify.computation import Case
@@ -121,7 +121,7 @@ class _Search(Report):
         """What is wrong with the stores of computations that follow one another."""
         known: dict[str, Array] = dict(case.given)
         for compute in computes:
-            if any(t.copy_of for t in compute.tensors):  # copies lie as no tensor of the text does
+            if any(t.copy_of for t in compute.tensors):  # their layouts are not the text's
                 return ""
             types = {t.name: t.dtype for t in compute.tensors}
             for name, answer in execute(compute, known).items():
@@ -133,7 +133,7 @@ class _Search(Report):
         return case.judged({name: known[name] for name in case.answers}).problem
 
     def judge_stages(self) -> Blame | None:
-        """On exact data, and where they show nothing, on float data."""
+        """On exact data; if they show no error, on float data."""
         launches = [Stages.of(c, s, self.target, self.compute.math, self.switches)
                     for c, s in self.planned]
         exact, wide = self.cases
@@ -147,8 +147,8 @@ class _Search(Report):
 
     def judge_data(self, launches: list[Stages], case: Case) -> Blame | None:
         for stage, name in enumerate(NAMES):
-            # What adds the parts of a sum has none before the pass that makes them.
-            asked = [s for s in launches if stage >= BLOCKWISE or not any(
+            # The kernel that adds partial sums can only run after the pass that creates them.
+            asked = [s for s in launches if stage >= parts_begin(launches) or not any(
                 x.role == "part" for x in s.compute.axes)]
             failed = next((s for s in asked if s.failed == name), None)
             if failed is not None:
@@ -168,7 +168,7 @@ class _Search(Report):
 
     def culprit(self, asked: list[Stages], changed: list[Stages], stage: int, case: Case) -> Stages:
         """The launch that is wrong: with all others a stage back, the result is wrong still."""
-        for one in changed if stage and stage != BLOCKWISE else ():
+        for one in changed if stage and stage != parts_begin(asked) else ():
             if self.wrong([s.kernel(stage - (s is not one)) for s in asked], case):
                 return one
         return changed[0]

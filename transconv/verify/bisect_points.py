@@ -26,7 +26,7 @@ Values = dict[Expr, Array]
 
 class _Values(Evaluator):
     """Evaluates at many points at once; lanes are given like variables, memory is a made-up
-    function of the address. ``invalid``: where a divisor is 0, and nothing is claimed."""
+    function of the address. ``invalid``: the points where a divisor is 0, which are not compared."""
 
     def __init__(self, at: Mapping[Expr, Array], count: int) -> None:
         super().__init__(Memory({}), {}, 1)
@@ -77,8 +77,8 @@ class Points:
         return Points(columns, rows, np.ones(len(rows), np.bool_))
 
     def value(self, e: Expr) -> Array | None:
-        """The value at every point; None for what has no meaning outside of a kernel. Points where
-        it is not defined are left out from then on."""
+        """The value at every point; None for an expression that has a value only inside a kernel.
+        Points where it is undefined are left out from then on."""
         evaluator = _Values(self.at, len(self.rows))
         try:
             with np.errstate(all="ignore"):
@@ -101,7 +101,7 @@ class Points:
         return ", ".join(f"{leaf}={v[where]:g}" for leaf, v in self.at.items()) or "every point"
 
     def given(self, facts: Facts) -> str:
-        """The conditions among the facts that speak of these variables."""
+        """The conditions among the facts that contain these variables."""
         mine = set(self.at)
         return " and ".join(readable(c) for c in facts.true if mine & _leaves(c))
 
@@ -162,7 +162,7 @@ def _divides(e: Expr, n: int) -> Test:
 
 
 def _span(leaf: Expr, facts: Facts) -> tuple[int, int]:
-    """The values to try, at most ``FAR`` beyond the bound that is known; the facts tell more."""
+    """The values to try, at most ``FAR`` beyond the known bound."""
     if isinstance(leaf, Lane):
         return 0, leaf.extent - 1
     if leaf.dtype.kind == "bool":
@@ -179,7 +179,7 @@ def _span(leaf: Expr, facts: Facts) -> tuple[int, int]:
 
 
 def _column(lo: int, hi: int, random: np.random.Generator) -> Array:
-    """Random values, every third one near an end."""
+    """Random values, every third one near an end of the range."""
     drawn = random.integers(lo, hi, DRAWN, endpoint=True)
     near = random.integers(0, min(3, hi - lo), DRAWN, endpoint=True)
     kind = random.integers(0, 6, DRAWN)

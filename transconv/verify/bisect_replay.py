@@ -7,7 +7,7 @@ A stage after which the kernel breaks a rule of the IR, or a pass that fails, co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,11 +98,11 @@ class Question:
         self.answer, self.off = answer.numpy(), off.expand(answer.shape).numpy()
 
     def extra(self) -> tuple[Tensor, ...]:
-        """What the epilogue reads."""
+        """The tensors that the epilogue reads."""
         return ConvWorkload(self.problem, self.prop, self.epilogue).tensors[len(self.problem.specs):]
 
     def buffers(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Memory for the tensors: operands in place, NaN everywhere else."""
+        """Memory for the tensors: operands at their elements, NaN everywhere else."""
         made = {}
         for name, tensor in tensors.items():
             empty = np.nan if tensor.dtype.kind == "float" else tensor.dtype.limits[1]
@@ -195,9 +195,14 @@ class Stages:
 
 
 NAMES = (NAIVE.name, *(p.name for p in passes()))
-BLOCKWISE = NAMES.index("blockwise")  # from here on the parts of a split sum exist
+GRIDWISE, BLOCKWISE = NAMES.index("gridwise"), NAMES.index("blockwise")
 NARROW = NAMES.index("narrow")
 FINAL = NAMES.index("final")  # from here on divisions may round as the target's do
+
+
+def parts_begin(launches: Iterable[Stages]) -> int:
+    """The first stage in which the parts of statistics, or those of a split sum, exist."""
+    return GRIDWISE if any(launch.compute.statistics for launch in launches) else BLOCKWISE
 
 
 def as_targets_divide(kernel: Kernel) -> Kernel:
@@ -214,11 +219,12 @@ def as_targets_divide(kernel: Kernel) -> Kernel:
 def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int],
             seed: int = 0) -> Array:
     """The result, in logical shape, of running each launch at its stage (0 is ``naive``); ``seed``
-    says who goes first among the roles of a kernel that has them. Raises InterpError for what no
-    target would forgive."""
-    whole = [n for n in stages if n < BLOCKWISE]
+    says who goes first among the roles of a kernel that has them. Raises InterpError for accesses that
+    are errors on any target."""
+    parts = parts_begin(launches)
+    whole = [n for n in stages if n < parts]
     if whole and len(whole) < len(stages):
-        raise ValueError("either all launches are looked at before `blockwise`, or none")
+        raise ValueError(f"either all launches are looked at before `{NAMES[parts]}`, or none")
     work = []
     for launch, n in zip(launches, stages, strict=True):
         if not (whole and any(x.role == "part" for x in launch.compute.axes)):

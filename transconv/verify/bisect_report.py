@@ -1,4 +1,4 @@
-"""What a bisection reports: stage after stage, and who is to blame."""
+"""The report of a bisection: a line for each stage, and the stage that is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = ("ir", "emitter", "compiler")
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who is to blame. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
+    """The result. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
     if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
     ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
     ``verdict``: on the last stage that was asked, in words."""
@@ -28,7 +28,7 @@ class Blame:
 
 
 class Report:
-    """Grows line by line, a stage each."""
+    """Builds the report, a line for each stage."""
 
     def __init__(self, title: str) -> None:
         self.lines = [title]
@@ -40,7 +40,7 @@ class Report:
         self.lines.append(f"  {stage:<11} {verdict}")
 
     def guilty(self, stage: str, reason: str, rule: str = "", diff: str = "") -> Blame:
-        """The first wrong stage ends it."""
+        """Record the first wrong stage, which ends the search."""
         self.say(stage, f"WRONG: {reason}")
         return self.end(stage, rule, diff)
 

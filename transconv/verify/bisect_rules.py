@@ -114,7 +114,7 @@ def _origin(before: Expr, after: Expr, facts: Facts) -> str:
     try:
         fixpoint._step(before, facts)
     except Unsound:
-        pass  # the witness looks on
+        pass  # the witness observes this call
     finally:
         sys.settrace(earlier)
     return found[0] if found else ""

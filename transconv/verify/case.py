@@ -1,6 +1,6 @@
 """One direction of one problem on this machine: the plan, its tensors, and the check of the result.
 
-Runs in worker processes or at home; problems travel as text.
+Runs in worker processes or in the caller's; problems are passed as text.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Case:
         return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
 
     def plan(self, schedule: str | Schedule | None = "") -> Compiled:
-        """What the passes make in this process. Raises ScheduleError or Unsupported, which are refusals,
-        not failures."""
+        """The plan that the passes make in this process. Raises ScheduleError or Unsupported, which are
+        refusals, not failures."""
         asked = compiler.question(self.problem, self.prop, self.target, self.after,
                                   aligned=not self.shift, deterministic=self.deterministic)
         if isinstance(schedule, str):
@@ -200,7 +200,7 @@ class Case:
         return trust.run(compiled, {n: t.view for n, t in self._all().items()})
 
     def _operands(self) -> list[torch.Tensor]:
-        """What is multiplied: the operands, without zero points."""
+        """The operands of the product, without zero points."""
         held = {n: self.tensors[n].view for n in self.prop.operands}
         whole = without_zeros(held | self.extra, self.after.zeros)
         return [whole[n] for n in self.prop.operands]

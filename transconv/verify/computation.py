@@ -170,7 +170,8 @@ class Case:
     def is_exact(self) -> bool:
         """Whether whole numbers stay so small and whole that nothing is rounded on the way."""
         values = [s.value for s in self.compute.steps if not isinstance(s, Read)]
-        return not any(find(v, Call) or find(v, Div) or any(
+        means = any(w.op == "squares" for w in self.compute.writes)
+        return not means and not any(find(v, Call) or find(v, Div) or any(
             isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const))
             for v in values)
 
@@ -204,7 +205,8 @@ def after_every_pass(compute: Compute, plan: Plan,
     stages, level = [name for name, _ in made[0]], levels()
     # What adds the parts of a sum has none before the pass that makes them.
     parts = any(x.role == "part" for s in plan.steps for x in s.compute.axes)
-    for at in range(stages.index("blockwise") if parts else 0, len(stages)):
+    first = "gridwise" if any(s.compute.statistics for s in plan.steps) else "blockwise"
+    for at in range(stages.index(first) if parts else 0, len(stages)):
         kernels = [stage[at][1] for stage in made]
         if kernels != before:
             for kernel in kernels:

@@ -38,5 +38,5 @@ def read(path: Path) -> Iterator[Entry]:
 
 
 def corpus() -> list[Entry]:
-    """All that failed once, in the order of file names and lines."""
+    """All trials of the corpus, in the order of file names and lines."""
     return [entry for path in sorted(FOLDER.glob("*.txt")) for entry in read(path)]

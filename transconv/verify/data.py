@@ -169,7 +169,7 @@ def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: flo
                  generator: torch.Generator) -> torch.Tensor:
     """Integers from 1 to ``most`` of either sign, a given share of them kept, the others 0."""
     device = generator.device
-    # Halves are not wasted on zero: what is kept is nonzero.
+    # Every value that is kept is nonzero.
     sign = torch.randint(0, 2, tuple(shape), device=device, generator=generator, dtype=torch.int8)
     size = torch.randint(1, most + 1, tuple(shape), device=device, generator=generator,
                          dtype=torch.int8)

@@ -2,8 +2,9 @@
 
 The one generator of problems: the fuzzer seeds it with numbers, tests hand it Hypothesis' random
 numbers, which shrink. Sizes stay small, so that NumPy interprets a kernel in milliseconds and
-compilers see short programs; what is drawn is the shape of the difficulty: nothing that divides,
-filters larger than images, padding that cuts off, strides without a common divisor, padded pitches.
+compilers see short programs; what is drawn are difficult cases: sizes that blocks do not divide,
+filters larger than images, negative padding, strides and dilations without a common divisor, padded
+pitches.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _axis(rng: Random, kind: str, most: int) -> tuple[int, int, int, int, int, i
 
 
 def _axes(rng: Random, kind: str, n: int) -> list[tuple[int, int, int, int, int, int]]:
-    """Most filters are square; the others have nothing in common from axis to axis."""
+    """Most filters are square; the others are drawn axis by axis."""
     most = {1: 16, 2: 8, 3: 4}[n]
     if kind == "rows":
         return [*(_axis(rng, kind, 4) for _ in range(n - 1)), _row(rng)]
@@ -136,8 +137,8 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
 
 
 def tiny(rng: Random, ndims: int = 0, dtype: str = "f32") -> ConvProblem:
-    """A convolution small enough to be looked at many times over, one image of a few points; in
-    layouts with a tag."""
+    """A convolution small enough to be run many times: one image of a few points, in layouts with a
+    tag."""
     kind = rng.choice(("dense", "dense", "dense", "pointwise", "transposed", "patches"))
     n = ndims or rng.choice((1, 2, 2, 2, 3))
     axes = []
@@ -173,7 +174,7 @@ def _dtypes(rng: Random, given: str, prop: Prop | None) -> tuple[str, str, str]:
 
 def _layouts(rng: Random, p: ConvProblem, prop: Prop | None,
              even: bool) -> tuple[Layout, Layout, Layout]:
-    """Mostly one order for the three tensors, as networks have; else each on its own."""
+    """Mostly one memory order for the three tensors, as in networks; else one for each."""
     style = rng.choice(("abx", "abx", "axb", "axb", "axb", "mixed", "mixed", "mixed"))
     if even and rng.randrange(3):
         style = "axb"

@@ -59,7 +59,8 @@ class _Page:
         return self.rng.sample(axes, len(axes)) if chance(self.rng, 3) else axes
 
     def coordinate(self, axis: str) -> tuple[str, str]:
-        """A coordinate of an axis, and the size of its dimension; some leave it at an end."""
+        """A coordinate of an axis, and the size of its dimension; some coordinates are out of bounds
+        at an end."""
         rng, size, by = self.rng, self.axes[axis], self.rng.randint(1, 3)
         return rng.choice(((axis, size),) * 6 + (
             (f"{size} - 1 - {axis}", size), (f"{axis} + {by}", f"{size} + {by}"),
@@ -77,7 +78,7 @@ class _Page:
 
 
 def text(rng: Random) -> str:
-    """A computation that one kernel can do for all sizes that it is for."""
+    """A computation that one kernel can do for all sizes that meet its requirements."""
     return rng.choice((_map, _map, _reduction, _rows, _product))(_Page(rng))
 
 

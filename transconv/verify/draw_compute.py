@@ -1,18 +1,18 @@
 """Draws a small random computation as text.
 
-Products with any number of batch, row, column and summed axes and with prologues, reductions over
-windows, chains of elementwise operations, rows that are swept several times, rows so long that they are
-split into parts, places of extremes, stores that add, gradients of views; everything that a text can say
-about where an element lies is drawn: flips, strides, pads of every kind, fused and divided coordinates,
-broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps. Sizes rarely divide
-anything.
+Products with any number of batch, row, column and summed axes and with prologues, statistics of their
+results, reductions over windows, chains of elementwise operations, rows that are swept several times, rows
+so long that they are split into parts, places of extremes, stores that add, gradients of views; everything
+that a text can say about where an element lies is drawn: flips, strides, pads of every kind, fused and
+divided coordinates, broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps.
+Sizes rarely divide anything.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from transconv.compute import parse, transposed, why_not_lowered
+from transconv.compute import parse, statistics, transposed, why_not_lowered
 from transconv.ir import REDUCERS, Layout, Tensor
 from transconv.verify.draw import chance
 from transconv.verify.draw_page import EXACT, Page, some, value_of
@@ -24,9 +24,10 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
-                       _extremes, _adding, _gradient, _long))
+                       _extremes, _adding, _gradient, _long, _statistics))
     made = kind(Page(rng))
-    while kind in (_adding, _gradient) and why_not_lowered(parse(made)):  # a place for all of an axis
+    shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
+    while kind in shares and why_not_lowered(parse(made)):
         made = kind(Page(rng))
     return made
 
@@ -51,6 +52,30 @@ def _product(page: Page) -> str:
     factors = [_prologue(rng, name, cast) if chance(rng, 6) else name for name in ("x", "w")]
     page.steps.append(f"let s = sum({'*'.join(factors)}; {' '.join(page.summed)})")
     return _finished(page, "product")
+
+
+def _statistics(page: Page) -> str:
+    """A product, and reductions of its result or of what is computed from it."""
+    rng = page.rng
+    for letter in "mnk":
+        page.add_axes(letter, rng.choice((1, 1, 2)), letter == "k")
+    dtype = page.dtype()
+    for name, letter in (("x", "n"), ("w", "m")):
+        page.read(name, [a for a in page.axes if a[0] != letter], "", dtype)
+    page.steps.append(f"let s = sum(x*w; {' '.join(page.summed)})")
+    page.steps.append(f"let y = {rng.choice(('s', 's*2 - 1', 'max(s, 0.0)', 'f16(s)', 'bf16(s)'))}")
+    page.store("C", "y", page.kept)
+    for name in ("M", "D")[:rng.choice((1, 1, 2))]:
+        axes = [a for letter in "mn" for own in [[x for x in page.kept if x[0] == letter]]
+                for a in rng.choice(([], own[:1], own))]  # tiles reduce what is inside of them
+        rng.shuffle(axes)
+        coords = [rng.choice((a, a, *(f"{a} // {d}" for d in (2, 3, 4) if page.axes[a] % d == 0)))
+                  for a in axes]
+        place, op, value = ", ".join(coords) or "0", rng.choice(statistics.STATISTICS), rng.choice("sy")
+        if op == "squares":
+            page.steps.append(f"store {name}0[{place}] sum= {value}")
+        page.steps.append(f"store {name}[{place}] {op}= {value}")
+    return page.made("statistics")
 
 
 def _prologue(rng: Random, name: str, cast: str) -> str:
@@ -117,8 +142,8 @@ def _rows(page: Page) -> str:
 
 
 def _long(page: Page) -> str:
-    """Few rows, so long that they may be split into parts, and what parts are put together in their own
-    ways for: extremes, their places, sums of powers, moments."""
+    """Few rows, so long that they may be split into parts, with the reductions whose parts are
+    combined in their own ways: extremes, their places, sums of powers, moments."""
     rng = page.rng
     page.axes = {"m": rng.choice((1, 2, 3)), "k": rng.choice(LONG)}
     page.summed = ["k"]
@@ -142,7 +167,7 @@ def _long(page: Page) -> str:
 
 
 def _extremes(page: Page) -> str:
-    """Where the greatest or the least of what was read lies, and as a rule what it is."""
+    """The place of the greatest or the least element, and usually its value."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
     page.add_axes("k", rng.choice((1, 1, 2)), summed=True)
@@ -167,7 +192,7 @@ def _adding(page: Page) -> str:
 
 
 def _gradient(page: Page) -> str:
-    """What the gradient of an operand is that was seen through any view."""
+    """The gradient of an operand that was read through a view."""
     page.add_axes("m", page.rng.choice((1, 2, 2, 3)))
     page.readone("x", list(page.axes), "", page.dtype())
     page.store("C", page.rng.choice(("x", "x", "x*2")))
@@ -179,7 +204,7 @@ def _gradient(page: Page) -> str:
 
 
 def _finished(page: Page, name: str) -> str:
-    """What is done to a reduced value ``s``, and where it is stored."""
+    """The operations on a reduced value ``s``, and its store."""
     rng, names = page.rng, ["s"]
     for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:
         names.append(page.read(extra, some(rng, page.kept) or page.kept))

@@ -20,7 +20,7 @@ from transconv.selection import heuristics
 from transconv.target import Target
 from transconv.verify.draw import chance
 
-NUMBERS = 4  # of a range whose row does not say what to try, so many, the smallest
+NUMBERS = 4  # how many values of a range are tried, from the smallest on, if its row names none
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is
 LARGE = 16
 BOXED = 8  # times as large where boxes are moved, which takes few instructions
@@ -30,7 +30,7 @@ TRIES = 12
 
 
 def is_small(schedule: Schedule) -> bool:
-    """Whether the tile is one that compilers are quick with."""
+    """Whether the tile is small enough to compile quickly."""
     most = MOST_TILE * BOXED if "box" in (schedule.a, schedule.b) else MOST_TILE
     return volume(schedule) <= (most if schedule.unit == "mma" else MOST_TILE // 4)
 

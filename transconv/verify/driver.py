@@ -34,7 +34,7 @@ FORMER = {"config": "schedule"}  # options under the names that older files have
 MODES = "LIRCBPFS"
 LARGEST = 2**63 - 1
 ENGINES = ("gpu", "cpu", "numpy", "auto")
-# What benchdnn's files may say that changes no result here, and why. Told at the end, once each.
+# Options of benchdnn's files that change no result here, and why. Each is reported once, at the end.
 WITHOUT_EFFECT = {
     "impl": "there is one implementation", "skip-impl": "there is one implementation",
     "global-impl": "there is one implementation", "global-skip-impl": "there is one implementation",
@@ -134,7 +134,7 @@ READERS: dict[str, Callable[[str], str]] = {
 
 @dataclass(slots=True)
 class Driver:
-    """The state of the machine, and what it was told that changes nothing (``remarks``)."""
+    """The state of the options, and those read that have no effect here (``remarks``)."""
 
     options: dict[str, list[str]] = field(default_factory=dict)
     mode: str = "C"
@@ -184,7 +184,7 @@ class Driver:
         if re.fullmatch(r"-v\d*", text):  # benchdnn's other spelling of --verbose
             return
         if not _SPELLED.fullmatch(text):
-            parse_descriptor(text)  # says what cannot be read; the machine adds the line
+            parse_descriptor(text)  # raises; the caller adds file and line
         for values in itertools.product(*self.options.values()):
             made = Request(text, tuple(zip(self.options, values, strict=True)), self.mode,
                            self.engine, where)

@@ -1,10 +1,10 @@
 """The fuzzer's main loop: runs trials, collects results and shrinks failures.
 
 Trials run in worker processes forked from this one after it has imported everything and before
-anything touched a GPU, so a worker starts in no time. One that hangs or faults is killed and
+anything touched a GPU, so a worker starts at once. One that hangs or faults is killed and
 replaced; its trial has failed. What failed is shrunk by asking the same workers about simpler
-trials, and printed as lines that repeat it. A report is kept up to date on the way: a run that is
-stopped, by its time, a key or SIGTERM, has written it, and it says which trial would have been next.
+trials, and printed as lines that repeat it. The report is updated during the run: it is complete when
+the run is stopped by its time budget, Ctrl-C or SIGTERM, and names the next trial.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Campaign:
                 yield drawn | (row if "error" not in row else self.lost(task.payload, row))
 
     def lost(self, payload: Row, row: Row) -> Row:
-        """What is known of a trial whose worker did not answer."""
+        """The row of a trial whose worker did not answer."""
         trial = trials.read(payload["line"]) if payload.get("line") else trials.drawn(
             payload["seed"], payload["number"], payload["target"], payload["computes"])
         known = row["error"] in ("timeout", "crash")
@@ -136,7 +136,7 @@ class Campaign:
             self.report()
 
     def report(self) -> dict[str, object]:
-        """Write down how far it is. A report is never half there."""
+        """Write the report, atomically."""
         plan = self.plan
         told = {"seed": plan.seed, "first": plan.first, "wanted": plan.number,
                 "next": self.tally.next(plan.first), "target": plan.target, "jobs": plan.jobs,
@@ -178,15 +178,15 @@ def repeated(row: Row) -> str:
 
 
 def kind_of(row: Row) -> str:
-    """A failure in a few words: what shrinking must keep."""
+    """A failure in a few words, which shrinking must preserve."""
     first = row.get("reason", "").split(": ")[0]
     kind = first if first.replace(".", "").isidentifier() and row["status"] == "error" else ""
     return f"{row['status']} {kind}".strip()
 
 
 def imported() -> None:
-    """Import what workers need, so that they are born with it; nothing may touch the GPU. Neither
-    does anything here use threads, which a fork would not take along."""
+    """Import what workers need before they are forked. Nothing here may touch the GPU, or start
+    threads, because a fork does not copy them."""
     import torch  # noqa: F401
     import triton  # noqa: F401
 

@@ -96,13 +96,14 @@ class ComputeTrial:
         return any_size.drawn(self.compute, SIZES) if self.compute.named else [{}]
 
     def repeated(self) -> str:
-        """The command that does it again."""
+        """The command that repeats the trial."""
         words = ["python", "-m", "transconv", "check", f"--target={self.target}"]
         words += [f"--schedule={self.schedule}"] if self.schedule else []
         return shlex.join([*words, self.text])
 
     def problem(self) -> str:
-        """What is wrong, after which pass; empty if nothing is. What no kernel can do is no problem."""
+        """What is wrong, and after which pass; empty if nothing is, or if no kernel can do the
+        computation."""
         try:
             return _interpreted(self, self.plan())
         except Exception as error:  # a drawn schedule is legal: whatever is raised is ours
@@ -171,7 +172,7 @@ def _at(sizes: dict[str, int]) -> str:
 
 
 def _reads_back(compute: Compute) -> bool:
-    """Whether the text that is printed says the same."""
+    """Whether the printed text parses back to the same computation."""
     from transconv.verify.computation import Case
 
     again = parse(str(compute))

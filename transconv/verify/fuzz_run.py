@@ -3,8 +3,9 @@
 One trial is compiled and executed in one of three ways: ``numpy``, the final kernel in the
 interpreter of the IR; ``triton``, the emitted text in Triton's interpreter; ``device``, the compiled
 kernel on a GPU, twice, as the second launch takes another way to the driver than the first.
-Data are whole numbers, so that results are compared bit for bit, and then random, to see what rounds
-that should not; results are poisoned and everything around tensors and between their elements is guarded.
+Data are whole numbers, so that results are compared bit for bit, and then random, to find roundings
+that should not be there; results are poisoned and everything around tensors and between their elements
+is guarded.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
 
 @functools.cache
 def _worker() -> dict[str, Any]:
-    """What a worker does once: one thread each, and nothing collected that was there before."""
+    """Set a worker up, once: one thread, and no garbage collection of the objects that exist already."""
     import torch
 
     torch.set_num_threads(1)
@@ -90,7 +91,8 @@ def _worker() -> dict[str, Any]:
 
 
 def _prepare(scratch: str) -> None:
-    """Kernels are kept in a folder of this worker, and not for long: no trial asks for them again."""
+    """Give the worker a cache folder of its own, and empty it from time to time: no trial needs a
+    kernel again."""
     mine = _worker()
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
@@ -127,7 +129,7 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
             found = _on_device(trial, compiled, tensors, row, data)
         if found["status"] != "passed":
             return found | {"reason": f"{data} data: {found['reason']}"}
-        row["nonzero"] = row.get("nonzero", found["nonzero"])  # of random data all is told
+        row["nonzero"] = row.get("nonzero", found["nonzero"])  # the share in the exact data
     return {**found, "nonzero": row["nonzero"]}
 
 
@@ -164,7 +166,7 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
 
 
 def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Row:
-    """Compare with the answer in f64; see what else was written."""
+    """Compare with the answer in f64, and check that nothing else was written."""
     from transconv.verify.case import longest_chain
     from transconv.verify.data import poison
     from transconv.verify.oracle import judge

@@ -11,13 +11,13 @@ from transconv.verify.fuzz_run import GOOD, Row
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the trials: rows that are not good, and counts of all by what they are about."""
+    """The outcomes of trials: rows of those that did not pass, and counts of all by their properties."""
 
     asked: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     facts: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
     bad: list[Row] = field(default_factory=list)
-    large: list[Row] = field(default_factory=list)  # what the device has too little of something for
+    large: list[Row] = field(default_factory=list)  # trials that exceed a resource of the device
     ended: set[int] = field(default_factory=set)  # numbers of drawn trials
     refusals: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0

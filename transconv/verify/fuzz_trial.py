@@ -1,8 +1,8 @@
 """A trial, drawn from a seed and a number, and written to and read from one line of text.
 
-A trial is a kernel question and nothing of a machine: a problem, a direction, the chip it is
+A trial says nothing about a machine. It is a problem, a direction, the chip it is
 compiled for, a schedule, an epilogue, which passes run, and by how many elements tensors are shifted
-off their alignment. Trial ``i`` of seed ``s`` is the same on every machine.
+from alignment. Trial ``i`` of seed ``s`` is the same on every machine.
 
 The line is benchdnn's, with options of ours for what benchdnn has no word for:
 

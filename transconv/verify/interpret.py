@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
     """Run a plan in place on tensors of the CPU. The rules of the IR are checked first. Raises
-    InterpError for what no target forgives, VerifyError."""
+    InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule
+    of the IR."""
     memory = Memory({name: _numpy(_place(t)) for name, t in tensors.items()})
     for step in compiled.steps:
         if not step.launcher.grid:
             continue
         for tensor in step.kernel.params:
             space = compiled.workspaces.get(tensor.name)
-            if space is not None:  # several kernels use it; of a copy some see planes
+            if space is not None:  # several kernels use it, some as planes of a copy
                 span = (space if tensor.copy_of else tensor).layout.span
                 room = memory.buffers.get(tensor.name)
-                if room is None or len(room) != span:  # parts of sums lie in each one's own way
+                if room is None or len(room) != span:  # each kernel has its own layout of the partial sums
                     fresh = np.full(span, unset(tensor.dtype), tensor.dtype.numpy)
                     memory = Memory({**memory.buffers, tensor.name: fresh})
         verify(step.kernel, "explicit")
@@ -46,7 +47,7 @@ def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
 
 
 def unset(dtype: DType) -> float | int:
-    """What stands for nothing: NaN, or the least integer."""
+    """The value of unwritten elements: NaN, or the least integer."""
     return dtype.limits[0] if dtype.kind == "int" else float("nan")
 
 

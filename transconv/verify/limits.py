@@ -1,8 +1,9 @@
 """Bounds on the error of float results.
 
-Whole numbers are never rounded: what float data are for is to see every rounding that should not be.
-One element says little, as one rounding more is as large as the one that is due; all of them together say
-it: by the error in the 2-norm, and by the share of elements that are not the answer rounded once.
+Sums of whole numbers are never rounded, so float data are needed to find roundings that should not be
+there. A single element shows little, because one rounding too many is as large as the necessary one.
+Two numbers over all elements show it: the error in the 2-norm, and the share of elements that are not
+the answer rounded once.
 """
 
 from __future__ import annotations

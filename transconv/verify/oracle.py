@@ -1,6 +1,6 @@
 """The reference result in f64, and its comparison with a kernel's result.
 
-It shares nothing with the kernels nor with cuDNN, and runs on any device: for every tap of the
+It shares no code with the kernels or cuDNN, and runs on any device: for every tap of the
 filter the points that it joins are cut out of the tensors with slices and multiplied. Results come
 in pieces of the batch, so that the f64 copies of large tensors never exist as a whole.
 """
@@ -169,7 +169,7 @@ class Judgement:
         return self.nonzero >= LEAST_NONZERO
 
 
-LEAST_NONZERO = 0.3  # a ReLU leaves half; what is below says little
+LEAST_NONZERO = 0.3  # a ReLU leaves half of the elements; a smaller share shows little
 
 
 def reached(p: ConvProblem, prop: Prop) -> float:
@@ -193,7 +193,7 @@ def reached(p: ConvProblem, prop: Prop) -> float:
 
 def given_to(epilogue: Epilogue, want: torch.Tensor, at: slice,
              extra: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the function of an epilogue is given for a piece of the answer."""
+    """The arguments of an epilogue's function for a piece of the answer."""
     found = epilogue.in_torch(want, extra)
     return {n: t[at] if n not in ("acc", "bia") and t.shape[0] > 1 else t for n, t in found.items()}
 
@@ -268,7 +268,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
         found.max_err = max(found.max_err, float(gap.max()))
         error += float(gap.square().sum())
         size += float(want.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
-    # Of nothing, everything is told; a tensor that is read reaches every element.
+    # An empty answer is reached in full; an epilogue that reads a tensor reaches every element.
     by_products = seen * (reached(p, prop) if not parsed.operands else 1)
     found.nonzero = min(1.0, kept / by_products) if by_products else 1.0
     found.rms = (error / size) ** 0.5 if size else 0.0 if error == 0 else float("inf")

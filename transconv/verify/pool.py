@@ -87,8 +87,8 @@ _FATAL = re.compile(r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether the process has lost the GPU: after a fault every later call fails too, the
-    innocent ones of the next task first."""
+    """Whether the process has lost the GPU: after a fault every later call fails too, so that the next
+    task would fail without a reason of its own."""
     return bool(_FATAL.search(f"{type(error).__name__} {error}".lower()))
 
 
@@ -161,7 +161,7 @@ class Pool:
                 continue
             mine = [w for w in self.workers if w.group == group]
             wanted = self.groups[group].processes
-            # Followers are counted too: a group that will be needed starts early.
+            # Tasks that follow count, too, so that their group starts early.
             for _ in range(min(wanted, len(queue) + sum(1 for w in mine if w.task)) - len(mine)):
                 self._start(group)
             for worker in mine:

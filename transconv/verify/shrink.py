@@ -1,8 +1,8 @@
 """Shrinks a failing trial to a simpler one that fails in the same way.
 
 Greedy: of all trials that are simpler in one respect, the first that still fails is taken, until
-none does. What is simpler comes first where it removes most: words, layouts and types before sizes,
-and of a size first 1, then half, then one less.
+none does. Changes that remove most are tried first: words, layouts and types before sizes, and of a
+size first 1, then half, then one less.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def shrink(trial: T, fails: Callable[[Sequence[T]], int | None], simpler: Callab
             asked += len(queue)
             first = fails(queue)
             if first is not None:
-                # What was asked after it has no answer yet, and may come up again.
+                # The trials after it have no answer yet, and may be proposed again.
                 trial, found = queue[first], True
                 seen.difference_update(map(str, queue[first + 1:]))
         if not found:

@@ -44,8 +44,8 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Inside, signals wait. A process that is started inside is born with them waiting, and says
-    itself what they do (``leave_to_parent``)."""
+    """Inside, signals are blocked. A process that is started inside inherits this, and unblocks them
+    itself (``leave_to_parent``)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -57,7 +57,7 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """For a worker: whoever is told to stop is the parent, and the parent kills."""
+    """For a worker: ignore the signals. The parent handles them and kills its workers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):

@@ -29,7 +29,7 @@ WHOLE = 1 << 22  # points of a computation of which every element is checked; of
 
 
 class Timed(Protocol):
-    """A question on this machine. ``footprint``: bytes that a call moves at least."""
+    """A workload with tensors on this machine. ``footprint``: bytes that a call moves at least."""
 
     where: str
 

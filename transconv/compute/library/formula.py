@@ -23,13 +23,14 @@ class Gradient:
 class Formula:
     """``page``: shapes, strides and types of all tensors by name. ``given``: the operands, in the order of
     a call. ``results``: the tensors that the caller gets; gradients read the others that the text
-    stores."""
+    stores. ``together``: all gradients by one text, where that reads what they share only once."""
 
     page: Page
     text: str
     given: tuple[str, ...]
     results: tuple[str, ...] = ("Y",)
     gradients: tuple[Gradient, ...] = field(default=())
+    together: Gradient | None = None
 
 
 def held(dtype: DType) -> DType:

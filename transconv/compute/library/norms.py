@@ -8,6 +8,7 @@ each row and ``R``, one over its deviation, which are stored in the type of arit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from transconv.compute.library.any_size import counted
 from transconv.compute.library.formula import Formula, Gradient, held, lines
@@ -55,12 +56,27 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     text = page.sized(name, *lines(MOMENTS), *_affine("d * r", w, b),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
-    back = page.sized(f"{name}_gradient", *lines(SAVED), *by_w, *lines("""
+    back = [*lines(SAVED), *by_w, *lines("""
         let a = sum(u; {k}) / {count}
         let c = sum(u*h; {k}) / {count}
-        store {dX} = (u - a - h*c) * r"""), **words)
-    gradients = [Gradient(back, {"dX": "X"}), *_of_affine(page, name, SAVED, w, b, words)]
-    return Formula(page, text, _given(w, b), gradients=tuple(gradients))
+        store {dX} = (u - a - h*c) * r""")]
+    gradients, together = _gradients(page, name, back, lines(SAVED), w, b, words)
+    if w and "e" in names and page.classes.get("k"):
+        assert together is not None
+        together = replace(together, text=_by_features(page, b is not None, words))
+    return Formula(page, text, _given(w, b), gradients=gradients, together=together)
+
+
+def _by_features(page: Page, shifted: bool, words: dict[str, object]) -> str:
+    """The gradients of a group norm by two sums for each feature of an image, from which the sums of its
+    group and those over images follow."""
+    group, images = (f"; {page[c]})" if page.classes[c] else "" for c in "en")
+    a, c = (f"sum(w*{v}{group}" if group else f"w*{v}" for v in ("s", "t"))
+    dw, db = (f"sum({v}{images}" if images else v for v in ("t", "s"))
+    return page.sized("group_norm_gradients", *lines(SAVED), "read w = {W}", "let s = sum(g; {inner})",
+                     "let t = sum(g*h; {inner})", f"let a = {a} / {{count}}", f"let c = {c} / {{count}}",
+                     "store {dX} = (g*w - a - h*c) * r", f"let dw = {dw}", f"let db = {db}" * shifted,
+                     "store {dW} = dw", "store {dB} = db" * shifted, **words | {"inner": page["k"]})
 
 
 def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6, saves: bool = False,
@@ -74,13 +90,11 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
         let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
-    back = page.sized("rms_norm_gradient", *saved, "read w = {W}" if w else "",
-                     "let u = g*w" if w else "let u = g", *lines("""
+    back = [*saved, "read w = {W}" if w else "", "let u = g*w" if w else "let u = g", *lines("""
         let c = sum(u*h; {k}) / {count}
-        store {dX} = (u - h*c) * r"""), **words)
-    of_w = _of_affine(page, "rms_norm", "\n".join(saved), w, None, words)
-    gradients = [Gradient(back, {"dX": "X"}), *of_w]
-    return Formula(page, text, _given(w, None), gradients=tuple(gradients))
+        store {dX} = (u - h*c) * r""")]
+    gradients, together = _gradients(page, "rms_norm", back, saved, w, None, words)
+    return Formula(page, text, _given(w, None), gradients=gradients, together=together)
 
 
 def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Sequence[int],
@@ -110,13 +124,17 @@ def _affine(value: str, w: Strided | None, b: Strided | None) -> list[str]:
             f"store {{Y}} = {value}{' * w' if w else ''}{' + b' if b else ''}"]
 
 
-def _of_affine(page: Page, name: str, saved: str, w: Strided | None, b: Strided | None,
-               words: dict[str, object]) -> list[Gradient]:
-    """The gradients of scale and shift: sums over the rows, in one text."""
+def _gradients(page: Page, name: str, back: Sequence[str], saved: Sequence[str], w: Strided | None,
+               b: Strided | None,
+               words: dict[str, object]) -> tuple[tuple[Gradient, ...], Gradient | None]:
+    """The gradient of x, that of scale and shift, which are summed over the rows, and all in one text.
+    ``back``: the steps of the first; ``saved``: those that both begin with."""
+    of_x = Gradient(page.sized(f"{name}_gradient", *back, **words), {"dX": "X"})
     if not (w or b):
-        return []
-    steps = [*(lines(saved) if w else ["read g = {G}"]), "let dw = sum(g*h; {over})" if w else "",
-             "let db = sum(g; {over})" if b else "", "store {dW} = dw" if w else "",
-             "store {dB} = db" if b else ""]
+        return (of_x,), None
+    sums = ["let dw = sum(g*h; {over})" if w else "", "let db = sum(g; {over})" if b else "",
+            "store {dW} = dw" if w else "", "store {dB} = db" if b else ""]
     of = {f"d{n}": n for n, t in (("W", w), ("B", b)) if t}
-    return [Gradient(page.sized(f"{name}_affine_gradient", *steps, **words), of)]
+    alone = page.sized(f"{name}_affine_gradient", *(saved if w else ["read g = {G}"]), *sums, **words)
+    whole = page.sized(f"{name}_gradients", *back, *sums, **words)
+    return (of_x, Gradient(alone, of)), Gradient(whole, {**of_x.of, **of})

@@ -16,6 +16,7 @@ import numpy as np
 from transconv.ir import stmt as st
 from transconv.ir.expr import ZERO, Expr, Var
 from transconv.ir.interp.evaluate import Evaluator, Fault, position
+from transconv.ir.interp.leaving import Left
 from transconv.ir.interp.memory import Array, InterpError, Memory
 from transconv.ir.interp.scan import Scan
 from transconv.ir.rounding import convert
@@ -50,6 +51,7 @@ class Execution:
         self.extents = [1] * self.eval.rank  # how many values each loop around has, by axis
         self.allocated: dict[Var, tuple[int, ...]] = {}
         self.bound: list[Var] = []
+        self.left: dict[str, Left] = {}  # by tensor, what its points left
 
     def execute(self, s: Stmt) -> None:
         method: Callable[[Stmt], None] | None = getattr(self, f"_{type(s).__name__}", None)
@@ -187,7 +189,7 @@ class Execution:
         self._Store(s.as_store())
 
     def _write(self, s: Stmt, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> None:
-        """Store, or add atomically when the statement is a call."""
+        """Store; add atomically or to what points leave when the statement is a call."""
         with self._blame(s):
             if tensor.name not in self.memory.buffers:
                 raise Fault(f"{tensor.name} is not a tensor of the kernel")
@@ -205,7 +207,10 @@ class Execution:
                 raise Fault(f"element {int(offsets[n])} of {tensor.name} {reason}",
                             position(int(np.flatnonzero(where)[n]), shape))
             data = self.memory.buffers[tensor.name]
-            if atomic:
+            if isinstance(s, st.FuncCall) and s.func.name == "partial":
+                left = self.left.setdefault(tensor.name, Left(s.func.attr("op"), len(data)))
+                data[offsets] = convert(left.add(offsets, values), tensor.dtype)
+            elif atomic:
                 np.add.at(data, offsets, values)
                 data[offsets] = convert(data[offsets], tensor.dtype)
             else:

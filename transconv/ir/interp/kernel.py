@@ -109,6 +109,8 @@ class _Run(Execution):
                     self.unfenced.clear()
                 case "atomic_add", (Tensor() as tensor, Expr() as at, Expr() as x, Expr() as mask):
                     self._write(s, tensor, at, x, mask)
+                case "partial", (Tensor() as tensor, Expr() as at, Expr() as x, Expr() as mask, Expr()):
+                    self._write(s, tensor, at, x, mask)
                 case "assume", (Expr() as condition,):
                     holds = self.eval.compute(condition)
                     self.eval.forbid(~holds.astype(np.bool_), "the assumption does not hold")

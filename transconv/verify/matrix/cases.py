@@ -2,7 +2,8 @@
 
 A case runs in every direction it names. A direction with a schedule uses it on every chip on which it
 is legal; where it is not, and where there is none, the chip's heuristics choose as they do for a
-user who has tuned nothing. So one case compares chips at one tile, another shows what each chip gets.
+user who has tuned nothing. So one case compares chips at one tile, another shows what each chip's
+heuristics choose.
 """
 
 from __future__ import annotations

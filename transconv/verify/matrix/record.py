@@ -1,7 +1,8 @@
 """The record of what kernels take: a row per chip, Triton, golden problem and kernel, as a CSV file.
 
-The record is a budget. A kernel may take less than it says, never spill more; while its schedule is
-the recorded one it may have a few registers more, as schedules vary with every change of a text.
+The record is a budget. A kernel may use less, and never spills more. While its schedule is the
+recorded one it may use a few registers more, because Triton's allocation varies with every change of a
+text.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""Reductions of a product's result that leave with its store: what they mean, which tiles can leave them,
+and that parts of them become the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from transconv.compute import examine, execute, kernels, parse, why_not_lowered
+from transconv.runtime import build_compute
+from transconv.schedule import Schedule, finishes, why_not
+from transconv.target import TARGETS
+from transconv.verify.computation import Case, after_every_pass
+
+SM90 = TARGETS["sm_90"]
+CONV = """compute conv
+    tensor X f16 [n=2, c=8, h=7, w=7] {order}
+    tensor W f16 [o=12, c=8, kh=3, kw=3]
+    tensor Y f16 [n=2, o=12, h=5, w=5] {order}
+    axes   n=2 h=5 w=5 o=12 | kh=3 kw=3 c=8
+    read   x = X[n, c, h + kh, w + kw]
+    read   k = W[o, c, kh, kw]
+    let    s = sum(x*k; kh kw c)
+    let    y = f16(s)
+    store  Y[n, o, h, w] = y
+"""
+NCHW, NHWC = CONV.format(order=""), CONV.format(order="acdb")
+MOMENTS = "    store  M[n, o//4] sum= y\n    store  D[n, o//4] squares= y\n    store  T[o] max= s\n"
+ROWS = "    store  L[n, h, w] min= y\n    store  A[0] sum= s\n"
+LETS = """    let    t = sum(y; n h w)
+    let    mean = t / 50
+    let    d = y - mean
+    let    v = sum(d*d; n h w)
+    store  M[o] = t
+    store  V[o] = v / 50
+"""
+
+
+def test_they_mean_what_numpy_says() -> None:
+    made = parse(NHWC + MOMENTS)
+    assert parse(str(made)) == made and kernels(made) == (made,)
+    case = Case(made)
+    y = execute(made, case.given)["Y"].value.reshape(2, 3, 4, 5, 5)
+    np.testing.assert_array_equal(case.answers["M"].value, y.sum((2, 3, 4)))
+    squares = ((y - y.mean((2, 3, 4), keepdims=True)) ** 2).sum((2, 3, 4))
+    np.testing.assert_allclose(case.answers["D"].value, squares, rtol=1e-12)
+    np.testing.assert_array_equal(case.answers["T"].value, y.max((0, 3, 4)).reshape(12))
+
+
+@pytest.mark.parametrize(("text", "schedule"), [
+    (NHWC + MOMENTS, "h.w:32 o:16 c:16 | mma"), (NCHW + MOMENTS, "h:2 w:8 o:16 c:16 | mma swap=1"),
+    (NCHW + ROWS, "h.w:32 o:16 c:8 | fma programs=2")])
+def test_parts_become_the_answer(text: str, schedule: str) -> None:
+    """Tiles that end within the result add nothing from beyond its end."""
+    plan = build_compute(parse(text), TARGETS["interpreter"], Schedule.parse(schedule))
+    for data in ("exact", "float"):
+        assert not Case(parse(text), data).launched(plan, "cpu").problem
+
+
+def test_every_pass_keeps_them() -> None:
+    made = parse(NHWC + MOMENTS)
+    plan = build_compute(made, SM90, Schedule.parse("n:1 h.w:16 o:16 c:16 | mma warps=4 stages=2"))
+    assert [j.problem for _, j in after_every_pass(made, plan) if j.problem] == []
+    assert [t.name for t in plan.workspaces.values()] == ["M_parts", "D_parts", "T_parts"]
+
+
+def test_reductions_behind_a_product_leave_with_it() -> None:
+    """A mean and a variance are its statistics, so that the result is not read again."""
+    product, last = kernels(parse(NHWC + LETS))
+    assert [(w.op, w.view.tensor.name) for w in product.statistics] == [
+        ("sum", "M"), ("squares", "v_kept")]
+    assert {r.view.tensor.name for r in last.reads} == {"v_kept"}
+    plan = build_compute(parse(NHWC + LETS), TARGETS["interpreter"])
+    assert not Case(parse(NHWC + LETS), "float").launched(plan, "cpu").problem
+
+
+def test_a_result_that_is_needed_with_them_is_read_again() -> None:
+    again = NHWC + LETS + "    store  Z[n, o, h, w] = d*v\n"
+    assert not any(k.statistics for k in kernels(parse(again)))
+
+
+@pytest.mark.parametrize(("store", "said"), [
+    ("M[o//5] sum= y", "M sum= divides o=12 by 5; expected a divisor"),
+    ("M[o + 1] sum= y", "M sum= has a coordinate that is neither an axis"),
+    ("M[o] squares= y", "M squares= needs the sum of the same value"),
+    ("M[o] sum= h*1.0", "M sum= is the same along n; expected a value of the product's result"),
+    ("M[o] sum= f16(s)", "M sum= is kept in f16; expected f32"),
+    ("M[o] where o < 3 max= s", "M max= has a condition")])
+def test_a_store_that_cannot_reduce_says_why(store: str, said: str) -> None:
+    text = NHWC + f"    store  {store}\n"
+    assert said in (why_not_lowered(parse(text)) or "")
+
+
+@pytest.mark.parametrize(("schedule", "said"), [
+    ("n.h.w:16 o:16 c:16 | mma", "M sum= keeps n, and block n.h.w:16 crosses its positions"),
+    ("n:2 h:8 o:16 c:16 | mma", "M sum= keeps n, and block n:2 crosses"),
+    ("h.w:16 o:16 c:16 | mma split_k=3", "a program has a part of the sum; expected split_k=1"),
+    ("h.w:16 o:4 c:8 | fma regs=o", "regs=o writes positions out")])
+def test_tiles_that_cannot_leave_them_say_why(schedule: str, said: str) -> None:
+    assert said in (why_not(Schedule.parse(schedule), parse(NHWC + MOMENTS), SM90) or "")
+
+
+def test_a_tile_within_a_kept_position_is_reduced() -> None:
+    """A block over images and rows keeps the image, where no tile crosses from one to the next."""
+    text = NHWC.replace("5", "4").replace("7", "6") + "    store  M[n] sum= y\n"
+    (last,) = finishes(parse(text), Schedule.parse("n.h.w:16 o:16 c:16 | mma"))
+    assert [(x.name, x.size) for x in last.axes] == [
+        ("n", 2), ("n_h_w_part", 1), ("o_part", 1)]
+
+
+@pytest.mark.parametrize("text", [NHWC + MOMENTS, NCHW + ROWS], ids=["moments", "rows"])
+def test_the_first_results_are_checked(text: str) -> None:
+    """Statistics are compared with what is stored; one that is wrong is named."""
+    made = parse(text)
+    case = Case(made, "float")
+    tensors = {t.name: torch.from_numpy(case.given.get(t.name, case.answers[t.name].value if t.name in
+                                                       case.answers else np.zeros(t.shape)))
+               for t in made.tensors}
+    tensors |= {n: t.half() for n, t in tensors.items() if n in "XWY"}
+    found = examine(made, tensors)
+    assert not found.reason and found.checked > sum(w.view.tensor.shape[0] for w in made.statistics)
+    for write in made.statistics:
+        name = write.view.tensor.name
+        spoiled = tensors | {name: tensors[name] * 2 + 30}
+        assert f"of {name} are wrong" in examine(made, spoiled).reason

@@ -1,0 +1,93 @@
+"""Reductions of a product's result: they leave with its store where the estimate is lower, and what is
+computed of them is torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.meant import by_meaning, compare
+from transconv.compute import parse
+from transconv.graph import backend, compiled, report
+from transconv.graph.reporting import GraphReport
+
+Tensor = torch.Tensor
+
+
+class Block(nn.Module):
+    """A convolution, a group norm, an activation, a convolution."""
+
+    def __init__(self, wide: int = 8, groups: int = 2) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, wide, 3, padding=1), nn.GroupNorm(groups, wide)
+        self.second = nn.Conv2d(wide, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.silu(self.norm(self.first(x))))
+
+
+class Reduced(nn.Module):
+    """What heads and gradients reduce of a product: averages, sums over the batch, extremes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(4, 8, 3), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        made, rows = self.conv(x), self.linear(y)
+        return made, made.mean((2, 3)), made.amax((0, 2, 3)), rows, rows.var(0)
+
+
+def whole(network: nn.Module, *shapes: tuple[int, ...]) -> tuple[GraphReport, list[str]]:
+    """The report of a network whose results are compared with torch's, and the texts of its kernels."""
+    run: Any = torch.compile(network.eval(), backend=backend, options={"rest": "eager"})
+    with by_meaning() as texts, torch.no_grad():
+        compare(network, run, [torch.randn(s) for s in shapes], 1e-5)
+    return report(run).graphs[0], texts
+
+
+def stored(texts: list[str]) -> set[tuple[str, ...]]:
+    """The operations of each kernel's statistics."""
+    return {tuple(w.op for w in parse(t).statistics) for t in texts} - {()}
+
+
+@pytest.mark.parametrize(("network", "shapes", "operations"), [
+    (Block(), [(2, 4, 5, 6)], {("sum", "squares")}),
+    (Reduced(), [(2, 4, 6, 5), (7, 6)], {("sum", "max"), ("sum", "squares")})], ids=["block", "reduced"])
+def test_they_are_torch_s(network: nn.Module, shapes: list[tuple[int, ...]],
+                          operations: set[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they cost."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    assert stored(whole(network, *shapes)[1]) == operations
+
+
+def test_the_price_decides() -> None:
+    """Rows that registers hold are reduced by the kernel that applies the norm, and the report says so."""
+    small, texts = whole(Block(), (2, 4, 5, 6))
+    assert not stored(texts) and any(e.user == "mean" and "leaves with the product" in e.reason
+                                     for e in small.edges)
+
+
+@pytest.mark.slow
+def test_long_rows_leave() -> None:
+    """They would be read twice."""
+    large, texts = whole(Block(128, 32), (1, 4, 192, 192))
+    assert stored(texts) == {("sum", "squares")}
+    assert large.kernels[0].operations == ("convolution", "bias", "mean", "var")
+    assert not any(e.user == "mean" for e in large.edges)
+
+
+@pytest.mark.gpu
+def test_on_the_device() -> None:
+    """Moments of tiles of the real kernels: group norms behind convolutions, in both layouts."""
+    torch.manual_seed(0)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        network = Block(128, 32).cuda().bfloat16().to(memory_format=layout).eval()
+        x = torch.randn(1, 4, 512, 512, device="cuda", dtype=torch.bfloat16).to(memory_format=layout)
+        run: Any = torch.compile(network, backend=backend)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), network(x), rtol=2e-2, atol=2e-2)
+        assert any("store  Y1" in k.text and "squares= " in k.text for k in report(run).graphs[0].kernels)

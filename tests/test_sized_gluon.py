@@ -1,0 +1,89 @@
+"""Gluon kernels whose sizes are arguments: roles take the sizes that they use."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from transconv.backend_triton import Resources, SizedLauncher, compile_offline
+from transconv.backend_triton.descriptors import describe_explicit
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.ir import InterpError, Kernel
+from transconv.runtime import Plan, build_compute, kept
+from transconv.schedule import Schedule
+from transconv.selection import heuristics
+from transconv.target import Target
+from transconv.verify import any_size as sizes
+from transconv.verify.computation import Case
+from transconv.verify.matrix.jobs import job_of
+
+SM90 = Target.parse("sm_90")
+LAYERS = {  # a window, a fused block, a sum that ends at a size
+    "window": ("mb2?ic32ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
+               "oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4 via=gluon"),
+    "pointwise": ("mb2?ic32ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD,
+                  "mb.oh.ow:64 oc:16 ic:16 | mma | a=box b=box | c=gather stages=3 warps=4 via=gluon"),
+    "weight": ("mb2?ic64ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.BWD_W,
+               "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
+}
+
+
+@cache
+def built(name: str) -> tuple[Compute, Plan]:
+    text, prop, schedule = LAYERS[name]
+    plain, names = marked(text)
+    (compute,) = any_size(ConvProblem.parse(plain), prop, names)
+    return compute, build_compute(compute, SM90, Schedule.parse(schedule))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_drawn_sizes_edges_first(name: str) -> None:
+    compute, plan = built(name)
+    kernel = plan.steps[0].kernel
+    for drawn in [{"MB": 1, "IH": 1, "IW": 1}, *sizes.drawn(compute, 2)[1:], {"MB": 2, "IH": 9, "IW": 5}]:
+        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        assert not judged.problem, (drawn, judged.problem)
+
+
+def test_a_role_that_counts_steps_of_the_example_is_found_out() -> None:
+    """Planted: one role's loop has one step, whatever the sizes."""
+    compute, plan = built("weight")
+    text, drawn = str(plan.steps[0].kernel), {"MB": 2, "IH": 9, "IW": 5}
+    loops = [*re.finditer(r"in 0\.\.\d+ until .*:\n", text)]
+    assert len(loops) == 2
+    for loop in loops:
+        short = Kernel.parse(f"{text[:loop.start()]}in 0..1:\n{text[loop.end():]}").at(drawn)
+        with pytest.raises((InterpError, AssertionError)):
+            assert not Case(compute.at(**drawn)).interpreted(short).problem
+
+
+def test_programs_are_counted_for_the_sizes() -> None:
+    run = built("pointwise")[1].steps[0].launcher
+    assert isinstance(run, SizedLauncher)
+    assert [run.count(*sizes) for sizes in ((1, 1, 1), (2, 9, 5), (64, 56, 56))] == [(1,), (2,), (3136,)]
+
+
+def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    step = built("window")[1].steps[0]
+    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    for run in (step.launcher, again.launcher):
+        assert isinstance(run, SizedLauncher) and run.explicit and run.describe is describe_explicit
+        assert run.sizes.names == ("MB", "IH", "IW")
+
+
+def test_they_are_not_proposed() -> None:
+    compute, _ = built("window")
+    assert not any(s.via == "gluon" for s in heuristics.candidates(compute, SM90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_machine_code(name: str) -> None:
+    (found,) = compile_offline([job_of(built(name)[1].steps[0], SM90)])
+    assert isinstance(found, Resources), found
+    assert {"HGMMA", "UTMALDG"} <= found.words.keys() and not found.spill_bytes and not found.flaw

@@ -1,0 +1,313 @@
+"""Partial values: what tiles leave of statistics, and the kernel that combines them.
+
+    tile n, h:8 w:16, o:64                  parts[n, h_part, w_part, o] = sum of y over the rows of a tile
+    store M[n, o//8] sum= y         ->      second kernel: M[n, o] = sum of parts over h_part w_part o_in
+
+A side of the tile whose blocks have one place of a statistic is reduced in registers; a part is the number
+of a block. Along the other side the workspace has the axes themselves, and the second kernel reduces what
+is not kept of them. If all tiles have the same places, each persistent program adds up those of its tiles
+and leaves one part (``carried``). Squared deviations are combined with those of the parts' means, which
+the partial sums tell. Parts are combined in a fixed order, so results are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import (
+    Axis,
+    Compute,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    fresh,
+    with_roles,
+)
+from transconv.compute import statistics as stat
+from transconv.ir import (
+    ZERO,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    FloorDiv,
+    Layout,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    minimum,
+)
+from transconv.schedule.counts import programs
+from transconv.target import Target
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Block, Schedule
+
+FEWEST = 8  # values that a tile combines into a part, if there are as many
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A dimension of the workspace. ``tile``: where a tile stores, of the product's axes; ``axes``: those
+    of the second kernel, ``at``: where it reads. A part is of ``extent`` of the ``whole`` positions."""
+
+    name: str
+    size: int
+    tile: Expr
+    axes: tuple[Axis, ...]
+    at: Expr
+    whole: int = 1
+    extent: int = 1
+
+    def count(self, at: Expr) -> Expr:
+        """How many positions the part at a place is of."""
+        if self.whole % self.extent == 0:
+            return Const(self.extent)
+        return minimum(Const(self.whole) - at * self.extent, self.extent)
+
+
+def _counted(counts: Iterable[Expr], dtype: DType) -> Expr:
+    """A product of counts as a number of a type."""
+    known, total = 1, None
+    for count in counts:
+        if isinstance(count, Const):
+            known *= int(count.value)
+        else:
+            total = count if total is None else total * count
+    if total is None:
+        return Const(float(known), dtype)
+    return Cast(total * known if known > 1 else total, dtype)
+
+
+PROGRAM = Var("program")
+
+
+@lru_cache(maxsize=1024)
+def carried(compute: Compute, schedule: Schedule) -> bool:
+    """Whether persistent programs carry the statistics from tile to tile: those of rows or of a map, whose
+    tiles hold every position that is kept."""
+    if compute.factors is not None or not compute.statistics or not (
+            0 < schedule.programs < programs(schedule, compute)):
+        return False
+    return all(w.op != "squares" and _holds_all(w, compute, schedule) for w in compute.statistics)
+
+
+def _holds_all(write: Write, compute: Compute, schedule: Schedule) -> bool:
+    """Whether each tile has all places of a statistic."""
+    kept = [a for a in stat.kept(write) or () if compute.size(a) > 1]
+    blocks = {b for a in kept if (b := schedule.block_of(a)) is not None}
+    return len([a for b in blocks for a in b.axes]) == len(kept) and all(
+        b.extent >= prod(map(compute.size, b.axes)) for b in blocks)
+
+
+def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ...]:
+    """The dimensions of a statistic's workspace: axes of which a tile has one position, parts, the axes of
+    the tile that are not reduced in registers."""
+    kept = stat.kept(write) or {}
+    if carried(compute, schedule):
+        count = schedule.programs
+        own = Axis(fresh("carried", compute.names.all), count, "")
+        lanes = [_of_axis(compute.axis(a), kept) for a, n in compute.sizes.items() if a in kept and n > 1]
+        return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
+    points = stat.points(compute)
+    lone = [compute.axis(a) for a, n in points.items() if n > 1
+            and ((block := schedule.block_of(a)) is None or block.extent == 1)]
+    lone.sort(key=lambda x: x.name not in kept)
+    parts: list[Along] = []
+    lanes = []
+    for blocks in blocks_of_sides(compute, schedule):
+        if all(is_within(b, kept, compute) for b in blocks):
+            parts += [_of_block(b, kept, compute) for b in blocks]
+        else:
+            lanes += [_of_axis(compute.axis(a), kept) for b in blocks for a in b.axes]
+    return (*(_of_axis(x, kept) for x in lone), *parts, *lanes)
+
+
+def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
+    """The blocks of each side of the tile, which are lanes of one dimension: without a product each."""
+    if compute.factors is None:
+        return [[b] for b in schedule.blocks if b.extent > 1]
+    every = [[b for b in schedule.blocks if compute.kind(b.first) == kind and b.extent > 1]
+             for kind in "BMN"]
+    return [blocks for blocks in every if blocks]
+
+
+def is_within(block: Block, kept: dict[str, int], compute: Compute) -> bool:
+    """Whether the positions of a block have one place in a statistic."""
+    own = [a for a in block.axes if a in kept and compute.size(a) > 1]
+    if not own:
+        return True
+    outer = [a for a in block.axes if compute.size(a) > 1][:1]
+    rest = prod(compute.size(a) for a in block.axes) // compute.size(own[0])
+    return own == outer and kept[own[0]] == 1 and rest % block.extent == 0
+
+
+def _of_axis(x: Axis, kept: dict[str, int]) -> Along:
+    """Every position of an axis has a part."""
+    by = kept.get(x.name, 0)
+    if by in (0, 1):
+        return Along(x.name, x.size, x.var, (Axis(x.name, x.size, ""),), x.var)
+    inner = Axis(f"{x.name}_in", by, "")
+    return Along(x.name, x.size, x.var, (Axis(x.name, x.size // by, ""), inner), x.var * by + inner.var)
+
+
+def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> Along:
+    """Every tile along a block has a part; a kept axis outside has some of them at each position."""
+    name = "_".join(block.axes)
+    whole = prod(compute.size(a) for a in block.axes)
+    size = -(-whole // block.extent)
+    part = Axis(fresh(f"{name}_part", compute.names.all), size, "")
+    axes: tuple[Axis, ...] = (part,)
+    at: Expr = part.var
+    outer = next((a for a in block.axes if a in kept and compute.size(a) > 1), None)
+    if outer is not None:
+        each = size // compute.size(outer)
+        part = replace(part, size=each)
+        axes, at = (Axis(outer, compute.size(outer), ""), part), Var(outer) * each + part.var
+    return Along(part.name, size, Var(name) // block.extent, axes, at, whole, block.extent)
+
+
+def workspace(write: Write, compute: Compute, schedule: Schedule) -> Tensor:
+    """The tensor of the parts."""
+    dims = along(write, compute, schedule)
+    taken = {*(t.name for t in compute.tensors), *compute.names.all}
+    shape = tuple(d.size for d in dims) or (1,)
+    name = fresh(f"{write.view.tensor.name}_parts", taken)
+    return Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
+                  Layout.dense(write.view.tensor.dtype, shape))
+
+
+def part_spaces(compute: Compute, schedule: Schedule) -> list[Tensor]:
+    """Those of all statistics."""
+    return [workspace(w, compute, schedule) for w in compute.statistics]
+
+
+def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[View, Expr]:
+    """Where a tile leaves its part, and how many values it is of. A block's variable stands for any
+    position in it."""
+    dims = along(write, compute, schedule)
+    at = tuple(ViewDim(d.tile) for d in dims) or (ViewDim(ZERO),)
+    return (View(workspace(write, compute, schedule), at),
+            _counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
+
+
+@lru_cache(maxsize=256)
+def finishes(compute: Compute, schedule: Schedule) -> tuple[Compute, ...]:
+    """The computations of the second kernels: one for statistics at the same coordinates."""
+    alike: dict[tuple[Expr, ...], list[Write]] = {}
+    for w in compute.statistics:
+        alike.setdefault(tuple(d.coord for d in w.view.dims), []).append(w)
+    return tuple(_finish(group, compute, schedule) for group in alike.values())
+
+
+def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute:
+    dims = along(group[0], compute, schedule)
+    kept = stat.kept(group[0]) or {}
+    axes = {x.name: x for d in dims for x in d.axes}
+    summed = tuple(n for n in axes if n not in kept)
+    total = prod(stat.points(compute).values())
+    places = prod(axes[n].size for n in kept if n in axes)
+    steps: list[Step] = []
+    sums: dict[Write, tuple[Read, Var]] = {}
+    for i, w in enumerate(group):
+        at = tuple(ViewDim(d.at) for d in dims) or (ViewDim(ZERO),)
+        read = Read(f"part_{i}", View(workspace(w, compute, schedule), at))
+        steps.append(read)
+        value: Expr = read.var
+        if w.op == "squares":
+            of, whole = sums[stat.sum_of(compute, w) or w]
+            value = _between(i, steps, read, of, whole, dims, total // places)
+        op = "sum" if w.op == "squares" else w.op
+        made = Reduction(f"whole_{i}", op, value, summed) if summed else Value(f"whole_{i}", value)
+        steps.append(made)
+        sums[w] = (read, made.var)
+        steps.append(Write(_finished(w, axes), made.var))
+    order = [*(x for n, x in axes.items() if n in kept), *(axes[n] for n in summed)]
+    shape = "x".join(str(d.size) for d in dims) or "1"
+    names = "_".join(w.view.tensor.name for w in group)
+    finish = with_roles(Compute(f"{compute.name}_{names}_of_{shape}",
+                                tuple(order) or (Axis("one", 1, ""),), tuple(steps), compute.math))
+    parts = {axes[n] for n in summed} or {*order}  # none is there before there are tiles
+    return replace(finish, axes=tuple(
+        replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
+
+
+def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[Along, ...],
+             values: int) -> Expr:
+    """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
+    dtype = read.var.type
+    number = _counted((d.count(d.at) for d in dims), dtype)
+    mean = Value(f"mean_{i}", whole / Const(float(values), dtype))
+    off = Value(f"off_{i}", of.var / number - mean.var)
+    steps += [mean, off]
+    return read.var + number * (off.var * off.var)
+
+
+def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
+    """The view of a statistic over the second kernel's axes, which has none of one position."""
+    coords = [d.coord.a if isinstance(d.coord, FloorDiv) else d.coord for d in write.view.dims]
+    return View(write.view.tensor, tuple(
+        ViewDim(e if not isinstance(e, Var) or axes.get(e.name) else ZERO) for e in coords))
+
+
+def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """The rule of statistics: tiles must hold whole results, and those of products reduce something."""
+    for w in compute.statistics:
+        name = f"{w.view.tensor.name} {w.op}="
+        if c.via == "gluon":
+            return f"{name} reduces tiles in registers, which a kernel of roles does not; expected via=tl"
+        if c.split_k > 1 or c.reduce == "stream":
+            return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
+        if c.regs:
+            return f"{name} reduces lanes, regs={c.regs} writes positions out"
+        if compute.factors is not None and (reason := _why_not_smaller(w, c, compute)):
+            return f"{name} {reason}"
+    return None
+
+
+def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
+    """The reason if tiles leave nearly as many parts as they have values."""
+    kept = stat.kept(write) or {}
+    groups = blocks_of_sides(compute, c)
+    crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
+    combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
+                    for b in blocks)
+    free = [x for x in compute.axes if x.name not in kept and compute.kind(x.name) != "K"]
+    if combined >= min(FEWEST, prod(x.size for x in free)):
+        return None
+    for blocks, block in zip(groups, crossing, strict=True):
+        if block is not None and _is_mixed(blocks, kept):
+            crossed = next(a for a in block.axes if a in kept)
+            return (f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
+                    f"one position of {crossed}")
+    return (f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
+            f"{' '.join(x.name for x in free)}")
+
+
+def _is_mixed(blocks: Sequence[Block], kept: dict[str, int]) -> bool:
+    """Whether a side has axes that a statistic does not keep."""
+    return any(a not in kept for b in blocks for a in b.axes)
+
+
+def within_places(schedule: Schedule, compute: Compute) -> Schedule:
+    """The schedule with blocks that cross no kept position of a statistic: of its axes those inside, or
+    else outside of what is kept."""
+    for w in compute.statistics:
+        kept = stat.kept(w) or {}
+        for blocks in blocks_of_sides(compute, schedule):
+            for b in blocks if _is_mixed(blocks, kept) else ():
+                if not is_within(b, kept, compute):
+                    own = [i for i, a in enumerate(b.axes) if a in kept]
+                    axes = b.axes[own[-1] + 1:] or b.axes[:own[0]]
+                    made = [replace(b, axes=axes)] if axes else []
+                    at = schedule.blocks.index(b)
+                    schedule = replace(schedule, blocks=(
+                        *schedule.blocks[:at], *made, *schedule.blocks[at + 1:]))
+    return schedule
