@@ -139,7 +139,9 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
         forward = _step(formula, formula.text, shapes, real, {}, any_size)
         chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
         whole = formula.together
-        gradients = formula.gradients if whole is None or chosen < {*whole.of.values()} else (whole,)
+        # One text for all gradients takes memory between kernels, whose size would be an argument too.
+        apart = any_size or whole is None or chosen < {*whole.of.values()}
+        gradients = formula.gradients if apart or whole is None else (whole,)
         backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size) for g in gradients)
     except IndexError as error:
         tell(error, f.name, tensors)

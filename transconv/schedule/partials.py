@@ -87,6 +87,7 @@ def _counted(counts: Iterable[Expr], dtype: DType) -> Expr:
 
 
 PROGRAM = Var("program")
+"""The number of a persistent program, which carries its statistics from tile to tile."""
 
 
 @lru_cache(maxsize=1024)
