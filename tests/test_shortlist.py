@@ -13,7 +13,7 @@ from transconv.conv import ConvWorkload, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, rows, store
+from transconv.selection import choice, heuristics, rows, store
 from transconv.selection import listing as shortlist
 from transconv.selection.listing import DRAWER, Listed
 from transconv.selection.rows import Row
@@ -108,6 +108,19 @@ def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
         other = parse(NORM.replace(old, new))
         shortlist.shortlist(8, other, SM90, Alone(other))
     assert len(ranked) == 5
+
+
+def test_the_best_estimate_for_a_neighbour_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = computes(DENSE, Prop.FWD)[0]
+    once = choice._best(there, SM90, ())
+    choice._best.cache_clear()  # as a new process begins
+    with monkeypatch.context() as patched:
+        patched.setattr(heuristics, "default", None)
+        assert choice._best(there, SM90, ()) == once > 0
+    choice._best.cache_clear()
+    for path in Path(os.environ["TRANSCONV_CACHE"], choice.DRAWER.name).glob("*.json"):
+        choice.DRAWER.put(path.stem, {"us": "nan"})
+    assert choice._best(there, SM90, ()) == once
 
 
 def test_a_given_schedule_is_not_kept(ranked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

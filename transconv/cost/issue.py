@@ -12,6 +12,7 @@ The instructions are counted, not fitted to times; the target's record has the r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute, axis_steps, axis_strides, places
@@ -90,7 +91,7 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
     elements = held if has and all(b in has for b in schedule.blocks if not schedule.in_registers(b)) or (
         vector > 1) else min(held, widest)
     across = max(1.0, min(target.warp_size, inner.extent / widest)) if inner else 1.0
-    down = target.warp_size / across if any(b is not inner for b in has) else 1.0
+    down = target.warp_size / across if any(b != inner for b in has) else 1.0
     step = abs(strides[inner.last]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
     return _Operand(places(view, compute, schedule.written), elements, elements / vector, max(1.0, lines))
@@ -110,12 +111,17 @@ def _scattered(schedule: Schedule, compute: Compute) -> float:
 
 def _innermost(schedule: Schedule, compute: Compute) -> Block | None:
     """The block that lanes run along first: the one with the smallest stride in any operand."""
-    views = [v for v in (compute.a, compute.b) if v is not None]
+    return _closest(tuple([b for b in schedule.blocks if not schedule.in_registers(b)]), compute)
+
+
+@lru_cache(maxsize=4096)
+def _closest(blocks: tuple[Block, ...], compute: Compute) -> Block | None:
+    strides = [axis_strides(v, compute) for v in (compute.a, compute.b) if v is not None]
 
     def gap(b: Block) -> int:
-        return min(abs(axis_strides(v, compute)[b.last]) or 1 << 40 for v in views)
+        return min(abs(s[b.last]) or 1 << 40 for s in strides)
 
-    return min((b for b in schedule.blocks if not schedule.in_registers(b)), key=gap, default=None)
+    return min(blocks, key=gap, default=None)
 
 
 def _distinct(schedule: Schedule, compute: Compute, views: list[View]) -> float:

@@ -159,12 +159,15 @@ def along_sum(view: View, compute: Compute) -> bool:
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
-    return _fetched(view, schedule.blocks, schedule.warps, compute, word, only_along)
+    elements = _elements(view, schedule.blocks, compute)
+    widest = min(ACCESS // view.tensor.dtype.bytes, max(1, elements // (schedule.warps * 32)))
+    return _fetched(view, schedule.blocks, widest, compute, word, only_along)
 
 
 @lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
-def _fetched(view: View, blocks: tuple[Block, ...], warps: int, compute: Compute, word: str,
+def _fetched(view: View, blocks: tuple[Block, ...], widest: int, compute: Compute, word: str,
              only_along: bool) -> Fetch:
+    """``fetch`` in accesses of at most so many elements."""
     elements = _elements(view, blocks, compute)
     size = view.tensor.dtype.bytes
     found = _row_of(view, blocks, compute)
@@ -172,7 +175,6 @@ def _fetched(view: View, blocks: tuple[Block, ...], warps: int, compute: Compute
         return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
     if word == "box":
         return Fetch(elements * size, 0, found.bytes)
-    widest = min(ACCESS // size, max(1, elements // (warps * 32)))
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,

@@ -5,7 +5,8 @@ In: a computation of a workload, a target. Out: schedules, best first, and why. 
 
 from transconv.selection.choice import believable, fitted, schedule_of_user
 from transconv.selection.forced import completed
-from transconv.selection.listing import Listed, estimated, files_digest, shortlist, stamp
+from transconv.selection.keys import files_digest
+from transconv.selection.listing import Listed, estimated, shortlist, stamp
 from transconv.selection.listing import forget as forget_lists
 from transconv.selection.parts import HELD, spread
 from transconv.selection.rows import Row

@@ -11,30 +11,37 @@ these layouts, the schedule of the same workload with features innermost is trie
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import prod
+from math import isfinite, prod
 
 from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
+from transconv.disk_cache import Drawer
 from transconv.errors import ScheduleError
 from transconv.schedule import (
     Schedule,
     Scheduled,
+    Word,
     k_steps,
     needed,
     of_any_size,
+    registered_words,
     tile,
     why_not,
     why_not_copied,
-    words,
 )
 from transconv.selection import heuristics, nearest, store
 from transconv.selection.chains import too_long
+from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import Row, machine
 from transconv.target import Target
+from transconv.version import __version__
+
+DRAWER = Drawer("estimates", 1, longest=1 << 10)
 
 # A tuned schedule is ignored if its estimate exceeds the best estimate by more than this factor:
 # the first for a row of the same workload, the second for another's. `python -m bench trials` measures how
@@ -201,18 +208,26 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
     winner = fitted(winner, there, target)
     if not believable(winner, there, target):
         return 0.0
-    best = _best(there, target, tuple(w.name for w in words()))
+    best = _best(there, target, registered_words())
     return max(1.0, estimate(winner, there, target) / best) if best else 0.0
 
 
 @lru_cache(maxsize=256)
-def _best(compute: Compute, target: Target, known: tuple[str, ...]) -> float:
-    """The best estimate for a computation, 0 if no schedule is legal; ``known``: the words there are. The
-    plans of a layer for any size have the same neighbours."""
+def _best(compute: Compute, target: Target, others: tuple[Word, ...]) -> float:
+    """The best estimate for a computation, 0 if no schedule is legal; ``others``: the registered words.
+    Layers have the same neighbours, and other processes meet them, too: it is kept on disk."""
+    told = (__version__, unnamed(compute), told_by(target), files_digest())
+    key = "" if others else hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+    known = (DRAWER.get(key) if key else None) or {}
+    if type(us := known.get("us")) is float and isfinite(us):
+        return us
     try:
-        return estimate(heuristics.default(compute, target), compute, target)
+        us = estimate(heuristics.default(compute, target), compute, target)
     except ScheduleError:
-        return 0.0
+        us = 0.0
+    if key:
+        DRAWER.put(key, {"us": float(us)})
+    return us
 
 
 def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:

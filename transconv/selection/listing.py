@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 
 from transconv import knobs
-from transconv.compute import Compute, Workload, Write
+from transconv.compute import Compute, Workload
 from transconv.disk_cache import Content, Drawer
 from transconv.schedule import Schedule, Word, registered_words
 from transconv.selection import choice, store
+from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import COLUMNS, machine
 from transconv.target import Target
 from transconv.version import __version__
@@ -103,26 +102,10 @@ def _key(count: int, compute: Compute, target: Target, workload: Workload) -> st
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def unnamed(compute: Compute) -> str:
-    """A text of all of a computation but its name and those of its tensors and values. Axes keep theirs,
-    because schedules mention them."""
-    named = [n for t in compute.tensors for n in (t.name, *t.dims)]
-    named += [s.name for s in compute.steps if not isinstance(s, Write)]
-    numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
-    text = str(compute).partition("\n")[2]
-    lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
-    rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
-            [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
-    return f"{lines}\n{rest}"
-
-
-NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
-
-
 def stamp(workload: Workload, target: Target) -> str:
     """A text of all that a choice depends on besides computation and workload: the target, the tuned rows
     of the workload's group, and this package's files."""
-    return repr((__version__, _fields(target), _rows(workload, target), files_digest()))
+    return repr((__version__, told_by(target), _rows(workload, target), files_digest()))
 
 
 def _rows(workload: Workload, target: Target) -> list[list[tuple[object, ...]]]:
@@ -132,23 +115,3 @@ def _rows(workload: Workload, target: Target) -> list[list[tuple[object, ...]]]:
 
 
 VALUES = attrgetter(*COLUMNS)
-
-
-@functools.lru_cache(maxsize=64)
-def _fields(record: Target) -> list[str]:
-    """The values of a record's fields, with sets sorted, so that their text is reproducible."""
-    assert is_dataclass(record)
-    values = [getattr(record, f.name) for f in fields(record)]
-    return [repr(sorted(map(str, v)) if isinstance(v, frozenset) else v) for v in values]
-
-
-@functools.cache
-def files_digest() -> str:
-    """A digest of the package's source files, because another version may choose other schedules. It uses
-    their content, not their dates, so that a cache can be moved to another machine."""
-    root = Path(__file__).parents[1]
-    seen = hashlib.blake2b(digest_size=16)
-    for path in sorted(root.rglob("*.py")):
-        data = path.read_bytes()
-        seen.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
-    return seen.hexdigest()

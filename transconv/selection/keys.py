@@ -1,0 +1,47 @@
+"""What records on disk are found by: texts of computations and chips, and a digest of this package."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from transconv.compute import Compute, Write
+from transconv.target import Target
+
+NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
+
+
+def unnamed(compute: Compute) -> str:
+    """A text of all of a computation but its name and those of its tensors and values. Axes keep theirs,
+    because schedules mention them."""
+    named = [n for t in compute.tensors for n in (t.name, *t.dims)]
+    named += [s.name for s in compute.steps if not isinstance(s, Write)]
+    numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
+    text = str(compute).partition("\n")[2]
+    lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
+    rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
+            [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
+    return f"{lines}\n{rest}"
+
+
+@functools.lru_cache(maxsize=64)
+def told_by(record: Target) -> list[str]:
+    """The values of a record's fields, with sets sorted, so that their text is reproducible."""
+    assert is_dataclass(record)
+    values = [getattr(record, f.name) for f in fields(record)]
+    return [repr(sorted(map(str, v)) if isinstance(v, frozenset) else v) for v in values]
+
+
+@functools.cache
+def files_digest() -> str:
+    """A digest of the package's source files, because another version may choose other schedules. It uses
+    their content, not their dates, so that a cache can be moved to another machine."""
+    root = Path(__file__).parents[1]
+    seen = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*.py")):
+        data = path.read_bytes()
+        seen.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return seen.hexdigest()
