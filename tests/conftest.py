@@ -32,8 +32,9 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
     "bench/test_bench_ablation", "bench/test_bench_graphs", "bench/test_bench_issues",
     "bench/test_bench_sizes", "verify/test_bisect", "verify/test_fuzz", "verify/test_fuzz_compute",
     "verify/test_matrix", "verify/test_mutants", "verify/test_check", "verify/test_planted",
-    "graph/test_any_size", "graph/test_drawn", "graph/test_schedules", "torch_ops/test_any_size",
-    "torch_ops/test_docs", "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
+    "verify/test_small_types", "verify/test_oracle", "verify/test_precision", "graph/test_any_size",
+    "graph/test_drawn", "graph/test_schedules", "torch_ops/test_any_size", "torch_ops/test_docs",
+    "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
     "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
     "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
     "backend_triton/test_triton_interpreter"))

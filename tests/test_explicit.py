@@ -206,8 +206,8 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
 
 
 def test_who_fetches_knows_no_lanes() -> None:
-    """Also where names over lanes have left the loop over the tiles of a program, unsimplified: its warp
-    copies boxes, which elements of them a lane has is the others' business."""
+    """Also where names over lanes have left the loop over the tiles of a program, unsimplified: the
+    producer's warp copies whole boxes and needs no lanes."""
     p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
     steps = plan_steps(p, FWD, SM90, schedule, Epilogue())

@@ -147,7 +147,7 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("TRANSCONV_DEBUG", "4")
     compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
     files = sorted((tmp_path / "stages").iterdir())
-    names = [s.name for s in stages() if s is not TOGETHER]  # a launch for itself
+    names = [s.name for s in stages() if s is not TOGETHER]  # a launch of its own
     assert [f.name.split(".")[2] for f in files] == names
     told = {f.name.split(".")[2]: f.read_text() for f in files}
     assert "mb1ic16ih5oc16oh5kh3ph1 fwd on sm_90" in told["problem"] and " | " in told["schedule"]

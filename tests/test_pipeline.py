@@ -45,7 +45,8 @@ def test_a_choice_that_copies_an_operand_first() -> None:
 
 @pytest.mark.parametrize("off", ["", "simplify", "simplify hoist lets"])
 def test_two_bounds_that_leave_one_value_name_it(off: str) -> None:
-    """Whoever spells it: LLVM of Triton 3.6 takes `(0 <= iw) & (iw < 1)` of remainders for false."""
+    """Also where a pass writes it: the LLVM of Triton 3.6 evaluates `(0 <= iw) & (iw < 1)` of
+    remainders as false."""
     p = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=f32 tag=axb")
     schedule = Schedule.parse("kh.kw:16 oc:16 mb:4 oh.ow:4 | mma | stages=4")
     steps = compiler.plan_steps(p, Prop.BWD_W, SM90, schedule, Epilogue())

@@ -129,7 +129,7 @@ def test_long_chains_have_names_for_their_values() -> None:
     ("relu:0.5+bias", "bias+relu:0.5"), ("sum:0.5:2", "sum:0.5"), ("clip:-4:8", "clip:-4:7"),
     ("add:s8:per_oc", "sub:s8:per_oc"), ("ge:s8:per_tensor", "lt:s8:per_tensor")])
 def test_wrong_epilogues_are_found(asked: str, computed: str) -> None:
-    """A kernel of another chain, in the place of the one that was asked for."""
+    """Replaces the kernel by one with another chain of post-ops."""
     case = Case(P, Prop.FWD, asked, where="cpu", numpy=True)
     wrong = Case(P, Prop.FWD, computed, where="cpu").plan("mb.oh.ow:16 oc:8 ic:8 | fma")
     assert "wrong" in case.judge(wrong, "exact", 1).reason

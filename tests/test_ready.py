@@ -28,7 +28,7 @@ PROBLEM = ConvProblem.parse("mb2ic16ih6oc16oh6kh1ph0 dt=f16 tag=nhwc")
 
 
 class Processes:
-    """In the place of compiling processes: jobs wait until they are answered."""
+    """Stands in for compiling processes: jobs wait until the test answers them."""
 
     def __init__(self, *_: Any) -> None:
         self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
@@ -205,7 +205,7 @@ def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:
     script.write_text(
         "from transconv.backend_triton import Compilers\n"
         "print('begun', flush=True)\n"
-        "pool = Compilers('timeit', {}, 2)\n"  # a module that answers nothing for a while
+        "pool = Compilers('timeit', {}, 2)\n"  # a module that does not answer for a while
         "import atexit; atexit.register(pool.close)\n"
         "pool.submit({}, print)\n"
         "while not any(c.process for c in pool.children): pass\n"

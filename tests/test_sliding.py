@@ -164,7 +164,7 @@ def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "schedule", "loads"), [
-    # Minutes in LLVM, on an H200 and elsewhere: the fuzzer's.
+    # Schedules that the fuzzer found to take LLVM minutes.
     ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 512),
     ("mb1ic32ih11oc16oh6kh3sh2ph1", "oh.ow:16 oc:16 kh.kw:16 ic:2 | fma | unroll=1 regs=oc.ic", 544),
     # Fewer at a time, steps that are no part of it, and pixels that taps share.

@@ -1,5 +1,5 @@
-"""Stride phases in one launch: the same answer whoever goes first, and separate launches where one
-is wrong or cannot be."""
+"""Stride phases in one launch: the same answer in any order of execution, and separate launches where
+one launch is wrong or impossible."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Closed:
-    """An import hook that knows no transconv."""
+    """An import hook that refuses to import transconv."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] == "transconv":
@@ -31,7 +31,7 @@ def main(out: str, *files: str) -> None:
     sys.meta_path.insert(0, Closed())  # type: ignore[arg-type]
     import torch
 
-    torch.set_num_threads(1)  # small problems: threads would only wait for each other
+    torch.set_num_threads(1)  # problems are small: more threads would be slower
     try:
         import transconv  # noqa: F401
     except ImportError:

@@ -282,7 +282,7 @@ assert not execute.ORIGINALS
 
 
 def test_kernels_stay_while_another_thread_may_enter_them() -> None:
-    """Taking one away that a thread waits to enter ends the process, or fails inside of torch."""
+    """Removing a kernel that a thread is about to enter crashes the process, or fails inside torch."""
     subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, check=True)
 
 

@@ -220,7 +220,7 @@ def test_fold_wants_eval_mode() -> None:
 
 @pytest.mark.parametrize("activation", [a for a in fused.GRAD_FROM_RESULT if a])
 def test_gradients_where_no_number_is_finite(activation: str) -> None:
-    """A gradient that is infinite where the activation is flat stays out, as in torch."""
+    """An infinite gradient where the activation is flat gives no contribution, as in torch."""
     x, w = torch.randn(1, 2, 4, 4, requires_grad=True), torch.ones(2, 1, 1, 1)
     grads = torch.tensor([float("inf"), float("nan"), 1.0, 0.0]).expand(1, 2, 4, 4)
     with torch.no_grad():

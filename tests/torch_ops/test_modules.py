@@ -1,4 +1,4 @@
-"""transconv.nn: torch's modules in every respect but who computes."""
+"""transconv.nn: modules that behave as torch's and compute with transconv's kernels."""
 
 from __future__ import annotations
 

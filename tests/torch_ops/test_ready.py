@@ -179,7 +179,7 @@ def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(
         sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
-    sized.general = True  # as one that another program has left on disk
+    sized.general = True  # as if another program had left it on disk
     for _ in range(3):
         torch.testing.assert_close(transconv.conv2d(X, W, B), torch.conv2d(X, W, B))
     assert counts() == ({"fwd any size": 3}, {}) and len(sized.processes.jobs) == 1
@@ -200,7 +200,7 @@ def test_torch_answers_until_a_kernel_for_any_size_is_there(sized: Machine) -> N
     sized.general = True
     _, done = sized.processes.jobs.pop()
     done({"kernels": 1})
-    for size in (5, 6, 7):  # one of two is there, and stands in
+    for size in (5, 6, 7):  # one of two kernels is compiled, and is used for both
         x = torch.randn(2, 4, size, 9)
         torch.testing.assert_close(transconv.conv2d(x, W), torch.conv2d(x, W), rtol=1e-3, atol=1e-3)
     sized.finish()

@@ -309,7 +309,7 @@ def test_zeros_that_strides_leave_are_trusted() -> None:
 
 
 def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user is protected from by the check of first results is a failure all the same."""
+    """A wrong kernel that the check of first results would replace is still a failure here."""
     def proven(case: Case) -> None:
         raise Unsupported("miscompiled", "8 plans gave wrong results")
 

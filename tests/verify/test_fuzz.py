@@ -96,7 +96,8 @@ def test_passes_that_are_gone_are_read_in_older_lines() -> None:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("passes", ["-simplify,-lets", ""])
 def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
-    """Its verdict is kept by its text: a name that depended on the order of a set would lose it."""
+    """Verdicts are stored under the kernel's text: with a name that depends on the order of a set they
+    would be lost."""
     code = ("from transconv.conv import Epilogue, build\n"
             "from transconv.verify.fuzz_trial import draw_trial\n"
             "from transconv.target import Target\n"
@@ -172,8 +173,8 @@ def test_drawn_schedules_are_legal() -> None:
 
 
 def test_a_new_word_is_drawn_by_itself() -> None:
-    """A word that joins the table is in the next draw, with its values, the smallest of its range, what
-    its row says, or what is seen among proposals."""
+    """A word that is added to the table is drawn: one of its values, of the smallest of its range, of
+    what its row says, or of those seen among proposals."""
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
         rng, compute = random.Random(1), drawn_trials()[0].computes[0]
         return {draw_schedule._value(rng, word, Schedule(), compute, seen) for _ in range(80)}

@@ -1,5 +1,5 @@
-"""On a GPU: what the compiler below us gets wrong is told from what we do, here by a text that is
-spoiled on its way to the compiler."""
+"""On a GPU: bisection tells errors of Triton's compiler from errors of transconv; here the text is
+changed on its way to the compiler."""
 
 from __future__ import annotations
 
