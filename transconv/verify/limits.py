@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf, prod
 
-from transconv.compute.errors import SHORT
+from transconv.compute import SHORT
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import DType, f32
 from transconv.verify.data import terms
