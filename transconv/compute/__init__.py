@@ -11,7 +11,7 @@ from transconv.compute.applied_values import in_torch, with_error
 from transconv.compute.compute import Compute, why_not_lowered
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
-from transconv.compute.errors import allowed, is_tf32, rounds_once, share_of
+from transconv.compute.errors import SHORT, allowed, is_tf32, rounds_once, share_of
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
@@ -33,7 +33,7 @@ from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 Algorithm = Compute  # deprecated alias
 
 __all__ = [
-    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
+    "SHORT", "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
     "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "Step", "Sweep", "Sweeps",
     "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",

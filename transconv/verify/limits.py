@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import inf, prod
 
+from transconv.compute import SHORT
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import DType, f32
 from transconv.verify.data import terms
@@ -40,7 +41,17 @@ def per_element(p: ConvProblem, prop: Prop) -> float:
         return TF32
     if p.acc.kind == "int":
         return 0.0
+    if chain := short_chain(p, prop):
+        return SHORT * chain
     return (terms(p, prop) + 4) * 2.0 ** -(23 if p.acc.bits == 32 else 52)
+
+
+def short_chain(p: ConvProblem, prop: Prop) -> float:
+    """The steps of 32 terms of 8-bit floats in one accumulator of some 13 bits; 0 for other products."""
+    if any(p.specs[n].dtype.bits > 8 or p.specs[n].dtype.kind != "float" for n in prop.operands):
+        return 0.0
+    count = terms(p, prop)
+    return max(1.0, (min(count, 128) if p.math == "ieee" else count) / 32)
 
 
 def drift(p: ConvProblem, prop: Prop, chain: int) -> float:
@@ -49,6 +60,8 @@ def drift(p: ConvProblem, prop: Prop, chain: int) -> float:
     each (transconv/selection/chains.py)."""
     if p.acc.bits != 32:
         return float(terms(p, prop) ** 0.5 * 2.0**-52)
+    if short := short_chain(p, prop):
+        return float(short**0.5 * SHORT / 2)
     return float(terms(p, prop) ** 0.5 * 2.0**-23 + chain * 2.0**-25)
 
 
