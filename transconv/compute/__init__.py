@@ -33,9 +33,9 @@ from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 Algorithm = Compute  # deprecated alias
 
 __all__ = [
-    "SHORT", "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
+    "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
-    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "Step", "Sweep", "Sweeps",
+    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep", "Sweeps",
     "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",
     "axis_strides", "describe", "examine", "execute", "fresh", "in_torch", "is_tf32", "kernels", "library",
     "moved", "named", "number", "of_sizes", "one_line", "outside", "parse", "parted", "places",
