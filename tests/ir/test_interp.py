@@ -219,7 +219,7 @@ def test_integer_arithmetic_is_that_of_python(e: ir.Expr) -> None:
 
 
 @pytest.mark.parametrize("x", [0.25, 1.0, 2.5])
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"fma"}))
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"fma", "divided"}))
 def test_functions(name: str, x: float) -> None:
     table = {"sigmoid": lambda v: 1 / (1 + math.exp(-v)), "rsqrt": lambda v: v ** -0.5,
              "abs": abs, "exp2": lambda v: 2 ** v, "nearest": round}
@@ -228,6 +228,13 @@ def test_functions(name: str, x: float) -> None:
     assert value_of(ir.Call(name, (ir.Const(x, f64),))) == pytest.approx(expected(x))
     if name in ("abs", "floor", "erf", "tanh"):
         assert value_of(ir.Call(name, (ir.Const(-x, f64),))) == pytest.approx(expected(-x))
+
+
+def test_functions_of_several_values() -> None:
+    x, y, z = (ir.Const(v, ir.f32) for v in (1.5, 0.25, 2.0))
+    assert value_of(ir.Call("fma", (x, y, z))) == 2.375 and value_of(ir.Call("divided", (x, y))) == 6
+    with pytest.raises(ir.VerifyError, match="takes 32-bit floats, not f64"):
+        ir.verify(ir.Let(ir.Var("q", f64), ir.Call("divided", (ir.Const(1.0, f64), ir.Const(2.0, f64)))))
 
 
 def test_the_nearest_tf32() -> None:

@@ -74,6 +74,7 @@ SOUND = {
     "explicit": [grid(*TILES, DOT), programs(DEALT, ir.Alloc(ACC, (M, N), ZERO), START)],
 }
 
+DEALT_IN_A_LOOP = grid(ir.For(C, 2, ir.For(H, 4, ir.Comment("x"), "dealt", programs=2)))
 BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
     "nest": {
         "load-only-in-let": [
@@ -117,8 +118,8 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
         ],
         "values-are-scalars": [grid(ir.Let(A, load(M)))],
         "sums-only-grow": [grid(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ZERO))],
-        "nothing-is-explicit": [grid(ir.Shared(RING)),
-                                grid(ir.For(H, 4, ir.Comment("x"), "dealt", programs=2))],
+        "nothing-is-explicit": [grid(ir.Shared(RING))],
+        "tiles-are-dealt-in-the-grid": [DEALT_IN_A_LOOP],
         "load-only-in-let": [grid(ir.store(T, 0, load(ir.ONE)))],
     },
     "lanes": {
@@ -131,6 +132,7 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
         "products-are-of-names": [grid(*TILES, UNNAMED)],
         "nothing-is-explicit": [grid(ir.Shared(RING), ir.Let(A, PIECE)),
                                 grid(ir.FuncCall(ir.FENCE, ()))],
+        "tiles-are-dealt-in-the-grid": [DEALT_IN_A_LOOP],
         "kernel-is-a-grid": [kernel(*TILES)],
         "axes-are-tiled": [grid(axis(H, ir.Comment("x")))],
         "load-only-in-let": [grid(ir.Let(A, load(M) + 1.0))],
@@ -142,7 +144,7 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
             grid(ir.Roles((ir.Role("one", 4, 0, ir.Comment("x")),)), ir.Let(A, ZERO)),
         ],
         "only-roles-wait": [grid(ir.Shared(FULL), WAIT), grid(ir.Shared(RING), ir.Put(PIECE, ZERO)),
-                            grid(ir.For(H, 4, ir.Comment("x"), "dealt", programs=2))],
+                            DEALT_IN_A_LOOP],
         "roles-say-all": [programs(ir.Let(A, BOX)), programs(*TILES, DOT),
                           programs(ir.BoxStore(T, (ir.ZERO,), (ir.ZERO,), (16,), ZERO))],
         "pieces-are-multiplied": [programs(*TILES, ir.FuncCall(ir.DOT_ASYNC, DOT.args))],

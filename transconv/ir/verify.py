@@ -45,7 +45,7 @@ LEVELS: dict[str, tuple[Rule, ...]] = {
     "nest": (form.load_only_in_let, level_of.values_are_scalars, level_of.loops_are_axes,
              level_of.parallel_loops_are_outside, level_of.sums_begin_before_loops,
              level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
-             level_of.nothing_is_explicit, level_of.tiles_are_dealt_in_the_grid),
+             level_of.nothing_is_explicit),
     "tiles": (*TILED, level_of.values_are_scalars, level_of.tiles_become_lanes, level_of.sums_only_grow,
               level_of.nothing_is_explicit, level_of.tiles_are_dealt_in_the_grid),
     "lanes": (*LANES, level_of.nothing_is_explicit, level_of.tiles_are_dealt_in_the_grid),
