@@ -28,7 +28,9 @@ from transconv.ir import TRUE, Cast, Const, Div, Expr, Mul, Sub, Var, View
 if TYPE_CHECKING:
     from transconv.compute.kernels import Cut
 
-MOST_HELD = 32768  # elements of a row up to which a program may hold it, and carry what leaves with it
+# Elements of a row with which a program holds it and carries what leaves with it. Lanes of shorter rows
+# have to be combined in each tile, and longer ones leave no registers.
+CARRIED = range(512, 4097)
 Left = dict[Reduction, Write]
 """Reductions, each with the store that leaves it."""
 
@@ -43,7 +45,7 @@ def leaving(cut: Cut, taken: list[Step], left: list[Step]) -> Left:
         return {}
     if len(heads) == 1 and (found := _behind(cut, taken, left, cut.axes[heads[0]])):
         return found
-    if prod(cut.sizes[a] for a in heads[0].axes) > MOST_HELD:
+    if prod(cut.sizes[a] for a in heads[0].axes) not in CARRIED:
         return {}
     return _behind(cut, taken, left, whole(cut, heads[0]))
 

@@ -21,7 +21,7 @@ from math import ceil, prod
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.additions import adding_us, meeting_us
-from transconv.cost.issue import SECTOR
+from transconv.cost.issue import ACCESS, SECTOR
 from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import (
@@ -45,6 +45,7 @@ CACHE = 4.0  # the bandwidth of the L2 cache relative to that of memory
 ROOM = 0.6  # the fraction of the L2 cache that holds elements until they are read again
 SMALL = 1 / 16  # tensors below this fraction of the L2 cache and of the largest tensor stay in the cache
 EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine results of threads of a row
+CROSSING_NS = 1.15  # for each place and each group of warps that has it, by way of shared memory
 CROSS = 1 / 120  # of a block's exchange: for each row of each warp, written to shared memory and read
 FULL = 0.88  # the fraction of the bandwidth that copies reach
 SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a cache line
@@ -97,6 +98,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     alone = START_NS + turns * (waits * LATENCY_NS + moved / share + meets
                                 + thread * max(STALL, schedule.warps / chip.schedulers))
     issued = thread * schedule.warps / chip.schedulers / ISSUED
+    if compute.statistics:
+        issued += steps * len(compute.statistics) * _crossing(schedule, tiled, compute, target)
     if divided == "block":
         issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
     busy = max(each * max(turns * moved / rate, turns * issued, NEXT_NS), ceil(each / together) * alone)
@@ -165,9 +168,9 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     threads = warps * target.warp_size
     lanes = _tiled(blocks, compute).elements / threads
     moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
-    bytes_of = {v: min(_bytes(f) * _present(v, blocks, compute), _distinct(v, blocks, compute) * SECTOR,
-                       facts.sizes[v] if v in facts.small else 1 << 60)
-                for v, f in moved.items()}
+    bytes_of = {v: min(_bytes(f) * (_present(v, blocks, compute) if held else 1.0),
+                       _distinct(v, blocks, compute) * SECTOR,
+                       facts.sizes[v] if v in facts.small else 1 << 60) for v, f in moved.items()}
     return [_Swept(sum([bytes_of[v] for v in r.first]), sum([bytes_of[v] for v in r.again]),
                    lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
                    r.reads, r.exchanges) for r in _roles(compute, held, target)]
@@ -194,7 +197,7 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
     found = []
     for inner in facts.sweeps:
         reads = [s.view for s in inner if isinstance(s, Read) and not (held and s.view in seen)]
-        stored = [s.view for s in inner if isinstance(s, Write)]
+        stored = [s.view for s in inner if isinstance(s, Write) and s not in compute.statistics]
         first = [v for v in reads if v not in seen and v not in facts.small]
         again = [v for v in reads if v in seen or v in facts.small]
         seen |= {*reads}
@@ -233,6 +236,15 @@ def _distinct(view: View, blocks: tuple[Block, ...], compute: Compute) -> int:
 def _moves(view: View, block: Block, compute: Compute) -> bool:
     strides = axis_strides(view, compute)
     return any(strides[a] for a in block.axes)
+
+
+def _crossing(schedule: Schedule, tiled: _Tiled, compute: Compute, target: Target) -> float:
+    """Nanoseconds in which a statistic of rows is combined between warps that hold elements of the same
+    places: none if the lanes of a row take all warps."""
+    threads = schedule.warps * target.warp_size
+    beside = threads * ACCESS // compute.c.tensor.dtype.bytes / tiled.reduced
+    crosses = beside > 1 and tiled.elements > tiled.reduced > 1
+    return CROSSING_NS * tiled.reduced * beside if crosses else 0.0
 
 
 def _cached(again: float, steps: int, together: int, target: Target) -> float:
