@@ -11,6 +11,7 @@ from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
+from transconv.selection import heuristics
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
 
@@ -202,3 +203,20 @@ def test_operands_are_checked() -> None:
         plan.launch(**tensors | {"A": tensors["A"].float()})
     with pytest.raises(TensorError, match=r"A: expected shape .* strides \(33, 1\), got"):
         plan.launch(**tensors | {"A": tensors["A"].T.contiguous().T})
+
+
+def test_a_product_of_two_types_is_for_multiply_adds() -> None:
+    """The matrix unit takes one type, or any two of 8 bits; Triton refuses others."""
+    text = """compute p
+    tensor X {} [64, 64]
+    tensor W {} [64, 64]
+    axes m=64 n=64 | k=64
+    read x = X[m, k]
+    read w = W[n, k]
+    let  s = sum(x*w; k)
+    store Y[m, n] = s"""
+    for x, w, unit in (("bf16", "f16", "fma"), ("f16", "f32", "fma"), ("f8e4m3", "f8e5m2", "mma")):
+        assert heuristics.default(parse(text.format(x, w)), TARGETS["sm_90"]).unit == unit
+    mixed = Schedule.parse("m:16 n:16 k:16 | mma")
+    assert "two factors of one type, not bf16 by f16" in str(
+        why_not(mixed, parse(text.format("bf16", "f16")), TARGETS["sm_90"]))

@@ -22,6 +22,7 @@ LEAST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}  # the smallest p
 # The error of 32 terms of 8-bit floats, as a fraction of the sum of absolute terms: on an H200 at most
 # 2^-10.7 a step, for sums of one sign (0.14 after 8192 terms, 7.2e-4 where sums move to f32).
 SHORT = 2.0**-10
+"""How far sums of products of 8-bit floats may be off by each 32 of them, of the sum of absolute terms."""
 OPERATIONS = 4.0  # half units in the last place that the operations of one step may add
 ROUNDINGS = 4.0  # the same for a stored result
 

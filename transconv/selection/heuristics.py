@@ -164,6 +164,11 @@ def _types(compute: Compute) -> tuple[DType, DType]:
     return left.var.type, right.var.type
 
 
+def _alike(left: DType, right: DType) -> bool:
+    """Whether a matrix unit multiplies these types: one type, or any two of 8 bits."""
+    return left is right or left.bits == right.bits == 8
+
+
 def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals for a product or a sum, without merging groups."""
     if compute.b is None:
@@ -171,7 +176,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
     batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and "mma" in target.features
               and rows and columns and summed
-              and not target.lacks(*_types(compute), compute.acc)
+              and not target.lacks(*_types(compute), compute.acc) and _alike(*_types(compute))
               and _worth_the_matrix_unit(compute) and _both_sum(compute))
     if matrix:
         yield from sliding_down(compute, target)
