@@ -246,7 +246,14 @@ class ExprSpeller:
             return f"{self.space}.load({address})", POSTFIX
         fill = e.fill if e.dtype.kind == "float" else int(e.fill)
         other = self.text(Const(fill, e.dtype))
-        return f"{self.space}.load({address}, mask={self.fit(e.mask, lanes)}, other={other})", POSTFIX
+        mask = self.condition(e.mask, lanes)
+        return f"{self.space}.load({address}, mask={mask}, other={other})", POSTFIX
+
+    def condition(self, mask: Expr, lanes: tuple[Lane, ...]) -> str:
+        """A mask that is not always true. One that never is becomes a tensor, as Triton asks for."""
+        if not isinstance(mask, Const):
+            return self.fit(mask, lanes)
+        return f"{self.space}.full(({'1, ' * len(lanes)}), False, {self.space}.int1)"
 
     def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
         """A descriptor loads the box in the order of memory; it is permuted to the order of its lanes."""

@@ -105,7 +105,7 @@ class TlEmitter(ExprSpeller):
         lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
                              key=lambda x: (x.axis, x.name)))
         text = f"{self.address(tensor, offset, lanes)}, {self.fit(value, lanes)}"
-        return text if mask is TRUE else f"{text}, mask={self.fit(mask, lanes)}"
+        return text if mask is TRUE else f"{text}, mask={self.condition(mask, lanes)}"
 
     def lines_BoxStore(self, s: BoxStore) -> list[str]:
         lanes, memory = self.lanes(s.value), self.memory_lanes(s)
