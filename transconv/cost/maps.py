@@ -37,6 +37,7 @@ from transconv.schedule import (
 )
 from transconv.target import Target
 
+WINDOW = 64  # elements of a row up to which lanes beyond its end cost as much as others: as in trials
 OVERHEAD = 20  # registers of a thread for addresses and masks
 HEAVY = 6  # instructions of exp and the like
 STALL = 2.0  # clocks between two instructions of a warp
@@ -168,7 +169,8 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     threads = warps * target.warp_size
     lanes = _tiled(blocks, compute).elements / threads
     moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
-    bytes_of = {v: min(_bytes(f) * (_present(v, blocks, compute) if held else 1.0),
+    windows = not held and prod(x.size for x in compute.axes_of("K")) <= WINDOW
+    bytes_of = {v: min(_bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
                        _distinct(v, blocks, compute) * SECTOR,
                        facts.sizes[v] if v in facts.small else 1 << 60) for v, f in moved.items()}
     return [_Swept(sum([bytes_of[v] for v in r.first]), sum([bytes_of[v] for v in r.again]),
