@@ -67,7 +67,7 @@ TABLES = {
     "networks": Table(("h200_networks.csv",), tuple(f"python -m bench networks{way}" for way in (
         "", " --compiled", " --graphs")), networks_table),
     "overhead": Table(("h200_overhead.csv",), ("python -m bench overhead",), overhead_table),
-    "maps": Table(("h200_maps.csv",), ("python -m bench maps --no-inductor",), maps_table),
+    "maps": Table(("h200_maps.csv",), ("python -m bench maps",), maps_table),
     "computations": Table(("h200_computations.csv",), ("python -m bench computations",),
                           computations_table),
     "check": Table(("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",),
