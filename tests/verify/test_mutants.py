@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.verify.mutants import SUBJECTS, Subject, killed, mutants
-from transconv.runtime import verdicts
+from tests.shown import ROOT
+from tests.verify.mutants import SUBJECTS, Subject, mutants
 
 
 def key(a: int, b: int, flag: bool) -> tuple[object, ...]:
@@ -29,13 +32,23 @@ def test_what_is_left_out() -> None:
     assert made[1][0] == f"key:{honest.co_firstlineno + 2} without b"
 
 
+FORKED = """
+from tests.verify.mutants import killed, mutants
+from transconv.runtime import verdicts
+left = {name.split(" without ")[1]: code for name, code in mutants(verdicts.digest)}
+print(*(killed(verdicts.digest, left[part], [TEST]) for part in ("{machine}", "{source}")))
+"""
+
+
 def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
+    """In a process of its own: a fork of this one, which has threads, may wait for ever."""
     test = tmp_path / "test_it.py"
     test.write_text("from transconv.runtime.verdicts import digest\n"
                     "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n")
-    left = {name.split(" without ")[1]: code for name, code in mutants(verdicts.digest)}
-    assert killed(verdicts.digest, left["{machine}"], [str(test)])
-    assert not killed(verdicts.digest, left["{source}"], [str(test)])
+    alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run([sys.executable, "-c", f"TEST = {str(test)!r}{FORKED}"], capture_output=True,
+                          text=True, cwd=ROOT, env=alone, timeout=100, check=False)
+    assert done.stdout.splitlines()[-1:] == ["True False"], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.function)

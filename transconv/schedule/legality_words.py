@@ -143,7 +143,7 @@ def _why_not_multiplied(compute: Compute, target: Target) -> str | None:
     left, right = (f.var.type for f in compute.factors or ())
     if target.lacks(left, right, compute.acc):
         return f"{target.name} multiplies {left} by {right} element by element (unit fma)"
-    if left is not right and max(left.bits, right.bits) > 8:
+    if left.memory is not right.memory and max(left.bits, right.bits) > 8:
         return f"the matrix unit multiplies two factors of one type, not {left} by {right} (unit fma does)"
     if compute.names.fills_of(compute.factors or ()) & {inf, -inf}:
         return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"

@@ -166,7 +166,7 @@ def _types(compute: Compute) -> tuple[DType, DType]:
 
 def _alike(left: DType, right: DType) -> bool:
     """Whether a matrix unit multiplies these types: one type, or any two of 8 bits."""
-    return left is right or left.bits == right.bits == 8
+    return left.memory is right.memory or left.bits == right.bits == 8
 
 
 def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
