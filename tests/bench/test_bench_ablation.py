@@ -69,6 +69,7 @@ def test_the_document_tells_what_is_nothing() -> None:
     assert "Nothing was measured" in ablation_table.document([])
 
 
+@pytest.mark.slow
 def test_the_command_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     wanted = {"-lets", "-cse", "group_m=1"}

@@ -54,6 +54,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_networks(tmp_path: Path) -> None:
     words = ["networks", "--out", str(tmp_path), "--small", "--device", "cpu", "--models",
              "unet2d", "--precisions", "ieee", "--layouts", "nhwc", "--processes", "1"]
