@@ -378,3 +378,14 @@ def test_compiled_code_moves_running_statistics(own: bool) -> None:
             found.append([call(x, mean, variance), mean, variance])
         torch.testing.assert_close(found[0], found[1])
         assert bool(found[0][1].any()) == own
+
+
+def test_running_statistics_of_inference_mode_move_outside_of_it() -> None:
+    x = torch.randn(2, 4, 3, 4)
+    with torch.inference_mode():
+        held = torch.zeros(4), torch.ones(4)
+    transconv.functional.batch_norm(x, *held, training=True)
+    want = torch.zeros(4), torch.ones(4)
+    F.batch_norm(x, *want, training=True)
+    for ours, theirs in zip(held, want, strict=True):
+        torch.testing.assert_close(ours, theirs)

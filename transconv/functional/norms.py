@@ -76,12 +76,16 @@ def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Ten
 
 def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
                      results: Sequence[Tensor]) -> Tensor:
-    """Move the running statistics, in place as torch does."""
+    """Move the running statistics, in place as torch does: also those of inference mode outside of it."""
     if len(results) == 3:
-        with torch.no_grad():
-            for held, new in zip(tensors[1:3], results[1:], strict=True):
-                assert held is not None
-                held.copy_(new)
+        for held, new in zip(tensors[1:3], results[1:], strict=True):
+            assert held is not None
+            if not torch.compiler.is_compiling() and held.is_inference():
+                with torch.inference_mode():
+                    held.copy_(new)
+            else:
+                with torch.no_grad():
+                    held.copy_(new)
     return results[0]
 
 
