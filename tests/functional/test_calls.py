@@ -387,5 +387,5 @@ def test_running_statistics_of_inference_mode_move_outside_of_it() -> None:
     transconv.functional.batch_norm(x, *held, training=True)
     want = torch.zeros(4), torch.ones(4)
     F.batch_norm(x, *want, training=True)
-    for ours, theirs in zip(held, want, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for moved, theirs in zip(held, want, strict=True):
+        torch.testing.assert_close(moved, theirs)
