@@ -114,7 +114,7 @@ def test_a_cancelled_result_is_not_expected_to_be_rounded_once() -> None:
 
 
 def test_errors_that_an_expression_cancels_do_not_count() -> None:
-    """softplus is log(u) t / (u - 1) with u = 1 + t rounded, and is off by a few half units all the same."""
+    """softplus is log(u) t / (u - 1) with u = 1 + t rounded, and only a few half units off."""
     text = f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n store Y[n] = softplus(x)"
     answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
     low = (POINTS < -1) & (POINTS > -20)
