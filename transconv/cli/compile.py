@@ -40,12 +40,13 @@ def run(words: argparse.Namespace) -> int:
     targets = [Target.parse(name) for name in words.target.split(",")]
     jobs = [j for t in targets for p in options.props(words)
             for j in jobs_of(problem, p, t, schedule, epilogue, words.text)]
-    return tell(str(problem), compile_offline(jobs, words.timeout), words.text)
+    answers = compile_offline(jobs, words.timeout)
+    return told(str(problem), answers, words.text)
 
 
-def tell(title: str, answers: Sequence[Answer], text: str) -> int:
-    """Print a row for each kernel, what went wrong, and the form that ``text`` names. The exit code."""
-    print(f"{title}\n\n{table(answers)}")
+def told(name: str, answers: Sequence[Answer], text: str) -> int:
+    """Print what became of kernels, and the form of each that was asked for. Returns the exit code."""
+    print(f"{name}\n\n{table(answers)}")
     for a in answers:
         if isinstance(a, CompileFailure) and a.log:
             print(f"\n{a.function} for {a.target}:\n{a.log}")

@@ -167,7 +167,7 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     """Machine code for chips, and the resources that it uses."""
     from transconv.backend_triton import compile_offline as compiled
-    from transconv.cli.compile import tell
+    from transconv.cli.compile import told
     from transconv.verify.matrix.jobs import job_of
 
     schedule = Schedule.parse(words.schedule) if words.schedule else None
@@ -176,5 +176,5 @@ def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     for target in targets:
         made: Plan = build_compute(compute, target, schedule)
         jobs += [job_of(step, target, words.text) for step in made.steps]
-    return tell(compute.name, compiled(jobs, words.timeout), words.text)
+    return told(compute.name, compiled(jobs, words.timeout), words.text)
 
