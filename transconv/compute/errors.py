@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
-from transconv.ir import Array, Cast, DType, Expr, Var, f32, find, tf32
+from transconv.ir import EXACT_TERMS, Array, Cast, DType, Expr, Var, f32, find, tf32
 
 SUMMED = 2.0**-18  # the error of a sum in f32, as a fraction of the sum of absolute terms
 TF32 = tf32.spacing  # the same if both factors are rounded to tf32
@@ -36,12 +36,11 @@ def share_of(compute: Compute) -> float:
 
 def short_chain(compute: Compute) -> float | None:
     """The steps of 32 terms in a sum of products of 8-bit floats that a matrix unit may add with some 13
-    bits (wgmma); None for other products. With math=ieee sums move to f32 after 128 terms."""
-    if compute.factors is None or not all(f.var.type.kind == "float" and f.var.type.bits == 8
-                                          for f in compute.factors):
+    bits (wgmma); None for other products. With math=ieee sums move to f32."""
+    if compute.factors is None or not all(f.var.type.is_short for f in compute.factors):
         return None
     terms = prod(x.size for x in compute.axes_of("K"))
-    return max(1.0, (min(terms, 128) if compute.math == "ieee" else terms) / 32)
+    return max(1.0, (min(terms, EXACT_TERMS) if compute.math == "ieee" else terms) / 32)
 
 
 def is_tf32(compute: Compute) -> bool:
