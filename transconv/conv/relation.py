@@ -78,8 +78,8 @@ def _in_dst(p: ConvProblem, x: int, i: Expr, k: Expr) -> ViewDim:
 
 
 def reading(p: ConvProblem, prop: Prop, x: int) -> tuple[Axis, Axis, ViewDim]:
-    """Along spatial axis ``x``: the positions of the result, the taps, and the coordinate that they read in
-    the other of src and dst (``FWD``: of src, ``BWD_D``: of dst, all stride phases together)."""
+    """Along spatial axis ``x``: the positions of the result, the taps, and the coordinate that they read
+    in the other of src and dst (``FWD``: of src, ``BWD_D``: of dst, all stride phases together)."""
     if prop is not Prop.BWD_D:
         found = _solve_i(p, x)
         return found.outer, found.tap, found.i

@@ -16,8 +16,8 @@ from transconv.ir import View, free_vars
 @dataclass(frozen=True, slots=True)
 class Split:
     """One axis: the dim of input, weight, bias and result that it splits, None where it is not in the
-    tensor. ``groups``: the axis of groups; ``spatial``: the number of the spatial axis, of which ranks need
-    rows of each other."""
+    tensor. ``groups``: the axis of groups; ``spatial``: the number of the spatial axis, of which ranks
+    need rows of each other."""
 
     name: str
     input: int | None
@@ -52,7 +52,8 @@ def splits(ndims: int, transposed: bool, grouped: bool) -> tuple[Split, ...]:
 
 
 def _split_dim(view: View, name: str, order: list[str]) -> int | None:
-    """The dim whose coordinate has the axis as its outermost; None without it, -1 if it is an inner one."""
+    """The dim whose coordinate has the axis as its outermost; None without it, -1 if it is an inner
+    one."""
     for number, dim in enumerate(view.dims):
         mentioned = sorted((v.name for v in free_vars(dim.coord)), key=order.index)
         if name in mentioned:

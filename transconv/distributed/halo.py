@@ -1,8 +1,9 @@
-"""Which rows of a sharded image a rank needs for its rows of the result, from the relation of the convolution.
+"""Which rows of a sharded image a rank needs for its rows of the result, from the convolution's relation.
 
 Along one spatial axis, src has the positions i, dst the positions o (see conv/relation.py). A rank owns an
 interval of each. What it needs of the other tensor is the range of the relation's coordinate over its own
-interval and all taps; what it then computes is a convolution of these intervals, with a padding of its own.
+interval and all taps; what it then computes is a convolution of these intervals, with a padding of its
+own.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Line:
         """The convolution of these rows. For the rows that one rank needs, ``low`` is never negative."""
         low = self.pad + src.start - dst.start * self.stride
         high = (dst.size - 1) * self.stride + (self.k - 1) * self.dilation + 1 - src.size - low
-        return Window(low, max(0, high), -high if high <= -self.stride else 0)
+        return Window(low, max(0, high), min(src.size, -high) if high <= -self.stride else 0)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -95,8 +96,8 @@ class Piece(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What a rank does to have the rows that it needs. Sent rows are counted from its first; ``pieces`` are
-    all that it then has, in order, its own included, counted in the whole tensor."""
+    """What a rank does to have the rows that it needs. Sent rows are counted from its first; ``pieces``
+    are all that it then has, in order, its own included, counted in the whole tensor."""
 
     owned: Rows
     needed: Rows

@@ -40,6 +40,7 @@ class Part(NamedTuple):
 
     def dst(self, src: Tensor, wei: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
         """dst of src and the weight, of this shape."""
+        src = self.read(src)
         if not (src.numel() and wei.numel() and all(shape)):
             return with_bias(src.new_zeros(tuple(shape)), bias)
         made: Tensor = routes.forward_route(request("", 0, *self.params), src, wei, bias,
@@ -48,9 +49,9 @@ class Part(NamedTuple):
 
     def src(self, dst: Tensor, wei: Tensor, like: Tensor) -> Tensor:
         """The gradient of src, with shape and layout of ``like``, whose elements are not read."""
-        if not (like.numel() and wei.numel() and dst.numel()):
-            return torch.zeros_like(like)
         read = self.read(like)
+        if not (read.numel() and wei.numel() and dst.numel()):
+            return torch.zeros_like(like)
         made = routes.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
         assert made is not None
         missing = [n for w in reversed(self.windows) for n in (0, w.unread)]
@@ -58,10 +59,10 @@ class Part(NamedTuple):
 
     def wei(self, dst: Tensor, src: Tensor, wei: Tensor) -> Tensor:
         """The gradient of the weight ``wei``, whose elements are not read."""
+        src = self.read(src)
         if not (src.numel() and wei.numel() and dst.numel()):
             return torch.zeros_like(wei)
-        made = routes.backward(self.params, dst, self.read(src), wei, (False, True, False),
-                               settings.mode)[1]
+        made = routes.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
         assert made is not None
         return made
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from transconv.distributed.axes import Split
-from transconv.distributed.halo import Rows, shards
+from transconv.distributed.halo import shards
 
 Tensor = torch.Tensor
 # A row of the choice: the axis that a mesh dim splits; None where every rank computes the same.
@@ -86,9 +86,6 @@ def local_shape(mesh: Any, shape: Sequence[int], places: Sequence[Placement]) ->
     found = list(shape)
     for at, place in enumerate(places):
         if isinstance(place, Shard):
-            found[place.dim] = _mine(mesh, at, found[place.dim]).size
+            found[place.dim] = shards(found[place.dim], mesh.size(at))[mesh.get_local_rank(at)].size
     return tuple(found)
 
-
-def _mine(mesh: Any, at: int, size: int) -> Rows:
-    return shards(size, mesh.size(at))[mesh.get_local_rank(at)]

@@ -1,12 +1,13 @@
 """Registers what a convolution does with DTensors, for transconv's operators and for aten's.
 
-transconv's own are served from the import of this room on. aten's are while `transconv.enable` or a scope of
-`transconv.use` replaces its kernels on any device, in all threads: torch's rule for sharded images is wrong.
+transconv's own are served from the import of this room on. aten's are while `transconv.enable` or a scope
+of `transconv.use` replaces its kernels on any device, in all threads: torch's rule for sharded images is
+wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,15 +43,11 @@ def _check(*tensors: Any) -> None:
                           "torch.compile with torch.compiler.disable")
 
 
-def _resolved(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequence[Any]) -> Any:
-    return operators.resolve(input, weight, bias, numbers)
-
-
 @torch.no_grad()
 def forward(input: Any, weight: Any, bias: Any, *numbers: Any) -> DTensor:
     """aten.convolution of DTensors."""
     _check(input, weight, bias)
-    return sharded.forward(input, weight, bias, _resolved(input, weight, bias, numbers))
+    return sharded.forward(input, weight, bias, operators.resolve(input, weight, bias, numbers))
 
 
 @torch.no_grad()
@@ -58,7 +55,7 @@ def backward(grad: Any, input: Any, weight: Any, *rest: Any) -> tuple[DTensor | 
     """The gradients of input, weight and bias that the mask, the last of ``rest``, asks for."""
     *numbers, mask = rest
     _check(grad, input, weight)
-    return sharded.backward(grad, input, weight, _resolved(input, weight, None, numbers), mask)
+    return sharded.backward(grad, input, weight, operators.resolve(input, weight, None, numbers), mask)
 
 
 def _aten_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> DTensor:

@@ -18,9 +18,9 @@ _receive: Any = dist.irecv
 
 
 def extended(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Tensor:
-    """The rows that this rank needs along ``dim``, from its own and those of the others of ``group``, whose
-    ranks are numbered as in the plan. All ranks of the group call it with plans of one problem. ``
-    channels_last``: how the whole tensor lies in memory. RuntimeError, which names the rank, if another
+    """The rows that this rank needs along ``dim``, from its own and those of the others of ``group``,
+    whose ranks are numbered as in the plan. All ranks of the group call it with plans of one problem.
+    ``channels_last``: how the whole tensor lies in memory. RuntimeError, which names the rank, if another
     one is gone or does not answer in time."""
     peers, requests, parts = [], [], []
     order = _order(local.dim(), channels_last)
@@ -53,16 +53,15 @@ def _run(requests: list[Any], does: list[str]) -> None:
     """Start all and wait for all; on a GPU the current stream waits, not the host."""
     if not requests:
         return
-    rank, at = dist.get_rank(), 0
+    failed = told = [f"{what} rank {op.peer}" for what, op in zip(does, requests, strict=True)]
     try:
         works = _batch(requests)
-        for at, work in enumerate(works):  # NCCL has one for all
+        for at, work in enumerate(works):
+            failed = told if len(works) < len(told) else told[at:at + 1]  # NCCL has one for all
             work.wait()
     except RuntimeError as error:
-        told = [f"{what} rank {op.peer}" for what, op in zip(does, requests, strict=True)]
-        failed = told[at:at + 1] if len(told) > 1 and at else told
-        raise RuntimeError(f"rank {rank} could not {' nor '.join(failed)} in a sharded convolution: "
-                           f"{error}") from error
+        raise RuntimeError(f"rank {dist.get_rank()} could not {' nor '.join(failed)} in a sharded "
+                           f"convolution: {error}") from error
 
 
 _agreed: set[tuple[Any, str]] = set()
