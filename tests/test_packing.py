@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
+from transconv.compute import parse
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
@@ -313,6 +314,17 @@ def test_residuals_lie_as_the_result() -> None:
         said = why_not(schedule, compute, SM90)
         assert (said == "pack=c: the epilogue reads a residual that lies as the result does") == refused
         assert why_not(replace(schedule, split_k=2), compute, SM90) is None
+
+
+def test_elements_that_are_not_stored_keep_their_values() -> None:
+    """A copy of the result would overwrite them."""
+    text = ("compute product ;; tensor X f32 [16, 16] ;; tensor W f32 [16, 16] ;; "
+            "tensor C f32 [16, {n}] strides(1,16) ;; axes m=16 n=16 k=16 ;; read x = X[m, k] ;; "
+            "read w = W[k, n] ;; let s = sum(x*w; k) ;; store C[m, n + {first}] = s")
+    schedule = Schedule.parse("m:16 n:16 k:16 | fma | pack=c")
+    for n, first, refused in ((16, 0, False), (18, 0, True), (18, 2, True), (16, 2, True)):
+        said = why_not(schedule, parse(text.format(n=n, first=first)), SM90) or ""
+        assert ("keeps values of C" in said) == refused, said
 
 
 def test_a_copy_has_no_second_operand() -> None:

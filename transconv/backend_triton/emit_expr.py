@@ -218,7 +218,8 @@ class ExprSpeller:
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             if REDUCERS[e.op].node is Add:
                 return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
-            assert REDUCERS[e.op].node is not Mul, "a product of equal factors has all its lanes"
+            if REDUCERS[e.op].node is Mul:  # of equal factors: a power
+                return self.spell(Reduce(e.op, Spread(e.x, (*lanes, e.lane)), e.lane))
             return self.fit(e.x, lanes, POSTFIX), POSTFIX
         text = self.text(self.not_a_dot(e.x, lanes))
         if REDUCERS[e.op].helper:  # a function of the module's own
