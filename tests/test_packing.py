@@ -306,6 +306,16 @@ def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> 
     assert said is not None and said.startswith(reason), said
 
 
+def test_a_result_that_is_stored_in_part_has_no_copy() -> None:
+    """The copy would be stored as a whole, with what it has in elements that no point stores."""
+    text = "compute c ;; tensor C f16 [4, {}] strides(1,4) ;; axes m=4 n=8 | k=8 ;; read x = X[m, k] ;; " \
+        "read w = W[k, n] ;; let s = sum(x*w; k) ;; store C[m, {}] = s"
+    schedule = Schedule.parse("m:4 n:8 k:8 | fma | pack=c")
+    assert why_not(schedule, parse(text.format(8, "n")), SM90) is None
+    said = why_not(schedule, parse(text.format(10, "n + 1")), SM90)
+    assert said is not None and said.startswith("pack=c: the copy has all elements of C"), said
+
+
 def test_residuals_lie_as_the_result() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16")
     schedule = Schedule.parse("mb.oh.ow:16 oc:16 ic:16 | mma | pack=c")
