@@ -326,17 +326,6 @@ def test_residuals_lie_as_the_result() -> None:
         assert why_not(replace(schedule, split_k=2), compute, SM90) is None
 
 
-def test_elements_that_are_not_stored_keep_their_values() -> None:
-    """A copy of the result would overwrite them."""
-    text = ("compute product ;; tensor X f32 [16, 16] ;; tensor W f32 [16, 16] ;; "
-            "tensor C f32 [16, {n}] strides(1,16) ;; axes m=16 n=16 k=16 ;; read x = X[m, k] ;; "
-            "read w = W[k, n] ;; let s = sum(x*w; k) ;; store C[m, n + {first}] = s")
-    schedule = Schedule.parse("m:16 n:16 k:16 | fma | pack=c")
-    for n, first, refused in ((16, 0, False), (18, 0, True), (18, 2, True), (16, 2, True)):
-        said = why_not(schedule, parse(text.format(n=n, first=first)), SM90) or ""
-        assert ("keeps values of C" in said) == refused, said
-
-
 def test_a_copy_has_no_second_operand() -> None:
     compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
     copy, = copies(compute, "a")

@@ -54,9 +54,6 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
             return "pack=c: atomic sums meet in the result itself"
         if c.split_k == 1 and compute.reads_results:
             return "pack=c: the epilogue reads a residual that lies as the result does"
-        if c.split_k == 1 and not compute.stores_all:
-            return (f"pack=c: {compute.name} keeps values of {compute.c.tensor.name}, "
-                    "which the copy would overwrite")
     return None
 
 
