@@ -130,8 +130,8 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
             raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
                           f"points of {argument} with the mask {mask}")
         if any("x" in word for word in rest):
-            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN has groups of zero points for "
-                          "matrix products alone")
+            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: groups of zero points are for "
+                          "oneDNN's matrix products")
         numbers = [word for word in rest if word.lstrip("-").isdecimal()]
         if argument != result:
             ahead.append(f"zero:{argument}{f':{along_data}' if along else ''}")
