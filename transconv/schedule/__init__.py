@@ -38,6 +38,7 @@ from transconv.schedule.partials import (
     finishes,
     part_spaces,
     parts_of,
+    reduced_sides,
     within_places,
 )
 from transconv.schedule.piles import pile
@@ -54,10 +55,9 @@ from transconv.schedule.words import unregister as unregister_word
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS", "Word",
     "PROGRAM", "box_of", "carried", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy",
-    "k_steps", "kept",
-    "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs",
-    "proposing", "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
-    "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
+    "k_steps", "kept", "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced",
+    "programs", "proposing", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
+    "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
     "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
     "within_places", "without", "words", "words_table",
 ]
