@@ -1,7 +1,7 @@
 """Estimated time of additions to memory: stores that add, split sums that meet in place, and statistics.
 
     additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
-    statistics = tiles * (instructions + shuffles + exchange between warps) + bytes of the parts / bandwidth
+    statistics = tiles * (instructions + shuffles + exchange of warps) + bytes of the parts / bandwidth
 
 Additions are done in the second cache, where those to one place follow one another. In the results of the
 matrix unit eight groups of lanes, and each warp, have rows of their own, and the four lanes of a group the
@@ -51,9 +51,10 @@ def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
         return 0.0
     chip = target.rates.issue
     values = prod(tile(schedule, compute, kind) for kind in "BMN")
-    each = sum((INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
-               for w in compute.statistics
-               for shuffled, meets in (_across_lanes(reduced_sides(w, compute, schedule), schedule, compute),))
+    each = 0.0
+    for w in compute.statistics:
+        shuffled, meets = _across_lanes(reduced_sides(w, compute, schedule), schedule, compute)
+        each += (INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
     moved = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
     return (programs(schedule, compute) / target.sms * each / 1e3
             + moved / (target.bandwidth_gbs * 1e3))

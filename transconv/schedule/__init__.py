@@ -57,7 +57,7 @@ __all__ = [
     "PROGRAM", "box_of", "carried", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy",
     "k_steps", "kept", "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced",
     "programs", "proposing", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
-    "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
-    "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
-    "within_places", "without", "words", "words_table",
+    "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told",
+    "transposed_bytes", "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_late",
+    "with_letter", "within", "within_places", "without", "words", "words_table",
 ]
