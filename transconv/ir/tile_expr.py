@@ -35,7 +35,7 @@ class Spread(Expr):
 @node
 class Renamed(Expr):
     """``x`` along other lanes: what varies along ``old[i]`` varies along ``new[i]``, of the same extent.
-    Lanes of ``x`` that are not in ``old`` stay; names change together, so that two lanes can be exchanged."""
+    Lanes of ``x`` that are not in ``old`` stay. All change at once, so that two lanes can be exchanged."""
 
     x: Expr
     old: tuple[Lane, ...]

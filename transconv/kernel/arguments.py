@@ -74,12 +74,12 @@ def as_tensor(name: str, value: Any) -> Any:
         if hasattr(value, "__cuda_array_interface__"):
             return torch.as_tensor(value, device="cuda")
         if hasattr(value, "__dlpack__"):
-            return torch.from_dlpack(value)
+            return torch.utils.dlpack.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError) as error:
         said = str(error).split("\n")[0]
         raise KernelError(f"{name} cannot be an array of a kernel: {said}") from None
-    raise KernelError(f"{name} is {described(value)}; expected a torch tensor, a NumPy array, an object with "
-                      "DLPack or the CUDA array interface, or a number")
+    raise KernelError(f"{name} is {described(value)}; expected a torch tensor, a NumPy array, an object "
+                      "with DLPack or the CUDA array interface, or a number")
 
 
 def spec_of(name: str, tensor: Any) -> Tensor:

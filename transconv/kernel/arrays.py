@@ -1,6 +1,6 @@
 """Arrays of a call: slicing by NumPy's rules, loads and stores with bounds.
 
-A slice does not read. ``load`` makes a tile of the wanted shape, of which the elements outside of the slice
+A slice does not read. ``load`` makes a tile of the wanted shape, in which elements outside of the slice
 are inactive; ``store`` writes active elements that are inside of the destination.
 """
 
@@ -93,9 +93,8 @@ def _filled(items: Sequence[Any], ndim: int) -> list[Any]:
 def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
     """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
     size, place = size_along(along), position(item)
-    if isinstance(place, Const):
-        place = as_expr(int(place.value))
-        if isinstance(size, Const) and not -size.value <= place.value < size.value:  # type: ignore[operator]
+    if isinstance(place, Const) and isinstance(size, Const):
+        if not -size.value <= place.value < size.value:
             raise Refusal(f"index {item} in a dimension of {size.value} elements",
                           f"{-size.value} to {size.value - 1}")
     there: list[Expr] = [place < size]
@@ -145,10 +144,9 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
     """The offsets of a tile's elements, and where these exist."""
     coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
     inside: list[Expr] = [*view.mask, *ends(shape)]
-    for along, lane, size in zip(view.along, lanes_along(shape), shape, strict=True):
+    for along, lane in zip(view.along, lanes_along(shape), strict=True):
         if along is None:
-            if size != 1:
-                inside.append(lane < 1)  # type: ignore[operator]
+            inside += [] if lane is None else [lane < 1]
             continue
         place = along.start
         if lane is not None:
@@ -163,6 +161,11 @@ def _stops(stop: Expr) -> list[Expr]:
     return [*_stops(stop.a), *_stops(stop.b)] if isinstance(stop, Min) else [stop]
 
 
+def default(view: ArrayView) -> str:
+    """A name for what is loaded and gets no name of its own."""
+    return f"{view.tensor.name}_tile".lower()
+
+
 def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False) -> Tile:
     """The elements of a view as a tile of a shape, by default its own."""
     shape = static_shape(b, view) if shape is None else shape
@@ -170,7 +173,7 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
         raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
                       f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
     offset, inside = _accessed(b, view, shape)
-    value = b.let(stem or f"{view.tensor.name}_tile".lower(), Load(view.tensor, offset, all_of(inside)))
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside)))
     b.zero_unless[value] = frozenset(inside)
     out = {*ends(shape)}
     return Tile(shape, value, tuple(m for m in inside if m not in out), vector)
@@ -217,12 +220,12 @@ def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> T
     inside = b.proved(joined(*masks))
     lanes = ends(shape)
     offset = view.tensor.offset_of(coords)
-    value = b.let(stem or f"{view.tensor.name}_tile".lower(), Load(view.tensor, offset, all_of(joined(inside, lanes))))
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(inside, lanes))))
     return Tile(shape, value, inside)
 
 
 def element(b: Building, view: ArrayView, stem: str) -> Tile:
     """The element of a view without dimensions."""
     offset = view.tensor.offset_of([view.at[d] for d in range(len(view.tensor.shape))])
-    return Tile((), b.let(stem or f"{view.tensor.name}_tile".lower(), Load(view.tensor, offset, all_of(view.mask))), view.mask)
+    return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
 

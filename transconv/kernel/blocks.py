@@ -84,7 +84,8 @@ class Blocks(Expressions):
         if not isinstance(items, (tuple, list, range)):
             raise Refusal(f"a loop over {described(items)}", "range(...), tuples", "for k in range(n):")
         if len(items) > LONGEST:
-            raise Refusal(f"a loop over {len(items)} items, which is written out", f"up to {LONGEST}, or range")
+            raise Refusal(f"a loop over {len(items)} items, which is written out",
+                          f"up to {LONGEST}, range")
         for item in items:
             self.bind(s.target, item)
             self.run(s.body)
@@ -95,12 +96,13 @@ class Blocks(Expressions):
             raise Refusal(f"{spelled(s.target)} as a counter", "a name")
         if not isinstance(step, int) or step == 0:
             raise Refusal("a step that is known at run time only, or 0", "a number", "range(0, n, 16)")
+        name = s.target.id
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
         if isinstance(trips, Const) and int(trips.value) <= 0:
-            self.gone |= {n: "a loop without an iteration" for n in [s.target.id] if n not in self.env}
+            self.gone |= {n: "a loop without an iteration" for n in [name] if n not in self.env}
             return
-        self.with_carried(s.body, lambda: self.loop(s, s.target.id, first, step, trips))  # type: ignore
+        self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
 
     def loop(self, s: ast.For, name: str, first: Expr, step: int, trips: Expr) -> None:
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
@@ -143,7 +145,7 @@ class Blocks(Expressions):
             return
         self.truth([test])
         if test.mask:
-            raise Refusal("a condition that may be inactive", "numbers that are active", "np.where(c, x, y)")
+            raise Refusal("a condition that may be inactive", "active numbers", "np.where(c, x, y)")
         condition = simplify(test.expr, self.b.facts)
         if isinstance(condition, Const):
             self.run(s.body if condition.value else s.orelse)
@@ -200,7 +202,7 @@ class Blocks(Expressions):
                 break
             except Again as again:
                 del b.stmts[mark:]
-                self.env, self.gone, self.carried = (dict(x) for x in before)  # type: ignore[assignment]
+                self.env, self.gone, self.carried = (dict(x) for x in before)
                 del self.accesses[accesses:]
                 self.loops = list(loops)
                 b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
@@ -208,7 +210,7 @@ class Blocks(Expressions):
                     raise
                 plans[again.name] = again.plan
         else:
-            raise Refusal("names whose types and shapes do not settle in a loop", "one type and shape each")
+            raise Refusal("names whose types and shapes do not settle", "one type and shape each")
         for name in plans:
             b.changing.discard(self.carried.pop(name).var)
 
@@ -235,7 +237,8 @@ class Blocks(Expressions):
         """Give names to the values that mention a carried name, before it changes."""
         for other, value in self.env.items():
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
-                self.env[other] = Tile(value.shape, self.b.let(other, value.expr), value.mask, value.vector)
+                kept = self.b.let(other, value.expr)
+                self.env[other] = Tile(value.shape, kept, value.mask, value.vector)
 
 
 def _trips(first: Expr, last: Expr, step: int) -> Expr:

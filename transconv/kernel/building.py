@@ -91,7 +91,8 @@ class Building:
     def block(self) -> Iterator[list[Stmt]]:
         """Statements that are collected apart; what is learned inside is forgotten."""
         outer, facts, taken = self.stmts, self.facts, set(self.taken)
-        self.stmts = inner = []
+        inner: list[Stmt] = []
+        self.stmts = inner
         try:
             yield inner
         except BaseException:

@@ -56,8 +56,8 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     if callee is len and isinstance(args[0], (Tile, ArrayView)):
         return at.attribute(args[0], "shape")[0]
     name = getattr(callee, "__name__", described(callee))
-    raise Refusal(f"a call of {name}", "functions of NumPy that docs/kernel_api.md lists, methods of tiles "
-                  "and of the group", "np.maximum(x, 0.0)")
+    raise Refusal(f"a call of {name}", "functions of NumPy that docs/kernel_api.md lists, methods of "
+                  "tiles and of the group", "np.maximum(x, 0.0)")
 
 
 def is_static(value: Any) -> bool:

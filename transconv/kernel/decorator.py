@@ -50,23 +50,22 @@ class KernelFunction:
     def bound(self, group: Any, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. Raises KernelError unless each parameter has one."""
         if not isinstance(group, Group):
-            raise KernelError(f"{self.source.name} is called with {described(group)}; expected a Group first: "
-                              f"{self.source.name}(Group(work_shape=...), ...)")
+            raise KernelError(f"{self.source.name} is called with {described(group)}; expected a Group "
+                              f"first: {self.source.name}(Group(work_shape=...), ...)")
         names = self.source.parameters[1:]
         given = dict(zip(names, args, strict=False))
         unknown = [w for w in words if w not in names or w in given]
         given |= words
         if unknown or len(args) > len(names) or set(given) != set(names):
-            wanted = ", ".join(names)
             got = ", ".join([*("_" for _ in args), *words])
-            raise KernelError(f"{self.source.name}(group, {got}); expected {self.source.name}(group, {wanted})")
-        defaults = {n: given[n] for n in names}
-        return defaults
+            raise KernelError(f"{self.source.name}(group, {got}); expected "
+                              f"{self.source.name}(group, {', '.join(names)})")
+        return {n: given[n] for n in names}
 
     def lower(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
-        """The kernel for such arguments, with its stages and its Triton text; launches nothing. ``target``:
-        a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta`` device. Raises
-        KernelError with the user's line."""
+        """The kernel for such arguments, with its stages and its Triton text; launches nothing.
+        ``target``: a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta``
+        device. Raises KernelError with the user's line."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         arguments = tensors_of(self.bound(group, args, words))
         return lowered(self.source, group, arguments.specs, chip, self.precision, arguments.alike)

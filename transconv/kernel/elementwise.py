@@ -97,8 +97,8 @@ def position(value: Any, what: str = "an index") -> Expr:
     """A number as a position. Refuses tiles with dimensions, floats, and what may be inactive."""
     tile = tile_of(value)
     if tile.shape or not (tile.dtype.is_integer) or tile.mask:
-        raise Refusal(f"{tile if tile.shape or not tile.mask else 'a number that may be inactive'} as {what}",
-                      "a whole number")
+        found = tile if tile.shape or not tile.mask else "a number that may be inactive"
+        raise Refusal(f"{found} as {what}", "a whole number")
     return cast(tile.expr, index) if tile.dtype.kind != "index" else tile.expr
 
 

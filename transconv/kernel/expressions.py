@@ -92,7 +92,7 @@ class Expressions:
         if node.id in self.outside:
             found = self.outside[node.id]
             if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
-                raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments of the kernel")
+                raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 
@@ -142,7 +142,8 @@ class Expressions:
         return apply(self.b, row, [value])
 
     def of_Compare(self, node: ast.Compare) -> Any:
-        left, made = self.value(node.left), []
+        left = self.value(node.left)
+        made: list[Any] = []
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator)
             if type(op) not in COMPARE or is_static(left) and is_static(right):

@@ -74,7 +74,10 @@ def _remainder(a: Expr, b: Expr) -> Expr:
 
 
 def _inverted(x: Expr) -> Expr:
-    return Not(x) if x.dtype is boolean else x ^ Const(-1 if x.dtype.limits[0] else x.dtype.limits[1], x.dtype)
+    if x.dtype is boolean:
+        return Not(x)
+    least, most = x.dtype.limits
+    return x ^ Const(-1 if least else most, x.dtype)
 
 
 def _flipped(x: Expr) -> Expr:
@@ -155,8 +158,8 @@ def function_of(callee: Any) -> Function | None:
 
 
 def common(types: list[DType], weak: list[type]) -> DType:
-    """The type in which operands are combined. ``weak``: the Python types of numbers among them, which give
-    way to the types of tiles, as positions do; float32 for an integer tile with a Python float."""
+    """The type in which operands are combined. ``weak``: the Python types of numbers among them, which
+    give way to the types of tiles, as positions do; float32 for an integer tile with a Python float."""
     strong = [t for t in types if t.kind != "index"]
     if not strong:
         return f32 if float in weak else index

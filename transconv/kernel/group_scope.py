@@ -27,7 +27,7 @@ def _shape(given: Any) -> Shape:
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     for n in sizes:
         if isinstance(n, Tile):
-            raise Refusal("a shape that is known at run time only", "numbers, group.shape, sizes of arrays",
+            raise Refusal("a shape that is known at run time only", "numbers, sizes of groups and arrays",
                           "group.zeros(shape=(16, X.shape[1]), dtype=np.float32)")
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise Refusal(f"{described(n)} as a size of a tile", "whole numbers from 1 on")
@@ -36,7 +36,8 @@ def _shape(given: Any) -> Shape:
 
 def _view(x: Any) -> ArrayView:
     if not isinstance(x, ArrayView):
-        raise Refusal(described(x), "an array of the call, or a slice of one", "group.load(X[i:], shape=(16,))")
+        raise Refusal(described(x), "an array of the call, or a slice of one",
+                      "group.load(X[i:], shape=(16,))")
     return x
 
 
@@ -64,7 +65,8 @@ def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
     def made(at: Expressions, group: GroupScope, shape: Any, dtype: Any = f32,
              fill_value: Any = None) -> Tile:
         if value is None and fill_value is None:
-            raise Refusal("no fill_value", "a number", "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
+            raise Refusal("no fill_value", "a number",
+                          "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
         if value is not None and fill_value is not None:
             raise Refusal("a fill_value", "shape and dtype")
         return filled(_shape(shape), fill_value if value is None else value, dtype_of(dtype), vector)

@@ -72,7 +72,7 @@ def broadcast(*shapes: Shape) -> Shape:
 def moved(e: Expr, lanes: Mapping[Lane, Lane], scope: Scope) -> Expr:
     """An expression along other lanes. ``scope``: the lanes of variables."""
     lanes = {a: b for a, b in lanes.items() if a is not b}
-    return _Moved(lanes, scope).mutate(e) if lanes else e  # type: ignore[no-any-return]
+    return _Moved(lanes, scope).mutate(e) if lanes else e
 
 
 class _Moved(ExprMutator):

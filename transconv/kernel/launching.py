@@ -35,7 +35,7 @@ class Launches:
 
         arguments = tensors_of(given)
         if arguments.device is None:
-            raise KernelError(f"{self.owner.source.name} is called without an array; expected at least one")
+            raise KernelError(f"{self.name} is called without an array; expected at least one")
         target = self.target(arguments)
         low, launcher = self.of(group, arguments, target)
         if group.count == 0:
@@ -48,15 +48,20 @@ class Launches:
                 tensors.append(arguments.tensors[name])
         launcher(tensors)
 
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.owner.source.name
+
     def target(self, arguments: Arguments) -> Target:
         """The chip of the arrays, or Triton's interpreter for those of the CPU. KernelError where kernels
         do not run."""
         kind = arguments.device.type
         if kind == "cpu" and not knobs.interpret():
-            raise KernelError(f"{self.owner.source.name} is called with arrays of the CPU; expected arrays of a "
+            raise KernelError(f"{self.name} is called with arrays of the CPU; expected arrays of a "
                               "GPU, or TRITON_INTERPRET=1 for Triton's interpreter")
         if kind not in ("cpu", "cuda", "xpu") or kind != "cpu" and knobs.interpret():
-            raise KernelError(f"{self.owner.source.name} is called with arrays of {arguments.device}, where it "
+            raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)
 
@@ -77,14 +82,15 @@ class Launches:
     def _check_written(self, low: Lowered) -> None:
         for tensor in dict.fromkeys(s.tensor for s in find(low.kernel, Store)):
             if tensor.layout.overlaps and all(tensor.shape):
-                raise KernelError(f"{tensor.name} is written, and several of its elements are one in memory "
-                                  f"(shape {tensor.shape}, layout {tensor.layout}); expected elements of "
-                                  "their own")
+                raise KernelError(f"{tensor.name} is written, and several of its elements are one in "
+                                  f"memory (shape {tensor.shape}, layout {tensor.layout}); expected "
+                                  "elements of their own")
 
 
 def launcher_of(low: Lowered) -> Launcher:
     """What launches a kernel."""
-    digest = hashlib.blake2b(f"{low.source} {low.warps} {low.num_stages}".encode(), digest_size=8).hexdigest()
+    words = f"{low.source} {low.warps} {low.num_stages}".encode()
+    digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
     types = tuple(t.dtype.torch for t in low.kernel.params)
     return Launcher(low.source, low.kernel.name, path, grid_size(low.kernel), low.warps, low.num_stages,

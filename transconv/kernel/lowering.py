@@ -24,6 +24,7 @@ from transconv.ir import (
     Var,
     find,
     lanes_of,
+    walk,
 )
 from transconv.kernel.arrays import whole
 from transconv.kernel.building import Building
@@ -80,9 +81,9 @@ class Lowered:
 
 def lowered(source: Source, group: Group, arguments: Mapping[str, Any], target: Target,
             precision: str = "ieee", alike: Mapping[str, str] | None = None) -> Lowered:
-    """The kernel of a function. ``arguments``: a Tensor, or a number, for each parameter but the group;
-    a Tensor without dimensions is a number that is read at run time. ``alike``: names of arrays that share memory with another one. Raises
-    KernelError with the user's line."""
+    """The kernel of a function. ``arguments``: a Tensor, or a number, for each parameter but the group; a
+    Tensor without dimensions is a number that is read at run time. ``alike``: names of arrays that share
+    memory, each with the first of them. Raises KernelError with the user's line."""
     written = traced(source, group, arguments, Chip(target, precision))
     check_order(written.accesses, alike or {})
     kernel, numbers = written.kernel, written.numbers
@@ -149,9 +150,10 @@ def _warps(kernel: Kernel) -> int:
     """The warps of a program, from its largest tile."""
     scope: dict[Var, tuple[Any, ...]] = {}
     largest = 1
-    for s in [*find(kernel, Let), *find(kernel, Alloc)]:
-        scope[s.var] = s.lanes if isinstance(s, Alloc) else lanes_of(s.value, scope)
-        largest = max(largest, prod(x.extent for x in scope[s.var]))
+    for at in walk(kernel):
+        if isinstance(at, (Alloc, Let)):
+            scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
+            largest = max(largest, prod(x.extent for x in scope[at.var]))
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
     per = OF_PRODUCT if products else PER_WARP
     least = 4 if products else 1

@@ -1,4 +1,4 @@
-"""Whether a kernel reads what it has written itself: the threads of a group would need a barrier between."""
+"""Refuses kernels that read what they have written: threads of a group would need a barrier between."""
 
 from __future__ import annotations
 

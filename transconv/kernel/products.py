@@ -73,7 +73,7 @@ class Product:
 def product(a: Tile, b: Tile) -> Product:
     """The product of two matrices. Refuses other ranks and sizes."""
     if len(a.shape) != 2 or len(b.shape) != 2:
-        raise Refusal(f"a product of {a} and {b}", "two tiles of two dimensions", "x[None, :] @ y[:, None]")
+        raise Refusal(f"a product of {a} and {b}", "tiles of two dimensions", "x[None, :] @ y[:, None]")
     if a.shape[1] != b.shape[0]:
         raise Refusal(f"a product of shapes {a.shape} and {b.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])

@@ -1,4 +1,4 @@
-"""Indexing, assignment and shapes of tiles. Tiles are values: ``t[...] = v`` makes another one of the name."""
+"""Indexing, assignment and shapes of tiles. Tiles are values; ``t[...] = v`` gives names another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
         if not isinstance(item, slice):
             picked = _picked(b, picked, at, item)
         elif not _is_whole(item, x.shape[at]):
-            raise Refusal("a slice of a tile", "`:`, None and indices; slice the array before it is loaded",
+            raise Refusal("a slice of a tile", "`:`, None and indices; slices of arrays before the load",
                           "group.load(X[i + 1:], shape=(16,))")
         at += 1
     of: list[int | None] = []
@@ -77,7 +77,8 @@ def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr]:
     size, place = x.shape[at], position(item)
     if isinstance(place, Const):
         if not -size <= place.value < size:
-            raise Refusal(f"index {place.value} in a dimension of {size} elements", f"{-size} to {size - 1}")
+            raise Refusal(f"index {place.value} in a dimension of {size} elements",
+                          f"{-size} to {size - 1}")
         place = Const(int(place.value) % size)
     elif not b.is_positive(place):
         place = place % size
@@ -134,8 +135,8 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
         raise Refusal(f"a value of shape {given.shape} written to one of shape {shape}", "what fits")
     rank = len(given.shape)
     of: list[int | None] = [None] * len(x.shape)
-    for place, at in enumerate(left):
-        source = place - (len(left) - rank)
+    for count, at in enumerate(left):
+        source = count - (len(left) - rank)
         of[at] = source if source >= 0 else None
     there = b.placed(given, tuple(given.shape[i] if i is not None else 1 for i in of), tuple(of))
     return written(b, x, cast(there.expr, x.dtype), there.mask, tuple(where))

@@ -30,7 +30,7 @@ INSTEAD = {
     "ClassDef": ("a class", "tiles, numbers and tuples", ""),
     "AsyncFunctionDef": ("an async function", "plain statements", ""),
     "FunctionDef": ("a function inside of a kernel", "statements of the kernel", ""),
-    "Break": ("break", "a loop that runs to its end, with np.where for what stops", "np.where(done, x, y)"),
+    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
     "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
     "Match": ("match", "if", "if n == 1:"),
 }

@@ -15,6 +15,7 @@ from transconv.ir import (
     DType,
     Expr,
     Lane,
+    Renamed,
     Tensor,
     Var,
     boolean,
@@ -31,8 +32,8 @@ Mask: TypeAlias = tuple[Expr, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """A value of a group: an expression over the lanes of its shape, and where it is active. ``vector``: of
-    the immutable kind."""
+    """A value of a group: an expression over the lanes of its shape, and where it is active. ``vector``:
+    of the immutable kind."""
 
     shape: Shape
     expr: Expr
@@ -103,7 +104,7 @@ def named(dtype: DType) -> str:
 
 
 def dtype_of(value: Any) -> DType:
-    """The type that a value names: a type of NumPy or torch, one of the IR, or its name. Refuses others."""
+    """The type that a value names: a type of NumPy, torch or the IR, or its name. Refuses others."""
     if isinstance(value, DType):
         return value
     if value is bool:
@@ -148,8 +149,7 @@ def described(value: Any) -> str:
 
 def is_leaf(e: Expr) -> bool:
     """Whether repeating an expression costs nothing."""
-    return isinstance(e, (Var, Const, Lane)) or all(isinstance(c, (Var, Const)) for c in e.children()) and (
-        type(e).__name__ == "Renamed")
+    return isinstance(e.x if isinstance(e, Renamed) else e, (Var, Const, Lane))
 
 
 WEAK = {bool: i32, int: i32, float: f32}

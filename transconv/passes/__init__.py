@@ -27,6 +27,6 @@ from transconv.passes.stage import Context, Form, Pass, Stage
 
 __all__ = [
     "Context", "EMIT", "Form", "NAIVE", "PIPELINE", "PROBLEM", "Pass", "SCHEDULE", "STAGES", "Stage",
-    "TOGETHER", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages", "together",
-    "unregister",
+    "TOGETHER", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages",
+    "together", "unregister",
 ]

@@ -45,7 +45,8 @@ STAGES: tuple[Stage, ...] = (
     Form("packing", "tensors are seen through their copies", lambda s: s.main),
     Stage("naive", "the loop nest of the computation", takes="compute", level="nest"),
     Pass("gridwise", "axes become grid x loop x tile",
-         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False, level="tiles", scheduled=True),
+         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False, level="tiles",
+         scheduled=True),
     Pass("blockwise", "boxes, and how the parts of a split sum meet",
          lambda k, c: blockwise.blockwise(k, c.schedule, c.compute), optional=False, scheduled=True),
     Pass("lanewise", "tiles become vectors, products become calls",
@@ -179,8 +180,8 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
 
 def finish(kernel: Kernel, target: Target,
            switches: Mapping[str, bool] | None = None) -> list[tuple[str, Kernel]]:
-    """A kernel that was written by hand, at the level of lanes: ``[(stage, kernel), ...]``, first as it is,
-    then after each pass that needs no schedule. It is verified before, at the end, and with
+    """The stages of a kernel that was written by hand, at the level of lanes: as it is, then
+    after each pass that needs no schedule. It is verified before, at the end, and with
     TRANSCONV_VERIFY=1 after each pass; raises VerifyError."""
     context, runs, level = Context(None, chip=target), running(switches), levels()
     verify(kernel, WRITTEN, "the source")
