@@ -91,7 +91,7 @@ def begun(b: Building, name: str, value: Any, plan: Plan, depth: int) -> tuple[C
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
     on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
-    return Carried(plan, var, tile.mask, on, depth), Tile(plan.shape, var, (on,) if on else tile.mask)
+    return Carried(plan, var, tile.mask, on, depth), Tile(plan.shape, var, tile.mask if on is None else (on,))
 
 
 def at_iteration(held: Carried, first: Expr) -> Mask:
