@@ -121,13 +121,14 @@ from transconv.ir.terms import (
     select,
     sum_of,
 )
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 from transconv.ir.values import Values, value_at, values_of
 from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
     Visitor,
+    allocated,
     bound_vars,
     find,
     free_vars,
@@ -149,10 +150,11 @@ __all__ = [
     "If", "InterpError", "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le",
     "Let", "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
     "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Size", "Sizes", "Shr",
-    "Spread", "Stmt", "Store",
+    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
+    "Shr", "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "divided", "dot",
+    "Xor", "addends", "all_of", "allocated", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts",
+    "divided", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",

@@ -32,8 +32,10 @@ from transconv.ir import (
     Seq,
     Stmt,
     Var,
+    allocated,
     bound_vars,
     find,
+    free_vars,
     seq,
     substitute,
 )
@@ -43,15 +45,16 @@ Box = TypeVar("Box", BoxLoad, BoxStore)
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)
+    made = _Cse({v.name for v in bound_vars(kernel)}, allocated(kernel)).mutate(kernel)
     assert isinstance(made, Kernel)
     return made
 
 
 class _Cse(Mutator):
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], changing: frozenset[Var]) -> None:
         self.names = names
         self.known: dict[Node, Expr] = {}
+        self.changing = changing  # what mentions these has another value later
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -89,7 +92,8 @@ class _Cse(Mutator):
         if let.value in self.known and not isinstance(let.value, Read):
             self.known[let.var] = self.known[let.value]
             return None
-        if not isinstance(value, (Var, Const)) and not find(value, Read):
+        plain = isinstance(value, (Var, Const)) or free_vars(value) & self.changing
+        if not plain and not find(value, Read):
             self.known[let.value] = let.var
         return let if value is let.value else Let(let.var, value, let.origin)
 

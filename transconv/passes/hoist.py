@@ -120,6 +120,8 @@ class _Loop:
         self.owner = owner
         self.changing = {var, *bound_vars(body)}
         self.changing |= {s.var for s in find(body, Update)}
+        self.changing |= {a for s in find(body, FuncCall) if s.func.multiplies for a in s.args[:1]
+                          if isinstance(a, Var)}
         self.outside: list[Stmt] = []
         self.moved: dict[tuple[str, Expr], Var] = {}
 

@@ -21,6 +21,7 @@ from transconv.ir import (
     Node,
     Stmt,
     Var,
+    allocated,
     free_vars,
     substitute,
     walk,
@@ -29,9 +30,10 @@ from transconv.ir import (
 
 def optimise_lets(kernel: Kernel) -> Kernel:
     """Remove unused lets and inline those that only rename a variable, a constant or a lane."""
+    changing = allocated(kernel)
     while True:
         uses = Counter(v for v in _mentions(kernel))
-        made = _Lets(uses).mutate(kernel)
+        made = _Lets(uses, changing).mutate(kernel)
         assert isinstance(made, Kernel)
         if made is kernel:
             return kernel
@@ -57,8 +59,8 @@ def _mentions(kernel: Kernel) -> list[Var]:
 
 
 class _Lets(Mutator):
-    def __init__(self, uses: Counter[Var]) -> None:
-        self.uses = uses
+    def __init__(self, uses: Counter[Var], changing: frozenset[Var]) -> None:
+        self.uses, self.changing = uses, changing
         self.values: dict[Node, Expr] = {}
 
     def mutate(self, at: Node) -> Node | None:
@@ -68,7 +70,8 @@ class _Lets(Mutator):
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.values)
-        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype
+        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype and (
+            value not in self.changing)  # else it is the value before a change
         if simple:
             self.values[let.var] = value
             return None
