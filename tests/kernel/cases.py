@@ -336,5 +336,6 @@ CASES = (
     Case(whole_numbers, Group(1), (ints(7), out(7, dtype=np.int32), out(7)), _whole),
     Case(functions, Group(1), (floats(10), out(10)), _functions),
     Case(halves, Group(1), (floats(32).astype(np.float16), floats(32), out(32), out(1)),
-         lambda x, z, y, s: {2: np.exp(x.astype(np.float32)) + z, 3: x.astype(np.float32).sum()[None]}, 2e-2),
+         lambda x, z, y, s: {2: np.exp(x.astype(np.float32)) + z, 3: x.astype(np.float32).sum()[None]},
+         2e-2),
 )

@@ -91,7 +91,8 @@ def begun(b: Building, name: str, value: Any, plan: Plan, depth: int) -> tuple[C
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
     on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
-    return Carried(plan, var, tile.mask, on, depth), Tile(plan.shape, var, tile.mask if on is None else (on,))
+    now = Tile(plan.shape, var, tile.mask if on is None else (on,))
+    return Carried(plan, var, tile.mask, on, depth), now
 
 
 def at_iteration(held: Carried, first: Expr) -> Mask:
