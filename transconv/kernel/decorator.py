@@ -64,9 +64,9 @@ class KernelFunction:
         return {n: given[n] for n in names}
 
     def simulate(self, group: Group, *args: Any, **words: Any) -> None:
-        """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an order
-        that is always the same, and with breakpoints. Raises KernelError with the user's line, also for
-        races, and for barriers that not all items of a group reach."""
+        """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
+        order that is always the same, and with breakpoints. Raises KernelError with the user's line, also
+        for races, and for barriers that not all items of a group reach."""
         simulate(self.python, group, self.bound(group, args, words))
 
     def lower(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:

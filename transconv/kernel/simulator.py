@@ -1,8 +1,8 @@
 """The simulator: a kernel's Python function runs as it is, once for every group, on NumPy arrays.
 
 Groups run in the order of their ids and items in the order of theirs, so a simulation always gives the
-same result, and a breakpoint in the kernel stops there. Slow, and strict: races, barriers that not all items
-reach and decisions by inactive elements are refused with their lines.
+same result, and a breakpoint in the kernel stops there. Slow, and strict: races, barriers that not all
+items reach and decisions by inactive elements are refused with their lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str,
         for number, ids in enumerate(np.ndindex(*group.groups)):
             order.group = number
             order.here = SimulatedGroup(order, group, ids)
-            order.who = f"by group {ids}"
+            order.who = f"group {ids}"
             function(order.here, **given)
     except Refusal as refusal:
         raise refusal.at(failed_line(refusal.__traceback__)) from None

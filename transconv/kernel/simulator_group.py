@@ -90,7 +90,8 @@ class SimulatedGroup:
     def alone(self, name: str, instead: str) -> None:
         """Refuse what only the whole group may do."""
         if self.order.inside:
-            raise Refusal(f"group.{name} {self.order.who}", "tiles at the scope of the group; vectors", instead)
+            raise Refusal(f"group.{name} by {self.order.who}", "tiles at the scope of the group; vectors",
+                          instead)
 
     def _loaded(self, array: Any, shape: Any, vector: bool) -> Masked:
         view = _view(array)
@@ -98,7 +99,7 @@ class SimulatedGroup:
 
     def _full(self, shape: Any, dtype: Any, value: Any, vector: bool) -> Masked:
         if value is None:
-            raise Refusal("no fill_value", "a number", "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
+            raise Refusal("no fill_value", "a number", "group.full(shape=(16,), fill_value=1)")
         given, sizes = part_of(value), _shape(shape)
         if given.data.ndim:
             raise Refusal(f"a tile of shape {given.data.shape} as a fill value", "a number")
@@ -111,13 +112,13 @@ class SimulatedGroup:
     def workitems(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A decorator: a call of the function runs it for every work-item of the group."""
         items = [WorkItem(self, place) for place in np.ndindex(*self.shape)]
-        return self._team(function, items, [f"by work-item {i.local_id()}" for i in items])
+        return self._team(function, items, [f"work-item {i.local_id()}" for i in items])
 
     def subgroups(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A decorator: a call of the function runs it for every sub-group of the group."""
         count = -(-prod(self.shape) // self.subgroup_size)
         items = [SubGroup(self, n) for n in range(count)]
-        return self._team(function, items, [f"by sub-group {i.subgroup_id()}" for i in items])
+        return self._team(function, items, [f"sub-group {i.subgroup_id()}" for i in items])
 
     def barrier(self) -> None:
         """Order accesses of items: what was written before is read behind it. All items have to come."""
@@ -128,7 +129,7 @@ class SimulatedGroup:
               names: Sequence[str]) -> Callable[..., None]:
         def run(*args: Any) -> None:
             if self.order.inside:
-                raise Refusal(f"items of a group begun {self.order.who}", "items at the scope of the group")
+                raise Refusal(f"items of a group begun by {self.order.who}", "the scope of the group")
             self.team = Lockstep(self.order, items, names, lambda item: function(item, *args))
             try:
                 self.team.run()

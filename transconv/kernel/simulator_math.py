@@ -23,8 +23,8 @@ REPEATED = 8  # whole exponents up to here are products
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Values, where they are active, and their type. ``weak``: the Python type of a number, which gives way
-    to the types of tiles, as that of positions does."""
+    """Values, where they are active, and their type. ``weak``: the Python type of a number, which gives
+    way to the types of tiles, as that of positions does."""
 
     data: Array
     active: Array
@@ -47,7 +47,7 @@ def applied(row: Function, parts: Sequence[Part]) -> Part:
     if row.types == "choice":
         test, *parts = parts
         if test.dtype is not boolean:
-            raise Refusal(f"{named(test.dtype)} as a condition", "a boolean tile", "np.where(x > 0, x, 0.0)")
+            raise Refusal(f"{named(test.dtype)} as a condition", "booleans", "np.where(x > 0, x, 0.0)")
         first, active = [test.data], [test.active]
         work = gives = _shared(parts)
     else:
@@ -56,7 +56,8 @@ def applied(row: Function, parts: Sequence[Part]) -> Part:
     with np.errstate(all="ignore"):
         data = row.numpy(*first, *(convert(p.data, work) for p in parts))
         data = convert(np.broadcast_to(data, shape), gives)
-    both = np.logical_and.reduce([np.broadcast_to(a, shape) for a in [*active, *(p.active for p in parts)]])
+    active += [p.active for p in parts]
+    both = np.logical_and.reduce([np.broadcast_to(a, shape) for a in active])
     return Part(data, both, gives, vector=any(p.vector for p in parts))
 
 
@@ -113,14 +114,14 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False) -
     data, active = _last(convert(given, work), axes), _last(x.active, axes)
     data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
     with np.errstate(all="ignore"):
-        made = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
+        found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
     if row.types == "place":
-        made = (active & (data == made[..., None])).argmax(axis=-1)
+        found = (active & (data == found[..., None])).argmax(axis=-1)
     some = active.any(axis=-1)
     if keepdims:
         shape = tuple(1 if i in axes else n for i, n in enumerate(x.data.shape))
-        made, some = made.reshape(shape), some.reshape(shape)
-    final = made.astype(bool) if gives is boolean else convert(np.asarray(made), gives)
+        found, some = found.reshape(shape), some.reshape(shape)
+    final = found.astype(bool) if gives is boolean else convert(np.asarray(found), gives)
     return Part(final, np.asarray(some), gives, vector=x.vector)
 
 
@@ -136,7 +137,7 @@ def _axes(ndim: int, axis: Any) -> tuple[int, ...]:
     given = axis if isinstance(axis, tuple) else (axis,)
     for a in given:
         if not isinstance(a, int) or not -ndim <= a < ndim:
-            raise Refusal(f"axis {a} of a tile of {ndim} dimensions", f"a number from {-ndim} to {ndim - 1}")
+            raise Refusal(f"axis {a} of a tile of {ndim} dimensions", f"{-ndim} to {ndim - 1}")
     found = tuple(sorted({a % ndim for a in given}))
     if len(found) < len(given):
         raise Refusal(f"an axis twice in {given}", "each axis once")
@@ -163,8 +164,7 @@ def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
 def product(a: Part, b: Part) -> Part:
     """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
     if a.data.ndim != 2 or b.data.ndim != 2:
-        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two tiles of two dimensions",
-                      "x[None, :] @ y[:, None]")
+        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions", "x[None, :] @ y[:, None]")
     if a.data.shape[1] != b.data.shape[0]:
         raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])

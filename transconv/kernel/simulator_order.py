@@ -72,12 +72,13 @@ class Trace:
 
     def __init__(self, order: Order, name: str, size: int) -> None:
         self.order, self.name = order, name
-        self.writer, self.reader, self.other, self.foreign = (np.full(size, -1, np.int32) for _ in range(4))
+        never = np.full((4, size), -1, np.int32)
+        self.writer, self.reader, self.other, self.foreign = never
 
     def read(self, places: np.ndarray[Any, Any]) -> None:
         """The current line reads elements."""
         at, now = places.ravel(), self.order.access()
-        self.check(self.writer[at], now, "read by", "written by")
+        self.check(self.writer[at], now, "read", "written")
         before = self.reader[at]
         for last in np.unique(before):
             if last < 0 or last == now:
@@ -92,9 +93,9 @@ class Trace:
     def write(self, places: np.ndarray[Any, Any]) -> None:
         """The current line writes elements."""
         at, now = places.ravel(), self.order.access()
-        self.check(self.writer[at], now, "written by", "written by")
+        self.check(self.writer[at], now, "written", "written")
         for readers in (self.reader, self.other, self.foreign):
-            self.check(readers[at], now, "written by", "read by")
+            self.check(readers[at], now, "written", "read")
         self.writer[at] = now
 
     def check(self, before: np.ndarray[Any, Any], now: int, here: str, there: str) -> None:
@@ -102,8 +103,9 @@ class Trace:
         mine = self.order.accesses[now]
         for number in np.unique(before):
             if number >= 0 and mine.conflicts(other := self.order.accesses[number]):
-                raise Refusal(f"a race: an element of {self.name} is {here} {mine.who} here, and {there} "
-                              f"{other.who} at {other.place}", "accesses that a barrier orders, of one group",
+                raise Refusal(f"a race: an element of {self.name} is {here} by {mine.who} here, and "
+                              f"{there} by {other.who} at {other.place}",
+                              "accesses of one group that a barrier orders",
                               "group.barrier()" if mine.group == other.group else "")
 
 

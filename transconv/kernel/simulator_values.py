@@ -1,6 +1,6 @@
-"""Tiles and vectors in the simulator: NumPy's functions and operators on data that knows where it is active.
+"""Tiles and vectors in the simulator: NumPy's functions and operators on data that knows what is active.
 
-An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate what they write.
+An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile; they activate what they write.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from transconv.kernel.reductions import REDUCTIONS, reduction_of
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_math import Array, Part, applied, converted, power, product, reduced
 from transconv.kernel.simulator_order import Order, Trace
-from transconv.kernel.values import dtype_of, named
+from transconv.kernel.values import described, dtype_of, named
 
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul",
           "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
-METHODS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift",
-           "rshift")  # Python's names of the operators of BINARY
+METHODS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+           "lshift", "rshift")  # Python's names of the operators of BINARY
 COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
                "ne": "not_equal"}
 UNARY = {"neg": "negative", "pos": "positive", "invert": "invert", "abs": "absolute"}
 
 
 class Operand:
-    """What takes part in NumPy's functions: tiles, vectors, and parts of arrays, which are loaded for it."""
+    """What takes part in NumPy's functions: tiles, vectors, and parts of arrays, which it loads."""
 
     order: Order
     __hash__ = None  # type: ignore[assignment]
@@ -40,8 +40,8 @@ class Operand:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **words: Any) -> Any:
         if method != "__call__" or words:
-            raise Refusal(f"np.{ufunc.__name__} with {method if method != '__call__' else ', '.join(words)}",
-                          "functions with out= alone; reductions are methods", "x.sum(axis=0)")
+            how = method if method != "__call__" else ", ".join(words)
+            raise Refusal(f"np.{ufunc.__name__} with {how}", "functions with out= alone; reductions are methods", "x.sum(axis=0)")
         made = self.wrapped(_called(ufunc, [part_of(v) for v in inputs]))
         return made if out is None else _written_out(out[0] if isinstance(out, tuple) else out, made)
 
@@ -55,8 +55,7 @@ class Operand:
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
-            raise Refusal(f"a call of {name}", "functions of NumPy that have a row in transconv.kernel.functions",
-                          "np.maximum(x, 0.0)")
+            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED)), "np.maximum(x, 0.0)")
         return made if out is None else _written_out(out, made)
 
     def wrapped(self, part: Part) -> Masked:
@@ -65,7 +64,8 @@ class Operand:
 
     def __getattr__(self, name: str) -> Any:
         if name in REDUCTIONS:
-            return lambda *args, **words: self.wrapped(reduced(REDUCTIONS[name], self.part(), *args, **words))
+            row = REDUCTIONS[name]
+            return lambda *args, **words: self.wrapped(reduced(row, self.part(), *args, **words))
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def astype(self, dtype: Any) -> Masked:
@@ -126,7 +126,8 @@ for _python, _name in {**COMPARISONS, **UNARY}.items():
 class Masked(Operand):
     """A tile, or a vector, which does not change. Its arrays are its own."""
 
-    def __init__(self, order: Order, data: Array, active: Array, dtype: DType, vector: bool = False) -> None:
+    def __init__(self, order: Order, data: Array, active: Array, dtype: DType,
+                 vector: bool = False) -> None:
         self.order, self.dtype, self.vector = order, dtype, vector
         self.data, self.active = np.array(data), np.array(active)
         self.trace: Trace | None = None  # of items that access elements of a tile of the group
@@ -166,7 +167,8 @@ class Masked(Operand):
 
     def __repr__(self) -> str:
         kind = "vector" if self.vector else "tile"
-        return f"{kind} {self.dtype}{list(self.shape)}\n{np.ma.array(self.data, mask=~self.active)}"
+        shown: Any = np.ma.masked_array(self.data, mask=~self.active)  # type: ignore[no-untyped-call]
+        return f"{kind} {self.dtype}{list(self.shape)}\n{shown}"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -230,8 +232,8 @@ class Masked(Operand):
 
 
 def part_of(value: Any) -> Part:
-    """An operand. What NumPy makes inside of a kernel in its own types, int64 and float64, gives way to the
-    types of tiles, as numbers of Python do."""
+    """An operand. What NumPy makes inside of a kernel in its own types, int64 and float64, gives way to
+    the types of tiles, as numbers of Python do."""
     if isinstance(value, Operand):
         return value.part()
     if isinstance(value, np.generic):
@@ -241,7 +243,7 @@ def part_of(value: Any) -> Part:
         held = np.float64 if isinstance(value, float) else kind.numpy
         return Part(np.asarray(value, held), np.asarray(True), kind, type(value))
     if not isinstance(value, np.ndarray):
-        raise Refusal(f"{type(value).__name__} {getattr(value, '__name__', '')}".strip(), "a tile or a number")
+        raise Refusal(described(value), "a tile or a number")
     active = np.ones(value.shape, bool)
     if value.dtype == np.float64:
         return Part(value, active, f32, float)
