@@ -143,7 +143,8 @@ def store(view: View, value: Any) -> None:
     """Write the active elements of a value that are inside of a view."""
     part = part_of(value)
     if part.data.ndim != view.ndim:
-        raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}", "as many dimensions", "group.store(Y[i:], y)")
+        raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",
+                      "as many dimensions", "group.store(Y[i:], y)")
     inside = tuple(slice(0, min(n, m)) for n, m in zip(part.data.shape, view.shape, strict=True))
     active = part.active[inside]
     if view.there and active.any():

@@ -164,7 +164,8 @@ def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
 def product(a: Part, b: Part) -> Part:
     """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
     if a.data.ndim != 2 or b.data.ndim != 2:
-        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions", "x[None, :] @ y[:, None]")
+        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions",
+                      "x[None, :] @ y[:, None]")
     if a.data.shape[1] != b.data.shape[0]:
         raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])

@@ -1,6 +1,6 @@
 """Tiles and vectors in the simulator: NumPy's functions and operators on data that knows what is active.
 
-An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile; they activate what they write.
+An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate elements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Operand:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **words: Any) -> Any:
         if method != "__call__" or words:
             how = method if method != "__call__" else ", ".join(words)
-            raise Refusal(f"np.{ufunc.__name__} with {how}", "functions with out= alone; reductions are methods", "x.sum(axis=0)")
+            raise Refusal(f"np.{ufunc.__name__} with {how}", "out= alone; reductions are methods",
+                          "x.sum(axis=0)")
         made = self.wrapped(_called(ufunc, [part_of(v) for v in inputs]))
         return made if out is None else _written_out(out[0] if isinstance(out, tuple) else out, made)
 
@@ -55,7 +56,8 @@ class Operand:
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
-            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED)), "np.maximum(x, 0.0)")
+            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED)),
+                          "np.maximum(x, 0.0)")
         return made if out is None else _written_out(out, made)
 
     def wrapped(self, part: Part) -> Masked:
