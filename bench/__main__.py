@@ -104,7 +104,8 @@ def parser() -> argparse.ArgumentParser:
     timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
     lists(timing)
     timing.set_defaults(lists=[])  # resnet50; without a GPU one image of it
-    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32")
+    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32; int8, fp8 and "
+                        "fp8_exact are mixtures of 8-bit types (see bench/small_types.py)")
     timing.add_argument("--layouts", "--layout", default="nhwc")
     timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
                         help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many "

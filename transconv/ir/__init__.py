@@ -8,6 +8,7 @@ from transconv.ir.access import BoxLoad, Load, Read
 from transconv.ir.calls import CALLS, Callee, helpers
 from transconv.ir.dtype import (
     DTYPES,
+    EXACT_TERMS,
     DType,
     bf16,
     boolean,
@@ -141,9 +142,9 @@ from transconv.ir.visit import (
 __all__ = [
     "Array", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
     "convert", "helpers", "offsets_of", "readable", "reducer_of",
-    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXPECT", "FALSE", "FENCE",
-    "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role",
-    "Roles", "Rounding", "Rows", "Send", "Shared",
+    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
+    "FENCE", "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put",
+    "Role", "Roles", "Rounding", "Rows", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
