@@ -129,13 +129,13 @@ from transconv.ir.visit import (
     ExprMutator,
     Mutator,
     Visitor,
-    allocated,
     bound_vars,
     find,
     free_vars,
     lanes_of,
     rewrite,
     substitute,
+    updated,
     walk,
 )
 
@@ -154,11 +154,11 @@ __all__ = [
     "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
     "Shr", "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "Xor", "addends", "all_of", "allocated", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts",
+    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts",
     "divided", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
     "substitute",
-    "sum_of", "tf32", "text_of", "type_named", "u8", "value_at", "values_of", "verify", "walk",
+    "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
 ]

@@ -45,6 +45,7 @@ from transconv.ir import (
     statements,
     substitute,
     sum_of,
+    updated,
 )
 
 
@@ -119,9 +120,7 @@ class _Loop:
     def __init__(self, owner: _Hoist, var: Var, body: Stmt) -> None:
         self.owner = owner
         self.changing = {var, *bound_vars(body)}
-        self.changing |= {s.var for s in find(body, Update)}
-        self.changing |= {a for s in find(body, FuncCall) if s.func.multiplies for a in s.args[:1]
-                          if isinstance(a, Var)}
+        self.changing |= updated(body)
         self.outside: list[Stmt] = []
         self.moved: dict[tuple[str, Expr], Var] = {}
 
