@@ -2,7 +2,7 @@
 
     resnet50   inference: int8, fp8 and int8 weights, quantised in one line
     sdxl       the convolutions of SDXL's U-Net, each once, the same
-    train      ResNet-50 trained on one batch in fp8 and in bf16: a row for each step, in quantized_train.csv
+    train      ResNet-50 trained on one batch in fp8 and in bf16: its losses in quantized_train.csv
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PARTS = ("resnet50", "sdxl", "train")
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int8", {"kind": "int8"}), ("fp8", {"kind": "fp8"}),
     ("fp8 fast", {"kind": "fp8", "use_fast_accum": True}), ("int8 weights", {"kind": "int8_weight_only"}))
-COLUMNS = ("model", "kind", "ms", "bf16_ms", "convolutions", "left", "equal", "elements", "off", "prepare_s",
-           "device", "torch", "triton", "commit")
+COLUMNS = ("model", "kind", "ms", "bf16_ms", "convolutions", "left", "equal", "elements", "off",
+           "prepare_s", "device", "torch", "triton", "commit")
 TRAIN = ("step", "fp8", "bf16", "device", "torch", "triton", "commit")
 STEPS = 50
 LEAST_CHANNELS = 16  # of convolutions that train in 8 bits

@@ -1,4 +1,4 @@
-"""8-bit types in ``python -m bench time``: rows, torch's products, the table; ``python -m bench quantized``."""
+"""8-bit types in ``python -m bench time``: rows, products, the table; ``python -m bench quantized``."""
 
 from __future__ import annotations
 
