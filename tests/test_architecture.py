@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("torch_ops",),
     ("nn", "api", "functional", "quantized", "kernel"),
-    ("graph",),
+    ("graph", "distributed"),
     ("cli",),
     ("__main__", "__init__"),
 )
@@ -101,7 +101,7 @@ def test_layers() -> None:
 
 
 # Importing these packages would import torch: their modules are imported by their own names.
-OPEN_ROOMS = ("torch_ops", "functional", "graph", "verify", "tuning", "cli")
+OPEN_ROOMS = ("torch_ops", "functional", "graph", "distributed", "verify", "tuning", "cli")
 
 
 def test_packages_import_what_others_export() -> None:
@@ -129,7 +129,8 @@ def test_heavy_imports() -> None:
                 assert relative(path) == "graph/symbols.py" or (
                     relative(path) == "simplify/linear.py" and not early), relative(path)
             if name.split(".")[0] in ("torch", "triton") and not (
-                    layer_of(path) in ("torch_ops", "nn", "functional", "graph", "quantized", "kernel")
+                    layer_of(path) in ("torch_ops", "nn", "functional", "quantized", "graph",
+                                       "distributed", "kernel")
                     or relative(path) in TENSORS):
                 above = RANK[layer_of(path)] >= RANK["verify"]
                 assert above or relative(path) in LATE or not runs(path, name), (

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_names
-from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
+from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 T = TypeVar("T", bound=Node)
@@ -217,6 +217,15 @@ def bound_vars(root: Node) -> list[Var]:
     return [n.var for n in walk(root) if isinstance(n, (Let, Alloc, For))]
 
 
-def allocated(root: Node) -> frozenset[Var]:
-    """The variables of a tree that may change: what mentions one may have another value later."""
-    return frozenset(n.var for n in walk(root) if isinstance(n, Alloc))
+def updated(root: Stmt) -> frozenset[Var]:
+    """The variables that a tree assigns or adds products to: what mentions one has another value then."""
+    found: set[Var] = set()
+    stack: list[Stmt] = [root]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Update):
+            found.add(at.var)
+        elif isinstance(at, FuncCall) and at.func.multiplies and isinstance(at.args[0], Var):
+            found.add(at.args[0])
+        stack += [c for c in at.children() if isinstance(c, Stmt)]
+    return frozenset(found)

@@ -32,12 +32,12 @@ from transconv.ir import (
     Seq,
     Stmt,
     Var,
-    allocated,
     bound_vars,
     find,
     free_vars,
     seq,
     substitute,
+    updated,
 )
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
@@ -45,16 +45,15 @@ Box = TypeVar("Box", BoxLoad, BoxStore)
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse({v.name for v in bound_vars(kernel)}, allocated(kernel)).mutate(kernel)
+    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)
     assert isinstance(made, Kernel)
     return made
 
 
 class _Cse(Mutator):
-    def __init__(self, names: set[str], changing: frozenset[Var]) -> None:
+    def __init__(self, names: set[str]) -> None:
         self.names = names
         self.known: dict[Node, Expr] = {}
-        self.changing = changing  # what mentions these has another value later
 
     def mutate(self, at: Node) -> Node | None:
         if isinstance(at, Expr):
@@ -71,6 +70,7 @@ class _Cse(Mutator):
                 made.append(Let(var, substitute(e, self.known)))
                 self.known[e] = var
             made.append(self.mutate(s))  # type: ignore[arg-type]
+            self.forget(s)
         self.known = before
         result = seq(*made)
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
@@ -92,8 +92,7 @@ class _Cse(Mutator):
         if let.value in self.known and not isinstance(let.value, Read):
             self.known[let.var] = self.known[let.value]
             return None
-        plain = isinstance(value, (Var, Const)) or free_vars(value) & self.changing
-        if not plain and not find(value, Read):
+        if not isinstance(value, (Var, Const)) and not find(value, Read):
             self.known[let.value] = let.var
         return let if value is let.value else Let(let.var, value, let.origin)
 
@@ -102,9 +101,16 @@ class _Cse(Mutator):
 
     def mutate_For(self, loop: For) -> Stmt | None:
         before = dict(self.known)
+        self.forget(loop)
         made = self.generic(loop)
         self.known = before
         return made  # type: ignore[no-any-return]
+
+    def forget(self, s: Stmt) -> None:
+        """Drop the values that mention what a statement assigns: they have another value behind it."""
+        if changed := updated(s):
+            self.known = {e: name for e, name in self.known.items()
+                          if not isinstance(e, Expr) or not free_vars(e) & changed}
 
     def repeated(self, at: Seq) -> list[Expr]:
         """Divisions that more than one statement of the sequence contains and that no let names."""

@@ -99,10 +99,16 @@ class Evaluator:
         self._types: dict[ex.Expr, DType] = {}
         self._fixed: dict[ex.Expr, Array] = {}
 
-    def compute(self, e: ex.Expr) -> Array:
-        """The value of one expression; the bindings may have changed since the last call."""
-        self._known.clear()
+    def compute(self, e: ex.Expr, known: Mapping[ex.Expr, Array] | None = None) -> Array:
+        """The value of one expression; the bindings may have changed since the last call. ``known``: the
+        values of some of its parts, which are not evaluated."""
+        self._known = {**(known or {})}
         return self.value(e)
+
+    def parts(self, e: ex.Expr) -> dict[ex.Expr, Array]:
+        """The values of an expression and of all its parts."""
+        self.compute(e)
+        return {**self._known}
 
     def compute_all(self, *exprs: ex.Expr) -> tuple[Array, ...]:
         """The values of the expressions of one statement; parts they share are computed once."""
