@@ -70,5 +70,6 @@ def test_lanes_change_places() -> None:
                   ir.store(T, row * 4 + col, ir.Renamed(x, (row, col), (col, row))))
     memory = {"t": np.zeros(64, np.float32)}
     ir.run(made, memory)
-    assert memory["t"][:16].reshape(4, 4).tolist() == (10.0 * np.arange(4) + np.arange(4)[:, None]).tolist()
+    wanted = 10.0 * np.arange(4) + np.arange(4)[:, None]
+    assert memory["t"][:16].reshape(4, 4).tolist() == wanted.tolist()
     assert ir.Kernel.parse(str(made)) is made
