@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute
-from transconv.schedule import Schedule, part_spaces, programs, reduced_sides, tile
+from transconv.schedule import Schedule, left_bytes, programs, reduced_sides, tile
 from transconv.target import Target
 
 SHUFFLED = 4.0  # instructions that take as long as a shuffle
@@ -55,7 +55,7 @@ def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
     for w in compute.statistics:
         shuffled, meets = _across_lanes(reduced_sides(w, compute, schedule), schedule, compute)
         each += (INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
-    moved = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
+    moved = left_bytes(compute, schedule)
     return (programs(schedule, compute) / target.sms * each / 1e3
             + moved / (target.bandwidth_gbs * 1e3))
 
