@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -110,7 +109,9 @@ class Plan:
         that do not meet the requirements."""
         assert self.required is not None
         self.required.check(sizes)
-        made = copy(self)
+        made = object.__new__(type(self))
+        for field in fields(self):
+            setattr(made, field.name, getattr(self, field.name))
         made.sizes, made.wanted = sizes, ()
         return made
 
