@@ -67,7 +67,7 @@ def note(bound: Bound, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
 
 def _told(f: Function, tensors: Tensors, numbers: Numbers,
           wanted: tuple[bool, ...]) -> tuple[Hashable, list[tuple[int, ...]]]:
-    """The kind of a call, and its sizes: shape and strides of each tensor, and a shape among the numbers."""
+    """The kind of a call, and its sizes: shape and strides of each tensor, a shape among the numbers."""
     looks: list[Hashable] = []
     sizes: list[tuple[int, ...]] = []
     for t in tensors:
@@ -107,7 +107,7 @@ def _form(bound: Bound, tensors: Tensors, numbers: Numbers,
 
 
 def _traced(trace: Trace, name: str, m: Memory) -> Memory:
-    """A dense tensor of traced sizes, whose strides follow from them. Raises Untraced for one with gaps."""
+    """A dense tensor of traced sizes, from which its strides follow. Raises Untraced for gaps."""
     shape, strides = trace.numbers(name, m.shape), trace.numbers(f"{name}s", m.strides)
     inner: Any = 1
     for d in sorted(range(len(shape)), key=lambda d: (m.strides[d], m.shape[d] != 1)):

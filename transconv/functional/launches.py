@@ -117,8 +117,8 @@ class Launch:
             self.begin(*tensors)
             return
         device = tensors[0].device
-        if self.sizes is not None and device.type == "cuda" and self._begun_before(device):
-            self.begin(*tensors)
+        if self.sizes is not None and device.type == "cuda" and (begin := self._begun_before(device)):
+            begin(*tensors)
             return
         views = self.views(tensors)
         with self.on(device):
@@ -132,14 +132,15 @@ class Launch:
                 self.begin = self.plan.starter(device.index, self.aligned, self.names)
                 self.device = device.index
 
-    def _begun_before(self, device: torch.device) -> bool:
-        """Whether the kernels, which take these sizes as arguments, run on the device already and were
-        found to be right: they can then be started without looking at the tensors."""
-        if current_device() != device.index or knobs.verify() or not trust.is_trusted(self.plan, self.aligned):
-            return False
+    def _begun_before(self, device: torch.device) -> Callable[..., None] | None:
+        """What starts kernels that take these sizes as arguments, if they run on the device already and
+        were found to be right: nothing is left to look at then."""
+        if current_device() != device.index or knobs.verify() or not trust.is_trusted(
+                self.plan, self.aligned):
+            return None
         self.begin = self.plan.starter(device.index, self.aligned, self.names)
         self.device = device.index
-        return self.begin is not None
+        return self.begin
 
     def views(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """The tensors by the plan's names, as it takes them."""

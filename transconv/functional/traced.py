@@ -44,7 +44,8 @@ class Trace:
         told = _spelled(made, known)
         names = ", ".join(f"{name}_" for name in given)
         lines = [f"def at({names}):",
-                 *(f"    {''.join(f'{name}{i}, ' for i in range(n))} = {name}_" for name, n in given.items() if n),
+                 *(f"    {''.join(f'{name}{i}, ' for i in range(n))} = {name}_"
+                   for name, n in given.items() if n),
                  f"    if {' and '.join(self.conditions) or 'True'}:", f"        return {told}",
                  "    return None"]
         space = dict(known)

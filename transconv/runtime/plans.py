@@ -19,6 +19,8 @@ from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
 
+_names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
+
 
 class Lowered(NamedTuple):
     """The computation of a launch, and the kernel that the passes made of it."""
@@ -109,9 +111,14 @@ class Plan:
         that do not meet the requirements."""
         assert self.required is not None
         self.required.check(sizes)
-        made = object.__new__(type(self))
-        for field in fields(self):
-            setattr(made, field.name, getattr(self, field.name))
+        return self.held(sizes)
+
+    def held(self: Made, sizes: Values) -> Made:
+        """``at`` for sizes that meet the requirements."""
+        kind = type(self)
+        made: Made = object.__new__(kind)
+        for name in _names.get(kind) or _names.setdefault(kind, tuple(f.name for f in fields(self))):
+            setattr(made, name, getattr(self, name))
         made.sizes, made.wanted = sizes, ()
         return made
 

@@ -19,11 +19,13 @@ class Required:
     sizes: Sizes
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
+    names: tuple[str, ...] = field(init=False, repr=False)
     meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.meets = values_of(self.sizes.requirements, self.sizes.names)
+        self.names = self.sizes.names
+        self.meets = values_of(self.sizes.requirements, self.names)
         self.lying = []
 
     def wanted(self, values: Values) -> tuple[Wanted, ...]:
@@ -34,7 +36,7 @@ class Required:
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
-        if not all(self.meets(*[values[n] for n in self.sizes.names])):
+        if not all(self.meets(*[values[n] for n in self.names])):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")
 
