@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Expr, Sizes, Tensor, Values, as_expr, sizes_told, values_of
+from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -56,13 +56,10 @@ def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
     given = Wanted.of(tensor)
     if not tensor.extents:
         return lambda _: given
-    rank, order = len(tensor.shape), [b.dim for b in tensor.layout.blocks]
-    steps: dict[int, Expr] = {}
-    stride = as_expr(1)
-    for dim in reversed(order):
-        steps[dim] = stride
-        stride = stride * tensor.extents[dim]
-    find = values_of([*tensor.extents, *(steps[d] for d in range(rank)), stride], sizes.names)
+    rank, span = len(tensor.shape), as_expr(1)
+    for extent in tensor.extents:
+        span = span * extent
+    find = values_of([*tensor.extents, *tensor.steps, span], sizes.names)
     name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
 
     def at(values: Values) -> Wanted:
