@@ -132,7 +132,7 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr(launch, "encode", lambda made, meta, box: [made, meta])
-    monkeypatch.setattr(run, "describe", lambda t, box, extents: described.append(box.shape) or box.shape)
+    monkeypatch.setattr(run, "describe", lambda t, box, extents, at: described.append(at[0]) or at[0])
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]

@@ -32,6 +32,7 @@ from transconv.ir import (
     Tensor,
     Values,
     as_expr,
+    minimum,
     values_of,
     walk,
 )
@@ -42,7 +43,8 @@ def programs(kernel: Kernel) -> Expr:
     """The number of programs that a kernel is launched with, as an expression of its sizes."""
     for at in walk(kernel.body):
         if isinstance(at, For) and at.kind == "grid":
-            return as_expr(at.stop) if at.until is None else at.until
+            tiles = as_expr(at.stop) if at.until is None else at.until
+            return minimum(tiles, at.programs) if at.programs else tiles
     return as_expr(1)
 
 

@@ -180,7 +180,8 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
+    several = schedule.programs > 0 and (
+        isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
     programs = schedule.programs if several else 0
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
     return replace(kernel, body=partials.dealt(body, schedule, compute))

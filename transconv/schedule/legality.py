@@ -54,7 +54,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("consumers", 1), ("keep", ""))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
