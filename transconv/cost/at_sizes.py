@@ -43,7 +43,9 @@ class AtSizes:
         if self.target.backend == "interpreter":
             each = interpreted(schedule, compute) / programs(schedule, compute)
             self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
-        self.timed = Timed(self.work, schedule, self.target, self.target.rates.triton)
+        rates = self.target.rates
+        self.timed = Timed(self.work, schedule, self.target,
+                           rates.gluon if schedule.via == "gluon" else rates.triton)
         if schedule.regs or schedule.late:
             self.issued = issue.Issued.of(schedule, compute, self.target)
 

@@ -57,7 +57,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes import partials
-from transconv.passes.counts import Extent, blocks, counted, simple, unpack
+from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
 from transconv.schedule import Block, Schedule
 from transconv.simplify import Facts, facts_of, simplify
 
@@ -180,11 +180,12 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = schedule.programs > 0 and (
+    several = bool(schedule.programs) and (
         isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
     programs = schedule.programs if several else 0
+    facts = facts_of(required := countable(kernel.sizes, grid, facts))
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
-    return replace(kernel, body=partials.dealt(body, schedule, compute))
+    return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
