@@ -180,8 +180,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = bool(schedule.programs) and (
-        isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
+    several = isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k
     programs = schedule.programs if several else 0
     facts = facts_of(required := countable(kernel.sizes, grid, facts))
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)

@@ -70,8 +70,8 @@ def programs(schedule: Schedule, compute: Compute) -> int:
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
     """The fewest persistent programs that need no more rounds than one program per multiprocessor would.
-    More programs would idle in the last round and share power and cache with the others. For sizes that are
-    arguments, one for each multiprocessor."""
+    More programs would idle in the last round and share power and cache with the others. One for each
+    multiprocessor where sizes are arguments."""
     if compute.named:
         return target.sms
     tiles = programs(schedule, compute)
