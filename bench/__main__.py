@@ -42,6 +42,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
            "issues": "time and check convolutions that public issues report as slow or wrong",
+           "quantized": "time, check and train whole models with 8-bit convolutions",
            "pages": "write the tables and pictures of README.md and docs/ from bench/results",
            "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
@@ -104,7 +105,8 @@ def parser() -> argparse.ArgumentParser:
     timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
     lists(timing)
     timing.set_defaults(lists=[])  # resnet50; without a GPU one image of it
-    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32")
+    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32; int8, fp8 and "
+                        "fp8_exact are mixtures of 8-bit types (see bench/small_types.py)")
     timing.add_argument("--layouts", "--layout", default="nhwc")
     timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
                         help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many "

@@ -14,7 +14,8 @@ from transconv.conv import ConvProblem
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Rates of one machine: 16-bit matrix TFLOP/s, f32 (vector) TFLOP/s, memory TB/s."""
+    """Rates of one machine: matrix TFLOP/s of 16-bit operands (of 8-bit ones twice as many), f32 (vector)
+    TFLOP/s, memory TB/s."""
 
     tflops: float
     vector_tflops: float
@@ -22,8 +23,9 @@ class Ceiling:
 
     def rate(self, problem: ConvProblem) -> float:
         """TFLOP/s that the operands' type can reach."""
-        if problem.src.dtype.bits == 16:
-            return self.tflops
+        bits = sorted(x.dtype.bits for x in problem.specs.values())[1]  # the wider operand's
+        if bits <= 16:
+            return self.tflops * 16 / bits
         return self.tflops / 2 if problem.math == "tf32" else self.vector_tflops
 
 

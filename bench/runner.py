@@ -18,6 +18,7 @@ from typing import Any
 from bench import environment, layers
 from bench.check import verdict
 from bench.roofline import ceiling_of, floor_us
+from bench.small_types import MIXTURES, mixed
 from bench.tables import cpu_table, summary_table
 from transconv.cli.options import some_computable
 from transconv.conv import ConvProblem, Prop
@@ -108,13 +109,17 @@ def rows_of(options: Namespace) -> Iterator[Row]:
     for layer in layers.select(found, options.match, options.kinds):
         for layout in options.layouts.split(","):
             for dtype in options.dtypes.split(","):
-                p = layer.reduced(options.mb).problem(dtype, layout)
+                small = dtype in MIXTURES
+                p = layer.reduced(options.mb).problem("bf16" if small else dtype, layout)
                 for direction in options.props.split(","):
-                    prop = layer.prop(direction).value
+                    prop = layer.prop(direction)
                     epilogue = layer.epilogue if options.epilogue == "layer" else options.epilogue
+                    made = p, epilogue if direction == "fwd" else ""
+                    if small and (made := mixed(p, prop, dtype)) is None:
+                        continue
                     yield {"layer": layer.name, "kind": layer.kind, "direction": direction,
-                           "problem": str(replace(p, name="")), "prop": prop, "dtype": dtype,
-                           "layout": layout, "epilogue": epilogue if direction == "fwd" else ""}
+                           "problem": str(replace(made[0], name="")), "prop": prop.value, "dtype": dtype,
+                           "layout": layout, "epilogue": made[1]}
 
 
 def finish(row: Row, found: Row) -> Row:

@@ -12,7 +12,7 @@ from math import prod
 import torch
 
 from bench import reference
-from transconv.conv import Prop
+from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.tuning.timing import Call, Make
 from transconv.verify.case import Case, epilogue_tensors
@@ -76,6 +76,8 @@ def _product(case: Case) -> Make:
     terms = round(p.flops(valid=False) / 2 / pixels / columns)
 
     def make(index: int) -> Call:
+        if all(p.specs[n].dtype.bits == 8 for n in case.prop.operands):
+            return _short_product(p, pixels, columns, terms, case.where)
         a, b = (random_tensor(shape, Layout.dense(p.src.dtype, shape), case.where)
                 for shape in ((pixels, terms), (terms, columns)))
         if case.prop is Prop.BWD_W:
@@ -84,3 +86,27 @@ def _product(case: Case) -> Make:
             b = b.t().contiguous().t()
         return lambda: a @ b
     return make
+
+
+def _short_product(p: ConvProblem, rows: int, columns: int, terms: int, where: str) -> Call:
+    """torch's product of matrices of the problem's 8-bit types, in the order that it takes: torch._int_mm
+    to s32, torch._scaled_mm to bf16, with ``use_fast_accum`` unless math is ieee."""
+    a, b = (_matrix(rows if left else columns, terms, p, left, where) for left in (True, False))
+    if p.acc.kind == "int":
+        return lambda: torch._int_mm(a, b.t())
+    one, fast = torch.ones((), device=where), p.math != "ieee"
+    return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+def _matrix(rows: int, terms: int, p: ConvProblem, left: bool, where: str) -> torch.Tensor:
+    """Random values of the type of the first or second operand; a gradient stands first."""
+    short = [x.dtype for x in p.specs.values() if x.dtype.bits == 8]
+    held = next((t for t in short if t.name == "f8e5m2"), short[0]) if left else short[0]
+    made = torch.empty(rows, terms, dtype=getattr(torch, held.torch), device=where)
+    flat, step = made.view(-1), 1 << 26
+    block = torch.randn(min(step, flat.numel()), device=where)
+    if held.kind == "int":
+        block = (block * 16).round().clamp(*held.limits)
+    for start in range(0, flat.numel(), step):
+        flat[start:start + step] = block[:flat[start:start + step].numel()].to(made.dtype)
+    return made

@@ -33,8 +33,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("tuning",),
     ("torch_ops",),
-    ("nn", "api", "functional", "quantized"),
-    ("graph",),
+    ("nn", "api", "functional", "quantized", "kernel"),
+    ("graph", "distributed"),
     ("cli",),
     ("__main__", "__init__"),
 )
@@ -101,7 +101,7 @@ def test_layers() -> None:
 
 
 # Importing these packages would import torch: their modules are imported by their own names.
-OPEN_ROOMS = ("torch_ops", "functional", "graph", "verify", "tuning", "cli")
+OPEN_ROOMS = ("torch_ops", "functional", "graph", "distributed", "verify", "tuning", "cli")
 
 
 def test_packages_import_what_others_export() -> None:
@@ -129,7 +129,8 @@ def test_heavy_imports() -> None:
                 assert relative(path) == "graph/symbols.py" or (
                     relative(path) == "simplify/linear.py" and not early), relative(path)
             if name.split(".")[0] in ("torch", "triton") and not (
-                    layer_of(path) in ("torch_ops", "nn", "functional", "graph", "quantized")
+                    layer_of(path) in ("torch_ops", "nn", "functional", "quantized", "graph",
+                                       "distributed", "kernel")
                     or relative(path) in TENSORS):
                 above = RANK[layer_of(path)] >= RANK["verify"]
                 assert above or relative(path) in LATE or not runs(path, name), (
@@ -196,7 +197,7 @@ def test_stages_are_named_in_one_tuple() -> None:
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
                        r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
 NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "disk_cache", "runtime", "report", "tuning", "standalone")
+           "target", "disk_cache", "runtime", "report", "tuning", "standalone", "kernel")
 
 
 @pytest.mark.parametrize("room", NEUTRAL)

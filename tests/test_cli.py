@@ -242,6 +242,9 @@ def test_compile_prints_resources(capsys: Output) -> None:
     assert re.search(r"^sm_90 +\d+ +0 +\d+ +[\d.]+s  conv_fwd_\w+\n +HGMMA:\d+", page, re.MULTILINE)
     assert "xpu is not compilable offline" in page
     assert ".target sm_90a" in page
+    text = ("compute twice ;; tensor X f32 [64] ;; tensor C f32 [64] ;; axes m=64 ;; read x = X[m] ;; "
+            "store C[m] = x * 2")
+    assert "ttg.num-warps" in printed(capsys, "compile", text, "--target", "sm_90", "--print", "ttgir")
 
 
 def test_demo_of_a_small_network(capsys: Output, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
+from transconv.compute import parse
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
@@ -303,6 +304,16 @@ def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> 
     blocks = "" if "mb:" in schedule else "mb.oh.ow:16"
     said = why_not(Schedule.parse(f"{blocks} oc:16 ic:16 | mma | {schedule}"), compute, SM90)
     assert said is not None and said.startswith(reason), said
+
+
+def test_a_result_that_is_stored_in_part_has_no_copy() -> None:
+    """The copy would be stored as a whole, with what it has in elements that no point stores."""
+    text = "compute c ;; tensor C f16 [4, {}] strides(1,4) ;; axes m=4 n=8 | k=8 ;; read x = X[m, k] ;; " \
+        "read w = W[k, n] ;; let s = sum(x*w; k) ;; store C[m, {}] = s"
+    schedule = Schedule.parse("m:4 n:8 k:8 | fma | pack=c")
+    assert why_not(schedule, parse(text.format(8, "n")), SM90) is None
+    said = why_not(schedule, parse(text.format(10, "n + 1")), SM90)
+    assert said is not None and said.startswith("pack=c: the copy has all elements of C"), said
 
 
 def test_residuals_lie_as_the_result() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transconv.compute import Compute, execute, parse
+from transconv.compute import OPS, Compute, execute, parse, rounds_once
 from transconv.compute.errors import SUMMED, TF32
+from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f32
 from transconv.verify.computation import Case
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
@@ -74,3 +75,52 @@ def test_a_steep_function_is_bounded_as_far_as_it_goes() -> None:
     case = Case(made, "float")
     wrong = {"Y": case.answers["Y"].value + 0.5 * SUMMED * np.abs(case.given["X"]).sum(1)}
     assert case.judged(wrong).problem
+
+
+ENDS = np.logspace(-30, 8, 200)
+POINTS = np.concatenate([np.linspace(-87, 87, 4001), ENDS, -ENDS, [0.0]]).astype(np.float32).astype(float)
+
+
+def in_type(e: Expr, x: np.ndarray, type: DType) -> np.ndarray:
+    """An expression of x, evaluated by NumPy in a type."""
+    at = Evaluator(Memory({}), {}, 1)
+    at.env[Var("x", type)] = x.astype(type.numpy)
+    with np.errstate(all="ignore"):
+        return np.asarray(at.compute(e), np.float64)
+
+
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if op.arity == 1])
+def test_what_f32_makes_of_an_operation_is_within_its_bound(name: str) -> None:
+    """At every point, also where numbers cancel that are far greater than the result; and the bound is
+    not much more than what arithmetic in f32 does."""
+    text = f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n store Y[n] = {name}(x)"
+    answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
+    with np.errstate(invalid="ignore"):
+        off = np.abs(in_type(OPS[name](Var("x", f32)), POINTS, f32) - answer.value)
+    known = np.isfinite(answer.value) & (np.abs(answer.value) < 1e38)
+    assert (off <= answer.error + 2.0**-24 * np.abs(answer.value))[known].all()
+    near = known & (np.abs(POINTS) < 4)
+    assert (answer.error <= 2.0**-18 * np.maximum(1, np.abs(answer.value)))[near].all() or name == "round"
+
+
+def test_a_cancelled_result_is_not_expected_to_be_rounded_once() -> None:
+    """gelu(-5) is the 1e-6 that is left of 1 - erf(3.5), in whole steps of 6e-8: no kernel can round it
+    to bf16 as if it were known, and where nothing cancels each does."""
+    text = f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n store Y[n] = gelu(x)"
+    answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
+    sure = rounds_once(answer.value, answer.error, bf16)
+    assert not sure[(POINTS > -5.8) & (POINTS < -4.5)].any()
+    assert sure[(POINTS > -3) & (np.abs(POINTS) > 1e-20)].all()
+
+
+def test_errors_that_an_expression_cancels_do_not_count() -> None:
+    """softplus is log(u) t / (u - 1) with u = 1 + t rounded, and only a few half units off."""
+    text = f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n store Y[n] = softplus(x)"
+    answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
+    low = (POINTS < -1) & (POINTS > -20)
+    assert (answer.error < 2.0**-18 * answer.value)[low].all()
+
+
+def test_an_element_type_that_is_less_exact_on_the_way_counts() -> None:
+    text = SUM + "bf16(s) - s"
+    assert (error(text) >= 2.0**-9 * np.abs(X.sum(1))).all()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+import transconv
 from tests.graph import networks
 from tests.graph.meant import by_meaning
 from transconv.compute import Alone, parse
@@ -36,6 +38,29 @@ def test_regions_of_torch_are_on_the_page() -> None:
     graph = GraphReport("forward", (TorchRow("inductor", "sort <x>", ("no row",)),), (), "all of it")
     page = Report((graph,)).html()
     assert "sort &lt;x&gt;: no row" in page and "<p>all of it</p>" in page
+
+
+class Broken(nn.Module):
+    """Two graphs, between which torch's compiler stops."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.exp()
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_modules_of_torch(prepared: bool) -> None:
+    """Their code is common to all of them: each has its own kernels in its report."""
+    kernels = []
+    x = torch.randn(1, 2, 4, 4)
+    for model in (nn.Conv2d(2, 2, 3), nn.Sequential(nn.Conv2d(2, 2, 3), nn.SiLU()),
+                  nn.Sequential(nn.Tanh(), Broken())):
+        run = torch.compile(model.eval().requires_grad_(False), backend=backend, options={"rest": "eager"})
+        with by_meaning(), torch.no_grad():
+            transconv.prepare(run, x, progress=False) if prepared else run(x)
+        kernels.append([k.name for g in report(run).graphs for k in g.kernels])
+    assert kernels == [["convolution_bias"], ["convolution_bias_silu"], ["exp_map", "mul_map"]]
 
 
 @pytest.mark.gpu

@@ -251,3 +251,17 @@ def test_options_that_a_row_does_not_mean_are_torchs() -> None:
 
     with by_meaning():
         compare(f, traced(f, [X]), [X], 1e-9)
+
+
+def test_axes_have_no_names_of_types() -> None:
+    """Of ten dims that cannot be joined, the ninth is not called as a type is."""
+    x = torch.randn((2,) * 10, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        turned = x.permute(*reversed(range(10)))
+        return x + turned, (x * turned).sum((8, 9)), x @ turned
+
+    with by_meaning():
+        compare(f, run := traced(f, [x]), [x], 1e-9)
+    (found,) = run.transconv.graphs
+    assert all(isinstance(r, KernelRow) for r in found.rows)

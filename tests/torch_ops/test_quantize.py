@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,8 +144,12 @@ def test_state_and_casts(static: bool) -> None:
     assert not made(x.requires_grad_()).requires_grad and made(x[0]).shape == (5, 4, 4)
 
 
+class Float8DynamicActivationFloat8WeightConfig:
+    mm_config = SimpleNamespace(use_fast_accum=True)
+
+
 class Int8WeightOnlyConfig:
-    """Stands for torchao's, which is told by its name."""
+    """Has the name of torchao's, by which it is recognised."""
 
     def __init__(self, group_size: int | None = None) -> None:
         self.group_size = group_size
@@ -159,6 +164,23 @@ def test_configurations_of_torchao() -> None:
     with pytest.raises(ValueError, match="kind 'int4' is unknown"):
         transconv.quantize_(model, "int4")
     assert transconv.quantize_(model, Int8WeightOnlyConfig()).kind == "int8_weight_only"
+    fast = nn.Sequential(nn.Conv2d(4, 4, 3))
+    assert transconv.quantize_(fast, Float8DynamicActivationFloat8WeightConfig()).kind == "fp8"
+    assert fast[0].use_fast_accum and "use_fast_accum=True" in repr(fast)
+
+
+def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    convolve = transconv.quantized.conv2d
+    monkeypatch.setattr(transconv.nn.QuantConv2d, "function", staticmethod(
+        lambda *tensors, **named: given.append(named) or convolve(*tensors, **named)))
+    x, layer = torch.randn(1, 4, 5, 5), nn.Conv2d(4, 4, 3)
+    for made in (transconv.nn.QuantConv2d.from_float(layer, kind="fp8", use_fast_accum=True),
+                 transconv.nn.QuantConv2d(4, 4, 3, kind="fp8")):
+        made(x)
+    assert ["use_fast_accum" in g for g in given] == [True, False]
+    with pytest.raises(ValueError, match="use_fast_accum is for products of 8-bit floats"):
+        transconv.quantize_(nn.Sequential(layer), "int8", use_fast_accum=True)
 
 
 @pytest.mark.parametrize(("given", "reason"), [

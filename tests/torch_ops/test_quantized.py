@@ -11,7 +11,8 @@ import torch.nn.functional as F
 import transconv
 from transconv import errors, knobs, quantized
 from transconv.runtime import Plan
-from transconv.torch_ops import quantized_route, route, warm
+from transconv.torch_ops import dispatch, quantized_route, route, warm
+from transconv.torch_ops.quantized import _CONV2D
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Given = dict[str, Any]
@@ -136,6 +137,20 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked and torch.equal(got, want.to(got.dtype))
 
 
+@interpreted
+def test_sums_of_8_bit_floats_may_stay_in_the_matrix_unit() -> None:
+    transconv.config.cpu = "interpret"
+    x, w = (drawn(s, torch.float8_e4m3fn, 1) for s in ((1, 16, 6, 6), (16, 16, 3, 3)))
+    made, texts = [], []
+    for fast in ({}, {"use_fast_accum": True}):
+        made.append(quantized.conv2d(x, w, **fast))
+        req = dispatch.requested(_CONV2D, 1, 0, 0, 1, 1)
+        route = quantized_route.find(req, x, w, None, fast).route
+        texts.append(route.compiled.workload.text)
+    assert ["math=ieee" in t for t in texts] == [True, False]
+    torch.testing.assert_close(*made)  # the interpreter has no matrix unit
+
+
 @pytest.mark.parametrize("padding", ["same", 1])
 def test_compilers_see_one_operator(padding: Any) -> None:
     x, w = drawn((1, 4, 5, 5), torch.uint8, 1), drawn((8, 4, 2, 3), torch.int8, 2)
@@ -186,6 +201,8 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
     ({"activation": "swoosh"}, "activation: epilogue 'swoosh' has 'swoosh', expected one of"),
     ({"activation": "res"}, "activation: expected functions of one value, got 'res'"),
     ({"groups": 1.0}, "groups: expected an integer, got 1.0"),
+    ({"use_fast_accum": True}, "use_fast_accum: it is for products of 8-bit floats, got torch.int8 and"),
+    ({"use_fast_accum": 1}, "use_fast_accum: expected True or False, got 1"),
     ({"input_scale": -1.0}, "input_scale: expected a scale above 0, got -1"),
     ({"input_scale": "one"}, "input_scale: expected a number or a tensor, got str"),
     ({"output_dtype": torch.int16}, "output_dtype: expected one of int8 uint8 .* got torch.int16"),

@@ -38,6 +38,7 @@ from transconv.ir import (
     Not,
     Or,
     Reduce,
+    Renamed,
     Select,
     Shl,
     Shr,
@@ -218,8 +219,12 @@ class ExprSpeller:
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             if REDUCERS[e.op].node is Add:
                 return f"{self.fit(e.x, lanes, 8)} * {e.lane.extent}", 7
-            assert REDUCERS[e.op].node is not Mul, "a product of equal factors has all its lanes"
-            return self.fit(e.x, lanes, POSTFIX), POSTFIX
+            if REDUCERS[e.op].node is not Mul:
+                return self.fit(e.x, lanes, POSTFIX), POSTFIX
+            if isinstance(e.x, Const):
+                return self.spell(Const(e.x.value**e.lane.extent, e.x.type))
+            every = tuple(sorted((*lanes, e.lane), key=lambda x: (x.axis, x.name)))
+            return self.spell(Reduce(e.op, Spread(e.x, every), e.lane))
         text = self.text(self.not_a_dot(e.x, lanes))
         if REDUCERS[e.op].helper:  # a function of the module's own
             return f"{self.space}.reduce({text}, {lanes.index(e.lane)}, {e.op}_of)", POSTFIX
@@ -238,6 +243,14 @@ class ExprSpeller:
             return self.spell(e.x)
         shape = ", ".join(str(x.extent) for x in e.lanes)
         return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
+
+    def spell_Renamed(self, e: Renamed) -> tuple[str, int]:
+        """The same text, unless the new lanes come in another order."""
+        before = self.lanes(e.x)
+        order = [before.index(x) for lane in self.lanes(e) for x in before if e.of(x) is lane]
+        if order == sorted(order):
+            return self.spell(e.x)
+        return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
         lanes = self.lanes(e)

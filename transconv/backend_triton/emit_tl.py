@@ -13,6 +13,7 @@ from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
 from transconv.backend_triton.parameter import box_name, parameters
 from transconv.ir import (
+    EXACT_TERMS,
     TRUE,
     Alloc,
     BoxLoad,
@@ -20,7 +21,6 @@ from transconv.ir import (
     Call,
     Cast,
     Comment,
-    DType,
     Expr,
     Fetch,
     For,
@@ -33,6 +33,7 @@ from transconv.ir import (
     Piece,
     Put,
     Reduce,
+    Renamed,
     Send,
     Seq,
     Spread,
@@ -47,7 +48,6 @@ from transconv.ir import (
 )
 
 WIDTH = 100
-MOST_SHORT = 128  # terms that are added with some 13 bits; measured: 6e-4 too little of a sum of one sign
 SHORT = 24  # characters; shorter bracket contents stay on one line
 
 
@@ -73,7 +73,8 @@ class TlEmitter(ExprSpeller):
     def lines_For(self, s: For) -> list[str]:
         if s.programs:
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
-            dealt = f"{start}, {self.end(s)}, {s.programs}, flatten=True"
+            how = f"num_stages={s.stages}" if s.stages else "flatten=True"
+            dealt = f"{start}, {self.end(s)}, {s.programs}, {how}"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
@@ -123,9 +124,8 @@ class TlEmitter(ExprSpeller):
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
         precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
         precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
-        if _is_short(a.dtype) and _is_short(b.dtype) and s.func.attr("precision") == "ieee":
-            # wgmma keeps some 13 bits of sums of 8-bit floats; after so many terms they move to f32.
-            steps = min(MOST_SHORT, *(x.extent for x in self.lanes(a) if x in self.lanes(b)))
+        if a.dtype.is_short and b.dtype.is_short and s.func.attr("precision") == "ieee":
+            steps = min(EXACT_TERMS, *(x.extent for x in self.lanes(a) if x in self.lanes(b)))
             precision += f", max_num_imprecise_acc={steps}"
         return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
@@ -178,10 +178,6 @@ def folded(lines: list[str]) -> list[str]:
     return out
 
 
-def _is_short(dtype: DType) -> bool:
-    return dtype.kind == "float" and dtype.bits == 8
-
-
 def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
     """A line in pieces, all but the last ending in a comma. ``around``: the columns at which the contents
     of the open brackets begin."""
@@ -218,7 +214,7 @@ def spelled_lanes(root: Stmt) -> list[Lane]:
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
         elif isinstance(at, (Piece, Put)):
             stack += [at.value] if isinstance(at, Put) else []
-        elif isinstance(at, (Alloc, Spread, Reduce)):  # their lanes are shapes
+        elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
             stack += [at.init if isinstance(at, Alloc) else at.x]
         else:
             stack += at.children()

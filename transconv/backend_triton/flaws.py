@@ -37,6 +37,8 @@ does this for sm_80, 90 and 100 alike. With that register corrected by hand the 
 and so is that of Triton 3.9; the assemblers of both make the same wrong kernel of the wrong text
 (bench/results/h200_run_over.csv). The check needs the PTX text; a legitimate pair is put together
 from halves that are widened (cvt.u64.u32) and shifted by 32.
+
+**Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from transconv.backend_triton.reordered import reorders
 from transconv.errors import Unsupported
 
 RIGHT_SINCE = (9, 4)  # the oldest PTX version whose assembler kept the constant in tests
@@ -72,6 +75,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if _runs_over(ptx):
         return ("the upper half of a pair takes what its lower half runs over by "
                 "(see transconv/backend_triton/flaws.py)")
+    if reorders(asm.get("ttgir", "")):
+        return ("a sum in a loop takes elements of other rows "
+                "(see transconv/backend_triton/reordered.py)")
     version = _VERSION.search(ptx)
     packed = _PACKED.search(ptx) if ptx else "cubin" in asm
     if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):

@@ -41,15 +41,20 @@ def run(words: argparse.Namespace) -> int:
     jobs = [j for t in targets for p in options.props(words)
             for j in jobs_of(problem, p, t, schedule, epilogue, words.text)]
     answers = compile_offline(jobs, words.timeout)
-    print(f"{problem}\n\n{table(answers)}")
+    return told(str(problem), answers, words.text)
+
+
+def told(name: str, answers: Sequence[Answer], text: str) -> int:
+    """Print what became of kernels, and the form of each that was asked for. Returns the exit code."""
+    print(f"{name}\n\n{table(answers)}")
     for a in answers:
         if isinstance(a, CompileFailure) and a.log:
             print(f"\n{a.function} for {a.target}:\n{a.log}")
         elif isinstance(a, Resources):
-            for text in a.texts.values():
-                print(f"\n{a.function} for {a.target}:\n{text}")
-            if words.text and not a.texts:
-                print(f"\n{a.function} for {a.target}: its compiler makes no {words.text}")
+            for form in a.texts.values():
+                print(f"\n{a.function} for {a.target}:\n{form}")
+            if text and not a.texts:
+                print(f"\n{a.function} for {a.target}: its compiler makes no {text}")
     return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
 
 

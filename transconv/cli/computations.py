@@ -166,9 +166,8 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
 
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     """Machine code for chips, and the resources that it uses."""
-    from transconv.backend_triton import CompileFailure
     from transconv.backend_triton import compile_offline as compiled
-    from transconv.cli.compile import table
+    from transconv.cli.compile import told
     from transconv.verify.matrix.jobs import job_of
 
     schedule = Schedule.parse(words.schedule) if words.schedule else None
@@ -177,7 +176,5 @@ def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     for target in targets:
         made: Plan = build_compute(compute, target, schedule)
         jobs += [job_of(step, target, words.text) for step in made.steps]
-    answers = compiled(jobs, words.timeout)
-    print(f"{compute.name}\n\n{table(answers)}")
-    return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
+    return told(compute.name, compiled(jobs, words.timeout), words.text)
 

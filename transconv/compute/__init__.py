@@ -16,7 +16,7 @@ from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.named_sizes import of_sizes, sizes_of
-from transconv.compute.names import fresh
+from transconv.compute.names import counted, fresh
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
@@ -35,11 +35,11 @@ Algorithm = Compute  # deprecated alias
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
-    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep", "Sweeps",
-    "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",
-    "axis_strides", "describe", "examine", "execute", "fresh", "in_torch", "is_tf32", "kernels", "library",
-    "moved", "named", "number", "of_sizes", "one_line", "outside", "parse", "parted", "places",
-    "pointwise", "product", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
-    "touched", "transposed", "unregister", "why_not_any_size", "why_not_lowered", "with_error",
-    "with_examples", "with_roles", "written",
+    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep",
+    "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
+    "axis_steps", "axis_strides", "counted", "describe", "examine", "execute", "fresh", "in_torch",
+    "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line", "outside",
+    "parse", "parted", "places", "pointwise", "product", "register", "rounds_once", "share_of",
+    "sizes_of", "table", "total", "touched", "transposed", "unregister", "why_not_any_size",
+    "why_not_lowered", "with_error", "with_examples", "with_roles", "written",
 ]

@@ -4,7 +4,8 @@
     let y = tanh(s)         error |tanh(s + error) - tanh(s)|, the slope of tanh where s is
 
 A sum's own error is a fraction of the sum of its absolute terms. Later steps are evaluated at the value
-plus and minus its error, so functions with steep slopes need no constants.
+plus and minus its error, so functions with steep slopes need no constants; roundings.py has the errors of
+their own operations.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
-from transconv.ir import Array, Cast, DType, Expr, Var, f32, find, tf32
+from transconv.ir import EXACT_TERMS, Array, DType, f32, tf32
 
 SUMMED = 2.0**-18  # the error of a sum in f32, as a fraction of the sum of absolute terms
 TF32 = tf32.spacing  # the same if both factors are rounded to tf32
-LEAST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149}  # the smallest positive numbers
 # The error of 32 terms of 8-bit floats, as a fraction of the sum of absolute terms: on an H200 at most
 # 2^-10.7 a step, for sums of one sign (0.14 after 8192 terms, 7.2e-4 where sums move to f32).
 SHORT = 2.0**-10
 """How far sums of products of 8-bit floats may be off by each 32 of them, of the sum of absolute terms."""
-OPERATIONS = 4.0  # half units in the last place that the operations of one step may add
 ROUNDINGS = 4.0  # the same for a stored result
 
 
@@ -36,12 +35,11 @@ def share_of(compute: Compute) -> float:
 
 def short_chain(compute: Compute) -> float | None:
     """The steps of 32 terms in a sum of products of 8-bit floats that a matrix unit may add with some 13
-    bits (wgmma); None for other products. With math=ieee sums move to f32 after 128 terms."""
-    if compute.factors is None or not all(f.var.type.kind == "float" and f.var.type.bits == 8
-                                          for f in compute.factors):
+    bits (wgmma); None for other products. With math=ieee sums move to f32."""
+    if compute.factors is None or not all(f.var.type.is_short for f in compute.factors):
         return None
     terms = prod(x.size for x in compute.axes_of("K"))
-    return max(1.0, (min(terms, 128) if compute.math == "ieee" else terms) / 32)
+    return max(1.0, (min(terms, EXACT_TERMS) if compute.math == "ieee" else terms) / 32)
 
 
 def is_tf32(compute: Compute) -> bool:
@@ -60,32 +58,7 @@ def allowed(value: Array, error: Array, dtype: DType) -> Array:
 def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
     """Where a stored element of a type is expected to be ``value`` rounded once: where the error before
     that is less than a place of the type. It may be more where nearly equal numbers are subtracted."""
-    return np.asarray(error <= (OPERATIONS + 1) * 2.0 ** -dtype.digits * np.abs(value))
-
-
-def own(e: Expr, found: Array) -> Array:
-    """The rounding error of evaluating an expression; 0 for a variable or a constant, and for those in a
-    type that holds them."""
-    held = isinstance(e, Cast) and isinstance(e.x, Var) and not _narrows(e)
-    if held or not e.children() or e.dtype.kind != "float":
-        return np.zeros((1,) * found.ndim)
-    near = min((e.dtype, *(c.type for c in find(e, Cast) if c.type.kind == "float")),
-               key=lambda t: t.digits)
-    least = LEAST.get(near.name, 0.0)
-    size = np.where(np.isfinite(found), np.abs(found), 0.0)
-    return np.asarray(OPERATIONS * (2.0**-near.digits * size + least))
-
-
-def _narrows(e: Cast) -> bool:
-    return e.type.kind == e.x.dtype.kind == "float" and e.type.digits < e.x.dtype.digits
-
-
-def apart(one: Array, other: Array) -> Array:
-    """The distance of values: 0 for equal infinities and two NaN, infinity if only one is NaN or
-    infinite."""
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    off = np.where(same, 0.0, np.abs(one - other))
-    return np.asarray(np.where(np.isnan(off), np.inf, off))
+    return np.asarray(error <= dtype.spacing * np.abs(value))
 
 
 def reduced(op: str, terms: Array, found: Array, error: Array | None, axes: tuple[int, ...],

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from transconv.compute import errors
+from transconv.compute import errors, roundings
 from transconv.compute.compute import Compute
 from transconv.compute.gathered import Gathered
 from transconv.compute.shapes import conditions
@@ -148,15 +148,10 @@ class Run:
         if not self.share or e.dtype.kind not in ("float", "int"):
             return None
         exact = _exact(e)
-        total = errors.own(e, found)
+        total = roundings.own(e, _exact, self.at)
         for v in free_vars(exact) & self.errors.keys():
-            held, off = self.at.env[v], self.errors[v]
-            sides = []
-            for moved in (held + off, held - off):
-                self.at.env[v] = moved
-                sides.append(errors.apart(self.at.compute(exact), found))
-            self.at.env[v] = held
-            total = total + np.maximum(*sides)
+            known = {exact: found, v: self.at.env[v]}
+            total = total + roundings.moved(exact, v, self.errors[v], known, self.at)
         return total
 
     def place(self, view: View) -> tuple[tuple[Array, ...], Array]:

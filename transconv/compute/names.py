@@ -3,12 +3,28 @@ the values in coordinates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import keyword
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.ir import Const, Expr, Select, Var, View, free_vars
+from transconv.ir import DTYPES, Const, Expr, Select, Var, View, free_vars
+
+# Names that generated kernels use.
+RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
+            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *DTYPES}
+
+
+def is_word(name: str) -> bool:
+    """Whether a name means something else in a generated kernel."""
+    return name in RESERVED or keyword.iskeyword(name)
+
+
+def counted(stem: str) -> Iterator[str]:
+    """stem0, stem1, ... without the words of generated kernels, such as the type i8."""
+    return (name for n in count() if not is_word(name := f"{stem}{n}"))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import keyword
 import re
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ from transconv.compute.compute import Compute
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.extrema import EXTREMA, where_first
 from transconv.compute.named_sizes import of_sizes, sizes_of
+from transconv.compute.names import is_word
 from transconv.compute.prologues import with_prologues
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import coordinates_of, sized, viewed
@@ -288,13 +288,8 @@ def _stored(value: Expr, dtype: DType) -> Expr:
     return Cast(value, dtype)
 
 
-# Names that generated kernels use.
-RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
-            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *DTYPES}
-
-
 def _named(text: str, what: str) -> str:
-    if text in RESERVED or keyword.iskeyword(text):
+    if is_word(text):
         raise ComputeError(f"'{text}' is a word of generated kernels; expected another name for {what}")
     if not NAME.fullmatch(text):
         raise ComputeError(f"'{text}' is not a valid name for {what}; expected letters, digits and _")

@@ -25,7 +25,7 @@ from transconv.conv.post_ops import known, post_op, split
 from transconv.conv.problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem_lists import iter_problems, read_problems, take
 from transconv.conv.registry import Registry
-from transconv.conv.relation import computes
+from transconv.conv.relation import computes, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
@@ -39,6 +39,6 @@ __all__ = [
     "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
     "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
-    "sampled", "select", "split", "spot_check", "surrounded", "take",
+    "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
     "why_not_multiplied", "without_zeros", "writable", "write_tags",
 ]

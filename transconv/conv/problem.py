@@ -98,8 +98,8 @@ class ConvProblem:
             raise ProblemError(f"math '{self.math}' is unknown; expected one of {' '.join(MATHS)}")
         # One problem has one text, by which tuned rows and plans are found. Products of 8-bit floats are
         # added to f32 as they are made (ieee), or in the shorter accumulators of some matrix units.
-        short = all(x.dtype.kind == "float" and x.dtype.bits == 8 for x in (self.src, self.wei))
-        if f32 not in self.dtypes and not (short and self.math == "ieee"):
+        short = sum(x.is_short for x in self.dtypes)
+        if f32 not in self.dtypes and not (short > 1 and self.math == "ieee"):
             object.__setattr__(self, "math", "tf32")
         if '"' in self.name or any(c.isspace() or not c.isprintable() for c in self.name):
             raise ProblemError(f"the name {self.name!r} has a quote or a space in it, or what cannot "

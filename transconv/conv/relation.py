@@ -55,7 +55,7 @@ def _solve_i(p: ConvProblem, x: int) -> _Spatial:
 
 
 def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
-    n, stride, dilation = p.spatial[x], p.stride[x], p.dilation[x]
+    n, stride = p.spatial[x], p.stride[x]
     if stride == 1:
         outer, tap = Axis(f"i{n}", p.i[x], "position"), Axis(f"k{n}", p.k[x], "window")
         i: Expr = outer.var
@@ -65,12 +65,27 @@ def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
         outer = Axis(f"q{n}", max(0, -(-(p.i[x] - phase) // stride)), "position")
         tap = Axis(f"t{n}", taps, "window")
         i, k = outer.var * stride + phase, tap.var * step + first
-    t = i + p.pad_lo[x] - k * dilation
+    return _Spatial(outer, tap, ViewDim(i), _in_dst(p, x, i, k), ViewDim(k))
+
+
+def _in_dst(p: ConvProblem, x: int, i: Expr, k: Expr) -> ViewDim:
+    """The position of dst that a tap connects with a position of src."""
+    stride = p.stride[x]
+    t = i + p.pad_lo[x] - k * p.dilation[x]
     o = t // stride if stride > 1 else t
     inside = (o >= 0) & (o < p.o[x])
-    if stride > 1:
-        inside = eq(t % stride, 0) & inside
-    return _Spatial(outer, tap, ViewDim(i), ViewDim(o, inside), ViewDim(k))
+    return ViewDim(o, eq(t % stride, 0) & inside if stride > 1 else inside)
+
+
+def reading(p: ConvProblem, prop: Prop, x: int) -> tuple[Axis, Axis, ViewDim]:
+    """Along spatial axis ``x``: the positions of the result, the taps, and the coordinate that they read
+    in the other of src and dst (``FWD``: of src, ``BWD_D``: of dst, all stride phases together)."""
+    if prop is not Prop.BWD_D:
+        found = _solve_i(p, x)
+        return found.outer, found.tap, found.i
+    n = p.spatial[x]
+    i, k = Axis(f"i{n}", p.i[x], "position"), Axis(f"k{n}", p.k[x], "window")
+    return i, k, _in_dst(p, x, i.var, k.var)
 
 
 def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:

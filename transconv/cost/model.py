@@ -22,10 +22,12 @@ from transconv.cost import issue, maps
 from transconv.cost.additions import leaving_us, meeting_us
 from transconv.cost.issue import LINE
 from transconv.cost.work import Work, count
+from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
 STEPS_KEPT = 256  # times of a step, each for so many programs that share a multiprocessor
+WAITING = 1.3  # times the matrix unit's time, where each product waits for the one before it
 
 
 def estimate(schedule: Schedule, compute: Compute, target: Target,
@@ -166,11 +168,13 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     share."""
     macs = w.m * w.n * w.k * w.group
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
+    chip = target.rates.issue
     if schedule.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
+        multiply *= WAITING if w.serial else 1.0
+        multiply += w.moved * -(-w.k // EXACT_TERMS) / (chip.cores * chip.clock)
     else:
-        chip = target.rates.issue
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)

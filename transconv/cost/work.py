@@ -31,6 +31,7 @@ ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through re
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
 WIDEST = 1 << 10  # more elements than one access takes
+HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
 WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
 
 
@@ -68,6 +69,8 @@ class Work:
     bits: int  # of an operand's element
     transposed: int = 0  # bytes of a step that an explicit kernel transposes
     kept: float = 0.0  # bytes of a resident operand, which a program loads once
+    moved: int = 0  # sums that move to f32, where the matrix unit keeps too few bits of them
+    serial: bool = False  # whether each product waits for the one before it, for want of registers
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
 
 
@@ -89,6 +92,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
+    moved = m * n * group if _moved(schedule, compute) else 0
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
@@ -100,7 +104,14 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]),
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
-        kept=kept, small=small)
+        kept=kept, moved=moved, serial=2 * moved > HELD_TWICE * 32 * schedule.warps, small=small)
+
+
+def _moved(schedule: Schedule, compute: Compute) -> bool:
+    """Whether sums are held twice: those of products of 8-bit floats with precision ieee, in the matrix
+    unit's accumulators and in f32."""
+    return schedule.unit == "mma" and compute.math == "ieee" and all(
+        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from transconv.compute import counted
 from transconv.graph.moves import reshape
 from transconv.graph.pieces import Index, Piece, Product, Reduced
 from transconv.graph.sizes import Length, divides, facts_of, like, with_axis
@@ -123,10 +124,9 @@ def refined(shape: Sequence[Length], others: Sequence[Sequence[Length]]) -> list
     return [a // b for a, b in zip(ordered, ordered[1:], strict=False)] or [1]
 
 
-
 def named(sizes: Sequence[Length]) -> list[tuple[str, Length]]:
     """Axes of these sizes."""
-    return [(f"i{d}", n) for d, n in enumerate(sizes)]
+    return list(zip(counted("i"), sizes, strict=False))
 
 
 def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],

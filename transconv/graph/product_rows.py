@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.compute import Axis, Compute
+from transconv.compute import Axis, Compute, counted
 from transconv.conv import ConvProblem, Prop, any_size, computes
 from transconv.errors import TransconvError
 from transconv.graph import moves
@@ -35,7 +35,7 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Product:
     """(..., m, k) times (..., k, n), of the same leading dims."""
     _multiplied(x, w)
     *lead, m, k = x.shape
-    axes = [(f"b{d}", n) for d, n in enumerate(lead)]
+    axes = list(zip(counted("b"), lead, strict=False))
     batch = [Var(name) for name, _ in axes]
     places = []
     for name, n, seen in (("m", m, (x,)), ("n", w.shape[-1], (w,)), ("k", k, (x, w))):
@@ -61,7 +61,7 @@ def _split(name: str, n: Length, seen: Sequence[Piece]) -> list[tuple[str, Lengt
                 for last in range(first + 2, len(piece.shape) + 1):
                     if prod(piece.shape[first:last]) == n:
                         wide = [size for size in piece.shape[first:last] if size != 1]
-                        return [(f"{name}{d}", size) for d, size in enumerate(wide)]
+                        return list(zip(counted(name), wide, strict=False))
     return [(name, n)]
 
 

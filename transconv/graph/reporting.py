@@ -10,6 +10,7 @@ import torch
 
 from transconv.errors import TransconvError
 from transconv.graph.compiled import Launches
+from transconv.graph.finding import found
 from transconv.graph.kernel import Kernel
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
@@ -144,13 +145,13 @@ def _tables(graph: GraphReport) -> Iterator[Table]:
     yield Table(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 
-def kernel_rows(found: Launches, rates: Price) -> list[KernelRow | TorchRow]:
+def kernel_rows(region: Launches, rates: Price) -> list[KernelRow | TorchRow]:
     """The rows of a region."""
-    return [_row(k, found, rates) for k in found.kernels]
+    return [_row(k, region, rates) for k in region.kernels]
 
 
-def _row(kernel: Kernel, found: Launches, rates: Price) -> KernelRow:
-    moved, operations = counted(kernel.group, {*found.plan.stored})
+def _row(kernel: Kernel, region: Launches, rates: Price) -> KernelRow:
+    moved, operations = counted(kernel.group, {*region.plan.stored})
 
     def us() -> float:
         try:
@@ -160,29 +161,26 @@ def _row(kernel: Kernel, found: Launches, rates: Price) -> KernelRow:
 
     said = tuple(w for w in kernel.group.labels if w not in UNSAID)
     return KernelRow(kernel.group.name, said, moved, operations, us,
-                     lambda clock: measured(kernel.asked, found.device, clock), "\n".join(kernel.texts),
+                     lambda clock: measured(kernel.asked, region.device, clock), "\n".join(kernel.texts),
                      kernel.sized.refused if kernel.sized else "")
 
 
-def peak_of(found: Launches) -> int:
+def peak_of(region: Launches) -> int:
     """Bytes of what a region stores that are held at once at most."""
     held = most = 0
-    inputs = {piece for _, _, piece in found.inputs}
-    for kernel, done in zip(found.kernels, found.last, strict=True):
+    inputs = {piece for _, _, piece in region.inputs}
+    for kernel, done in zip(region.kernels, region.last, strict=True):
         held += sum(p.bytes for p in kernel.stored)
         most = max(most, held)
         held -= sum(p.bytes for p in done if p not in inputs)
     return most
 
 
-# -- from what torch.compile returned to its graphs ------------------------------------------------
-
-
 def report(compiled: Any, measure: bool = False) -> Report:
     """What a function or module of ``torch.compile(..., backend="transconv")`` became. ``str`` of it is a
     text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time every kernel on its device,
     on random data; nothing is timed on a CPU. TypeError for what torch.compile did not make."""
-    graphs = tuple(g for made in _found(compiled) for g in made.graphs)
+    graphs = tuple(g for made in found(compiled) for g in made.graphs)
     return Report(tuple(map(_measured, graphs)) if measure and torch.cuda.is_available() else graphs)
 
 
@@ -190,33 +188,3 @@ def _measured(graph: GraphReport) -> GraphReport:
     clock = Clock("cuda", 20.0)
     return replace(graph, rows=tuple(replace(r, measured_us=r.measure(clock)) if isinstance(r, KernelRow)
                                      else r for r in graph.rows))
-
-
-def _found(compiled: Any) -> list[Any]:
-    """The calls that the compiler left in the code of a function, and in what continues it."""
-    inner = getattr(compiled, "_orig_mod", None)
-    function: Any = getattr(compiled, "_torchdynamo_orig_callable", None)
-    function = function if inner is None else inner.forward
-    function = getattr(function, "__func__", function)
-    if isinstance(function, torch.nn.Module):
-        function = type(function).forward
-    if not hasattr(function, "__code__"):
-        raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
-    found: dict[int, Any] = {}
-    left: list[Any] = [function]
-    seen: set[Any] = set()
-    while left:
-        at = left.pop()
-        if not hasattr(at, "__code__") or at.__code__ in seen:
-            continue
-        seen.add(at.__code__)
-        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):
-            for name in entry.code.co_names:
-                value: Any = at.__globals__.get(name)
-                while hasattr(value, "_torchdynamo_orig_callable"):
-                    value = value._torchdynamo_orig_callable
-                if hasattr(value, "transconv"):
-                    found.setdefault(id(value.transconv), value.transconv)
-                elif name.startswith("__resume"):
-                    left.append(value)
-    return list(found.values())

@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, reporting
+from transconv.graph.finding import owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
@@ -34,8 +35,10 @@ NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" h
 
 @dataclass(slots=True)
 class Made:
-    """The graphs of one call of the backend, as they come: the backward one at the first backward."""
+    """The graphs of one call of the backend, as they come: the backward one at the first backward.
+    ``owner``: the module for which it was called, in torch's words."""
 
+    owner: str
     graphs: list[reporting.GraphReport] = field(default_factory=list)
 
 
@@ -51,7 +54,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     rest = given.pop("rest", "inductor")
     if given or rest not in RESTS:
         raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}}}")
-    made = Made()
+    made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
         stats.announce("device:cpu", NO_CPU, "whole graphs")

@@ -27,7 +27,9 @@ class Callee:
     precedence of a division, whose operands have that of calls (``1.0 / (1.0 + gl.exp(-{}))``).
     ``helper``: the source of a function of this name, put at the top of modules that call it; ``{jit}`` is
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
-    ``ints``: whether it takes integers."""
+    ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
+    may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
+    of a large x, a half unit of the product is many of the result."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -36,6 +38,8 @@ class Callee:
     helper: str = ""
     floats: tuple[int, ...] = (32, 64)
     ints: bool = False
+    off: float = 4.0
+    inside: float = 0.0
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
@@ -70,13 +74,14 @@ def nearest(x):
 '''
 
 
-def _same(name: str, function: Callable[..., Array], arity: int = 1) -> Callee:
+def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float = 4.0,
+          inside: float = 0.0) -> Callee:
     """A function that has this name in both Triton and Gluon."""
-    return Callee(arity, function, name, name)
+    return Callee(arity, function, name, name, off=off, inside=inside)
 
 
 CALLS: dict[str, Callee] = {
-    "exp": _same("exp", np.exp),
+    "exp": _same("exp", np.exp, inside=2.0),
     "exp2": _same("exp2", np.exp2),
     "log": _same("log", np.log),
     "log2": _same("log2", np.log2),
@@ -84,16 +89,17 @@ CALLS: dict[str, Callee] = {
     "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x)),
     "sin": _same("sin", np.sin),
     "cos": _same("cos", np.cos),
-    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH),
+    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0),
     "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "math.erf", "erf"),
-    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))"),
-    "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True),
-    "floor": _same("floor", np.floor),
-    "ceil": _same("ceil", np.ceil),
-    "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST),
+    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
+                      off=9.0, inside=2.0),
+    "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0),
+    "floor": _same("floor", np.floor, off=0.0),
+    "ceil": _same("ceil", np.ceil, off=0.0),
+    "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
     # The languages' own division is off by up to two units in the last place in f32.
-    "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,)),
-    "fma": _same("fma", lambda x, y, z: x * y + z, 3),
+    "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,), off=1.0),
+    "fma": _same("fma", lambda x, y, z: x * y + z, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
 

@@ -9,9 +9,8 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, the
-accesses that depend on the block get the mask ``position < size``. The grid has one dimension, because the
-others are limited to 65535 programs.
+Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
+depends on the block gets the mask ``position < size``. The grid has one dimension: others are limited.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from transconv.ir import (
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
-from transconv.schedule import Block, Schedule
+from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
@@ -180,10 +179,10 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k
-    programs = schedule.programs if several else 0
-    facts = facts_of(required := countable(kernel.sizes, grid, facts))
-    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    several = schedule.programs and (isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
+    dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
+    required = countable(kernel.sizes, grid, facts)
+    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
     return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
 
 

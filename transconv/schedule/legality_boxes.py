@@ -122,7 +122,7 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     dtype = compute.a.tensor.dtype
     if dtype.bits == 8 and (reason := _why_not_8_bits(c, compute)):
         return reason
-    if dtype.bits == 8 and dtype.kind == "float" and compute.math == "ieee":
+    if dtype.is_short and compute.math == "ieee":
         return "via=gluon: the matrix unit adds 8-bit floats with some 13 bits; math=ieee asks for f32"
     if dtype.bits > 16 and dtype.memory is not f32:
         return f"via=gluon: the asynchronous matrix unit does not take {dtype}"

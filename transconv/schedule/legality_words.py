@@ -47,6 +47,9 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         if reason := why_not_copied(compute, letter, gathered):
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
+        if not compute.stores_all:
+            return (f"pack=c: the copy has all elements of {compute.c.tensor.name}, and some of these are "
+                    "not stored")
         if c.split_k > 1 and c.reduce == "atomic":
             return "pack=c: atomic sums meet in the result itself"
         if c.split_k == 1 and compute.reads_results:

@@ -21,6 +21,7 @@ from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
 
+UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
 PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c)?").fullmatch, "some of a.b.c, in this order")
@@ -38,7 +39,7 @@ def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
 
 WORDS: tuple[Word, ...] = (
     Word("unit", "mma", "`mma` multiplies tiles on the matrix unit, `fma` element by element.",
-         ("mma", "fma"), why_not=rules.why_not_matrix_unit),
+         UNITS, why_not=rules.why_not_matrix_unit),
     Word("a", "gather", "How operand A is loaded: one address per element (`gather`) or TMA boxes "
          "(`box`).", WAYS, why_not=boxes.why_not_a),
     Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
@@ -95,7 +96,6 @@ WORDS: tuple[Word, ...] = (
          why_not=boxes.why_not_explicit),
 )
 """The package's own words, in the order in which they are printed."""
-UNITS = next(w.values for w in WORDS if w.name == "unit")
 _registered: list[Word] = []
 
 

@@ -55,7 +55,6 @@ class Row:
 
 DIGITS = "%.6g"
 COLUMNS = tuple(f.name for f in fields(Row))
-FORMER = {"config": "schedule", "prop": "direction", "epilogue": "kind"}  # names of columns in older files
 
 
 def _same_triton(one: str, other: str) -> bool:
@@ -90,7 +89,6 @@ def read_rows(text: str) -> list[Row]:
 def of_mapping(found: Any) -> Row | None:
     """A row from a mapping of its columns; None if one is missing or invalid."""
     try:
-        found = {FORMER.get(name, name): value for name, value in found.items()}
         if set(found) != {*COLUMNS}:
             return None
         if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):

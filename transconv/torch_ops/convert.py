@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import exchange, execute, routes, stats
+from transconv.torch_ops import exchange, execute, routes, stats, subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
@@ -173,6 +173,7 @@ def _install() -> None:
         for device in _libraries.keys() - wanted:
             _libraries.pop(device)._destroy()
             del execute.ORIGINALS[device]
+    subclasses.tell(wanted)
 
 
 def _is_on(device: str) -> bool:

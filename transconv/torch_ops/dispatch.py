@@ -17,7 +17,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.torch_ops import arguments, autograd, execute, library, routes, stats, warm
+from transconv.torch_ops import (
+    arguments,
+    autograd,
+    execute,
+    library,
+    routes,
+    stats,
+    subclasses,
+    warm,
+)
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
 from transconv.torch_ops.requests import Request, request
@@ -134,7 +143,7 @@ def _unusual(f: Function, *call: Any) -> Tensor:
     tensors = call[:2] if call[2] is None else call[:3]
     if any(not isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, *call)  # a TypeError, in torch's words
-    if all(is_known(t) for t in tensors):
+    if all(is_known(t) for t in tensors) or any(subclasses.served(t) for t in tensors):
         return _operator(f, *autocast(*call[:3]), *call[3:])
     odd = next(t for t in tensors if not is_known(t))
     if type(odd) in (Tensor, _Parameter):

@@ -109,6 +109,11 @@ def flags(dtype: torch.dtype) -> Flags:
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
 
+def fast(flags: Flags) -> Flags:
+    """The switches for products whose sums may stay in the matrix unit."""
+    return _FLAGS["tf32", flags.deterministic]
+
+
 def _documented_precision() -> str:
     return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
 

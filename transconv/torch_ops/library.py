@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import execute, operators, shapes, stats
+from transconv.torch_ops import execute, operators, shapes, stats, subclasses
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -108,6 +108,9 @@ class ConvolutionBackward(torch.autograd.Function):
         _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
+        if type(grad) in subclasses.gradients:
+            of_class = subclasses.gradients[type(grad)](grad, input, weight, *numbers)
+            return tuple(grad.new_empty(0) if t is None else t for t in of_class)
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
                 operators.bwd_w(grad, input, weight, text) if mask[1] else None,

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class _Convolves:
+class Convolves:
     """Mixin: `_conv_forward` by one of our functions."""
 
     convolve: ClassVar[Callable[..., Tensor]]
@@ -37,7 +37,7 @@ class _Convolves:
             input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
-class _ConvolvesTransposed:
+class ConvolvesTransposed:
     """Mixin: the forward of a transposed convolution by one of our functions."""
 
     convolve: ClassVar[Callable[..., Tensor]]
@@ -58,37 +58,37 @@ class _ConvolvesTransposed:
             self.dilation)
 
 
-class Conv1d(_Convolves, torch.nn.Conv1d):
+class Conv1d(Convolves, torch.nn.Conv1d):
     """torch.nn.Conv1d, computed by transconv.conv1d."""
 
     convolve = staticmethod(functional.conv1d)
 
 
-class Conv2d(_Convolves, torch.nn.Conv2d):
+class Conv2d(Convolves, torch.nn.Conv2d):
     """torch.nn.Conv2d, computed by transconv.conv2d."""
 
     convolve = staticmethod(functional.conv2d)
 
 
-class Conv3d(_Convolves, torch.nn.Conv3d):
+class Conv3d(Convolves, torch.nn.Conv3d):
     """torch.nn.Conv3d, computed by transconv.conv3d."""
 
     convolve = staticmethod(functional.conv3d)
 
 
-class ConvTranspose1d(_ConvolvesTransposed, torch.nn.ConvTranspose1d):
+class ConvTranspose1d(ConvolvesTransposed, torch.nn.ConvTranspose1d):
     """torch.nn.ConvTranspose1d, computed by transconv.conv_transpose1d."""
 
     convolve = staticmethod(functional.conv_transpose1d)
 
 
-class ConvTranspose2d(_ConvolvesTransposed, torch.nn.ConvTranspose2d):
+class ConvTranspose2d(ConvolvesTransposed, torch.nn.ConvTranspose2d):
     """torch.nn.ConvTranspose2d, computed by transconv.conv_transpose2d."""
 
     convolve = staticmethod(functional.conv_transpose2d)
 
 
-class ConvTranspose3d(_ConvolvesTransposed, torch.nn.ConvTranspose3d):
+class ConvTranspose3d(ConvolvesTransposed, torch.nn.ConvTranspose3d):
     """torch.nn.ConvTranspose3d, computed by transconv.conv_transpose3d."""
 
     convolve = staticmethod(functional.conv_transpose3d)
@@ -98,42 +98,42 @@ class ConvTranspose3d(_ConvolvesTransposed, torch.nn.ConvTranspose3d):
 # the first call: so the lazy classes need our forward too.
 
 
-class LazyConv1d(_Convolves, torch.nn.LazyConv1d):  # type: ignore[misc]
+class LazyConv1d(Convolves, torch.nn.LazyConv1d):  # type: ignore[misc]
     """torch.nn.LazyConv1d; becomes our Conv1d at the first call."""
 
     cls_to_become = Conv1d
     convolve = staticmethod(functional.conv1d)
 
 
-class LazyConv2d(_Convolves, torch.nn.LazyConv2d):  # type: ignore[misc]
+class LazyConv2d(Convolves, torch.nn.LazyConv2d):  # type: ignore[misc]
     """torch.nn.LazyConv2d; becomes our Conv2d at the first call."""
 
     cls_to_become = Conv2d
     convolve = staticmethod(functional.conv2d)
 
 
-class LazyConv3d(_Convolves, torch.nn.LazyConv3d):  # type: ignore[misc]
+class LazyConv3d(Convolves, torch.nn.LazyConv3d):  # type: ignore[misc]
     """torch.nn.LazyConv3d; becomes our Conv3d at the first call."""
 
     cls_to_become = Conv3d
     convolve = staticmethod(functional.conv3d)
 
 
-class LazyConvTranspose1d(_ConvolvesTransposed, torch.nn.LazyConvTranspose1d):  # type: ignore[misc]
+class LazyConvTranspose1d(ConvolvesTransposed, torch.nn.LazyConvTranspose1d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose1d; becomes our ConvTranspose1d at the first call."""
 
     cls_to_become = ConvTranspose1d
     convolve = staticmethod(functional.conv_transpose1d)
 
 
-class LazyConvTranspose2d(_ConvolvesTransposed, torch.nn.LazyConvTranspose2d):  # type: ignore[misc]
+class LazyConvTranspose2d(ConvolvesTransposed, torch.nn.LazyConvTranspose2d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose2d; becomes our ConvTranspose2d at the first call."""
 
     cls_to_become = ConvTranspose2d
     convolve = staticmethod(functional.conv_transpose2d)
 
 
-class LazyConvTranspose3d(_ConvolvesTransposed, torch.nn.LazyConvTranspose3d):  # type: ignore[misc]
+class LazyConvTranspose3d(ConvolvesTransposed, torch.nn.LazyConvTranspose3d):  # type: ignore[misc]
     """torch.nn.LazyConvTranspose3d; becomes our ConvTranspose3d at the first call."""
 
     cls_to_become = ConvTranspose3d

@@ -28,7 +28,9 @@ class Quantities:
     """Scales and zero points, each a number or a tensor on the input's device. All may be one number;
     ``weight_scale``, ``output_scale`` and ``output_zero_point`` also one for each output channel (oc,),
     and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of the result, by default
-    float32. ``activation``: words of an epilogue before the result is quantised, such as "relu"."""
+    float32. ``activation``: words of an epilogue before the result is quantised, such as "relu".
+    ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
+    where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products."""
 
     input_scale: Number = 1.0
     weight_scale: Number = 1.0
@@ -38,6 +40,7 @@ class Quantities:
     output_zero_point: Number = 0
     output_dtype: torch.dtype = torch.float32
     activation: str = ""
+    use_fast_accum: bool = False
 
 
 class Reads(NamedTuple):
@@ -184,6 +187,11 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
     if q.output_dtype not in execute.RESULTS:
         raise TensorError(f"{name}: output_dtype: expected one of {names(execute.RESULTS)}, got "
                           f"{q.output_dtype}")
+    if not isinstance(q.use_fast_accum, bool):
+        raise TensorError(f"{name}: use_fast_accum: expected True or False, got {q.use_fast_accum!r}")
+    if q.use_fast_accum and not (OPERANDS[input.dtype].is_short and OPERANDS[weight.dtype].is_short):
+        raise TensorError(f"{name}: use_fast_accum: it is for products of 8-bit floats, got {input.dtype} "
+                          f"and {weight.dtype}")
     if bias is not None and (not isinstance(bias, Tensor) or not bias.dtype.is_floating_point):
         raise TensorError(f"{name}: bias: expected floats, in real numbers, got "
                           f"{getattr(bias, 'dtype', type(bias).__name__)}")

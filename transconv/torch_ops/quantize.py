@@ -50,16 +50,21 @@ class _Seen:
 
 
 def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibration | None = None,
-              filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> QuantizeReport:
+              filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+              use_fast_accum: bool | None = None) -> QuantizeReport:
     """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"`` or
     ``"int8_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of torchao that means one.
 
     ``calibration``: batches, on which the model runs in eval mode to see the range of each convolution's
     inputs (a tuple holds the model's arguments, a dict those by name), or a function that runs the model
     it is given. Without it, each input has a scale of its own. ``filter_fn(module, name)`` may leave
-    modules out. Returns what was quantised and what was left, with reasons. ValueError for an unknown kind
-    or a configuration that means none."""
+    modules out. ``use_fast_accum``, of "fp8": whether sums stay in the matrix unit (see
+    transconv.quantized.conv2d); by default what a configuration says, else False. Returns what was
+    quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
+    none, or fast sums of another kind."""
     how = kind_of(kind)
+    fast = _says_fast(kind) if use_fast_accum is None else use_fast_accum
+    how.check_fast(fast)
     found, left = _candidates(model, filter_fn)
     seen: dict[str, _Seen] = {}
     if calibration is not None and how.input is not None:
@@ -70,12 +75,12 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
         if why:
             left[name] = why
             continue
-        _quantise(module, how, *quantities)
+        _quantise(module, how, *quantities, fast)
         done.append(name)
     return QuantizeReport(how.name, tuple(done), left)
 
 
-# -- torchao's configurations, by the names of their classes ---------------------------------------
+# -- torchao's configurations, recognised by the names of their classes ----------------------------
 
 CONFIGS = {"Int8DynamicActivationInt8WeightConfig": "int8",
            "Int8StaticActivationInt8WeightConfig": "int8",
@@ -95,6 +100,11 @@ def kind_of(given: Any) -> Kind:
     if (size := getattr(given, "group_size", None)) is not None:
         raise ValueError(f"{name}: group_size: expected None, a scale for each output channel, got {size}")
     return KINDS[CONFIGS[name]]
+
+
+def _says_fast(given: Any) -> bool:
+    """Whether a configuration of 8-bit floats asks for fast sums (torchao's ``Float8MMConfig``)."""
+    return bool(getattr(getattr(given, "mm_config", None), "use_fast_accum", False))
 
 
 # -- which modules ---------------------------------------------------------------------------------
@@ -200,7 +210,7 @@ def _input_of(seen: _Seen | None, how: Kind) -> tuple[str, tuple[Tensor | None, 
     return "", ranged(seen.low, seen.high, how)
 
 
-def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None) -> None:
+def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None, fast: bool) -> None:
     exchange.exchange(module, back=True)  # from a class of ours
     module.__class__ = exchange.exchanged(type(module), quantized_modules.OURS)
-    module.quantise(how, scale, zero)
+    module.quantise(how, scale, zero, fast)

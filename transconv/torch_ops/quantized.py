@@ -37,8 +37,7 @@ _seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = quantized
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
     """The convolution of quantised tensors (mb, ic, iw) and (oc, ic/groups, kw); see ``conv2d``."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(_CONV1D, input, weight, bias, stride, padding, 0, dilation, groups, given)
+    return _way(weight)(_CONV1D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -47,16 +46,14 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: An
     float8_e4m3fn and float8_e5m2, both integers or both floats. ``bias`` (oc,) is in real numbers. Other
     arguments are torch.nn.functional.conv2d's, and by name those of ``Quantities``. Raises TypeError for
     an unknown name, TensorError and Unsupported, which name the argument, before anything runs."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(_CONV2D, input, weight, bias, stride, padding, 0, dilation, groups, given)
+    return _way(weight)(_CONV2D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
            dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
     """The convolution of quantised tensors (mb, ic, id, ih, iw) and (oc, ic/groups, kd, kh, kw); see
     ``conv2d``."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(_CONV3D, input, weight, bias, stride, padding, 0, dilation, groups, given)
+    return _way(weight)(_CONV3D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
 def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
@@ -64,8 +61,7 @@ def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, iw) and (ic, oc/groups, kw); see
     ``conv2d``."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(
+    return _way(weight)(
         _CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 
@@ -74,8 +70,7 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, ih, iw) and (ic, oc/groups, kh, kw); see
     ``conv2d``."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(
+    return _way(weight)(
         _CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 
@@ -84,13 +79,17 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                      **given: Any) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, id, ih, iw) and (ic, oc/groups, kd, kh,
     kw); see ``conv2d``."""
-    call = _general if _compiling() else _seen(id(weight), _general)
-    return call(
+    return _way(weight)(
         _CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 
+def _way(weight: Any) -> Callable[..., Tensor]:
+    """The way of a call that was seen before, or the general one."""
+    return _general if _compiling() else _seen(id(weight), _general)
+
+
 def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-          output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+             output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
     if _compiling():
         return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
                                        groups, given)

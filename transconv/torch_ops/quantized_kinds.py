@@ -35,6 +35,11 @@ class Kind:
         """The weights' type."""
         return getattr(torch, self.weight.torch)  # type: ignore[no-any-return]
 
+    def check_fast(self, fast: bool) -> None:
+        """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""
+        if fast and not (self.input is not None and self.input.is_short):
+            raise ValueError(f"use_fast_accum is for products of 8-bit floats (fp8), not for {self.name}")
+
 
 _i8, _f8 = DTYPES["i8"], DTYPES["f8e4m3"]
 KINDS = {k.name: k for k in (Kind("int8", _i8, _i8, 127), Kind("fp8", _f8, _f8, _f8.largest),

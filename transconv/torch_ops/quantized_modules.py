@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from transconv.errors import Unsupported
 from transconv.torch_ops import exchange, quantized
 from transconv.torch_ops.autocast import autocast_dtype
+from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
     Kind,
@@ -41,18 +41,23 @@ BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point")
 class _Quantised:
     """Mixin: the state of a quantised convolution, and its call."""
 
-    convolve: ClassVar[Callable[..., Tensor]]
+    function: ClassVar[Callable[..., Tensor]]
     kind: str
+    use_fast_accum: bool = False
 
-    def __init__(self: Any, *args: Any, kind: str = "int8", **named: Any) -> None:
-        """Arguments of torch's module, and the kind; weights and scales are for a state dict to load."""
+    def __init__(self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False,
+                 **named: Any) -> None:
+        """Arguments of torch's module, and the kind; weights and scales are for a state dict to load.
+        ``use_fast_accum`` is that of transconv.quantized.conv2d, for kind "fp8"."""
         super().__init__(*args, **named)
-        self.quantise(kind_named(kind))
+        self.quantise(kind_named(kind), fast=use_fast_accum)
 
-    def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None) -> None:
+    def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
+                 fast: bool = False) -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
-        of each input its own."""
-        self.kind = kind.name
+        of each input its own. ValueError for fast sums of other kinds than 8-bit floats."""
+        kind.check_fast(fast)
+        self.kind, self.use_fast_accum = kind.name, fast
         given = self._parameters.pop("weight")
         weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
         found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero}
@@ -63,7 +68,8 @@ class _Quantised:
 
     @classmethod
     def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
-                   input_zero_point: int | Tensor | None = None, kind: str = "int8") -> Any:
+                   input_zero_point: int | Tensor | None = None, kind: str = "int8",
+                   use_fast_accum: bool = False) -> Any:
         """A quantised copy of a convolution module of torch's. Without ``input_scale`` each input has a
         scale of its own; ``input_zero_point`` is of int8 inputs, 0 by default. TypeError for another
         module, ValueError for an unknown kind, TensorError for quantities that do not fit it."""
@@ -75,21 +81,22 @@ class _Quantised:
         made.__class__ = cls
         made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
         how = kind_named(kind)
-        made.quantise(how, *of_input(cls.__name__, how, input_scale, input_zero_point, made.weight.device))
+        quantities = of_input(cls.__name__, how, input_scale, input_zero_point, made.weight.device)
+        made.quantise(how, *quantities, use_fast_accum)
         return made
 
-    def convolved(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-        """The quantised call of these numbers, which are those of ``convolve``."""
+    def convolve(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+        """The quantised call of these numbers, which are those of ``function``."""
         if weight is not self.weight:
             raise Unsupported("quantized:weight", f"the forward of {type(self).__name__} passes another "
                               "weight than the module's, which is quantised")
         if input.dim() == len(self.kernel_size) + 1:
-            made: Tensor = self.convolved(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
+            made: Tensor = self.convolve(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
             return made
         kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
         with torch.no_grad():
             if kind.input is None:
-                return self.convolve(  # type: ignore[no-any-return]
+                return self.function(  # type: ignore[no-any-return]
                     input.to(result), weight, bias, *numbers, weight_scale=self.weight_scale,
                     output_dtype=result)
             scale, zero = self.input_scale, self.input_zero_point
@@ -97,7 +104,9 @@ class _Quantised:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
                 scale, zero = ranged(low, high, kind)
             given = {} if zero is None else {"input_zero_point": zero}
-            return self.convolve(  # type: ignore[no-any-return]
+            if self.use_fast_accum:
+                given["use_fast_accum"] = True
+            return self.function(  # type: ignore[no-any-return]
                 quantised(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
                 weight_scale=self.weight_scale, **given, output_dtype=result)
 
@@ -125,66 +134,44 @@ class _Quantised:
         own = "" if KINDS[self.kind].input is None else (
             ", input_scale=of each input" if self.input_scale is None else
             f", input_scale={float(self.input_scale):.3g}")
-        return f"{shown}, kind={self.kind}{own}"
+        fast = ", use_fast_accum=True" if self.use_fast_accum else ""
+        return f"{shown}, kind={self.kind}{own}{fast}"
 
 
-class _Convolves(_Quantised):
-    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        return self.convolved(  # type: ignore[no-any-return]
-            input, weight, bias, self.stride, padding, self.dilation, self.groups)
-
-
-class _ConvolvesTransposed(_Quantised):
-    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """The transposed convolution of ``input``; see torch's module."""
-        output_padding = self.output_padding
-        if output_size is not None:
-            output_padding = tuple(self._output_padding(
-                input, output_size, self.stride, self.padding, self.kernel_size, len(self.kernel_size),
-                self.dilation))
-        return self.convolved(  # type: ignore[no-any-return]
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
-            self.dilation)
-
-
-class QuantConv1d(_Convolves, torch.nn.Conv1d):
+class QuantConv1d(_Quantised, Convolves, torch.nn.Conv1d):
     """torch.nn.Conv1d, quantised: computed by transconv.quantized.conv1d."""
 
-    convolve = staticmethod(quantized.conv1d)
+    function = staticmethod(quantized.conv1d)
 
 
-class QuantConv2d(_Convolves, torch.nn.Conv2d):
+class QuantConv2d(_Quantised, Convolves, torch.nn.Conv2d):
     """torch.nn.Conv2d, quantised: computed by transconv.quantized.conv2d."""
 
-    convolve = staticmethod(quantized.conv2d)
+    function = staticmethod(quantized.conv2d)
 
 
-class QuantConv3d(_Convolves, torch.nn.Conv3d):
+class QuantConv3d(_Quantised, Convolves, torch.nn.Conv3d):
     """torch.nn.Conv3d, quantised: computed by transconv.quantized.conv3d."""
 
-    convolve = staticmethod(quantized.conv3d)
+    function = staticmethod(quantized.conv3d)
 
 
-class QuantConvTranspose1d(_ConvolvesTransposed, torch.nn.ConvTranspose1d):
+class QuantConvTranspose1d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose1d):
     """torch.nn.ConvTranspose1d, quantised: computed by transconv.quantized.conv_transpose1d."""
 
-    convolve = staticmethod(quantized.conv_transpose1d)
+    function = staticmethod(quantized.conv_transpose1d)
 
 
-class QuantConvTranspose2d(_ConvolvesTransposed, torch.nn.ConvTranspose2d):
+class QuantConvTranspose2d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose2d):
     """torch.nn.ConvTranspose2d, quantised: computed by transconv.quantized.conv_transpose2d."""
 
-    convolve = staticmethod(quantized.conv_transpose2d)
+    function = staticmethod(quantized.conv_transpose2d)
 
 
-class QuantConvTranspose3d(_ConvolvesTransposed, torch.nn.ConvTranspose3d):
+class QuantConvTranspose3d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose3d):
     """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
 
-    convolve = staticmethod(quantized.conv_transpose3d)
+    function = staticmethod(quantized.conv_transpose3d)
 
 
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]

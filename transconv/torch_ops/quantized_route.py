@@ -135,7 +135,8 @@ def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) 
     if not (why := _reasons(made, x, w)):
         try:
             extra = made.named(made.operands(bias, given))
-            compile_route(made, x, w, None, made.text, aligned, flags, settings.mode, **extra)
+            summed = execute.fast(flags) if given.get("use_fast_accum") else flags
+            compile_route(made, x, w, None, made.text, aligned, summed, settings.mode, **extra)
         except Unsupported as error:
             settle(made, [error.reason], error.message)
     else:

@@ -12,7 +12,7 @@ from math import inf, prod
 
 from transconv.compute import SHORT
 from transconv.conv import ConvProblem, Prop
-from transconv.ir import DType, f32
+from transconv.ir import EXACT_TERMS, DType, f32
 from transconv.verify.data import terms
 
 # Both operands of a product are rounded to tf32, which may take 2^-11 of each.
@@ -51,7 +51,7 @@ def short_chain(p: ConvProblem, prop: Prop) -> float:
     if any(p.specs[n].dtype.bits > 8 or p.specs[n].dtype.kind != "float" for n in prop.operands):
         return 0.0
     count = terms(p, prop)
-    return max(1.0, (min(count, 128) if p.math == "ieee" else count) / 32)
+    return max(1.0, (min(count, EXACT_TERMS) if p.math == "ieee" else count) / 32)
 
 
 def drift(p: ConvProblem, prop: Prop, chain: int) -> float:

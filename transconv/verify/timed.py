@@ -144,9 +144,14 @@ def _call(plan: Plan, tensors: dict[str, torch.Tensor], result: str) -> Call:
 
 
 def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.Tensor:
-    """Normally distributed values in a strided layout. Raises ValueError for a blocked one."""
+    """Normally distributed values in a strided layout, of integers a sixteenth of the range wide. Raises
+    ValueError for a blocked one."""
     dtype = torch_dtype(layout.dtype)
     made = torch.empty_strided(shape, _strides(layout), dtype=dtype, device=where)
+    if layout.dtype.kind == "int":
+        low, high = layout.dtype.limits
+        drawn = torch.randn(shape, device=where) * ((high - low) / 16) + (low + high + 1) / 2
+        return made.copy_(drawn.clamp_(low, high).round_())
     return made.normal_() if dtype.itemsize > 1 else made.copy_(torch.randn(shape, device=where))
 
 

@@ -21,7 +21,7 @@ from transconv.ir.interp.memory import Array, Memory
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.rounding import convert
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
     ex.Add: np.add, ex.Sub: np.subtract, ex.Mul: np.multiply, ex.Div: np.true_divide,
@@ -99,10 +99,16 @@ class Evaluator:
         self._types: dict[ex.Expr, DType] = {}
         self._fixed: dict[ex.Expr, Array] = {}
 
-    def compute(self, e: ex.Expr) -> Array:
-        """The value of one expression; the bindings may have changed since the last call."""
-        self._known.clear()
+    def compute(self, e: ex.Expr, known: Mapping[ex.Expr, Array] | None = None) -> Array:
+        """The value of one expression; the bindings may have changed since the last call. ``known``: the
+        values of some of its parts, which are not evaluated."""
+        self._known = {**(known or {})}
         return self.value(e)
+
+    def parts(self, e: ex.Expr) -> dict[ex.Expr, Array]:
+        """The values of an expression and of all its parts."""
+        self.compute(e)
+        return {**self._known}
 
     def compute_all(self, *exprs: ex.Expr) -> tuple[Array, ...]:
         """The values of the expressions of one statement; parts they share are computed once."""
@@ -223,6 +229,16 @@ class Evaluator:
             raise Fault(f"the reduction {e.op} is not known")
         whole = {"dtype": x.dtype} if e.op in ("sum", "prod") else {}
         return np.asarray(REDUCERS[e.op].numpy(x, axis, keepdims=True, **whole))
+
+    def _Renamed(self, e: Renamed) -> Array:
+        value = self.value(e.x)
+        where = {self.axes[a]: self.axes[b] for a, b in zip(e.old, e.new, strict=True)}
+        # An axis that only receives comes from one that only gives, along which nothing varies afterwards.
+        gives = [a for a in where if a not in where.values()]
+        receives = [b for b in where.values() if b not in where]
+        where |= dict(zip(receives, gives, strict=True))
+        return value.transpose([next((a for a, b in where.items() if b == i), i)
+                                for i in range(value.ndim)])
 
     def _Load(self, e: ac.Load) -> Array:
         data = self.memory.buffers.get(e.tensor.name)

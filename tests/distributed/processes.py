@@ -1,0 +1,53 @@
+"""Runs a function on several processes of gloo and collects what each returns."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
+    """``function(*arguments)`` on each rank of a process group; what each returned, or the text of its
+    error. A rank that is gone has None."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    started = [context.Process(target=_one, args=(rank, ranks, port, timeout, queue, function, arguments))
+               for rank in range(ranks)]
+    for process in started:
+        process.start()
+    found: dict[int, Any] = {}
+    while len(found) < ranks and (any(p.is_alive() for p in started) or not queue.empty()):
+        try:
+            rank, answer = queue.get(timeout=1)
+            found[rank] = answer
+        except Exception:  # noqa: BLE001, S112 - nothing yet
+            continue
+    for process in started:
+        process.join(20)
+        if process.is_alive():
+            process.kill()
+    return [found.get(rank) for rank in range(ranks)]
+
+
+def _one(rank: int, ranks: int, port: int, timeout: float, queue: Any, function: Callable[..., Any],
+         arguments: tuple[Any, ...]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks,
+                            timeout=datetime.timedelta(seconds=timeout))
+    try:
+        queue.put((rank, function(*arguments)))
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        queue.put((rank, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    dist.destroy_process_group()

@@ -1,0 +1,139 @@
+"""Sharded convolutions equal those of one process, result and gradients; what cannot be served says so.
+
+`make test` runs a sample in one pair of processes; `make check-all` the whole probe and 400 drawn cases.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import transconv
+from tests.distributed import cases, processes
+
+
+def differences(todo: list[cases.Case], shape: tuple[int, ...]) -> list[str]:
+    """What is wrong in which case, on this rank."""
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh("cpu", shape)
+    return [f"{case}: {told}" for case in todo if (told := cases.wrong(case, mesh, transconv))]
+
+
+def check(shape: tuple[int, ...], todo: list[cases.Case]) -> None:
+    found = processes.run(torch.Size(shape).numel(), differences, todo, shape)
+    assert found == [[] for _ in found], found
+
+
+# -- one pair of processes for all that `make test` asks -------------------------------------------
+
+
+def refusal(call: Any) -> str:
+    try:
+        call()
+    except (RuntimeError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def sample() -> dict[str, Any]:
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh("cpu", (2,))
+    rank = mesh.get_local_rank()
+    todo = [c for c in cases.probed()[::7] if len(c.sizes) < 3] + [cases.drawn(s, 1) for s in range(12)]
+    found: dict[str, Any] = {"calls": [told for c in todo if (told := cases.wrong(c, mesh, transconv))]}
+    with transconv.use("cpu"):
+        found["aten"] = [told for c in todo[::4] if (told := cases.wrong(c, mesh, torch.nn.functional))]
+    torch.manual_seed(0)
+    x = distribute_tensor(torch.randn(2, 4, 8, 8), mesh, [Shard(2)])
+    w = distribute_tensor(torch.randn(4, 4, 3, 3), mesh, [Replicate()])
+    other = distribute_tensor(torch.randn(4, 4, 3, 3), init_device_mesh("cpu", (1, 2)), [Replicate()] * 2)
+    found["disagree"] = refusal(lambda: transconv.conv2d(x, w, stride=1 + rank))
+    found["agree again"] = refusal(lambda: transconv.conv2d(x, w, stride=1))
+    found["plain"] = refusal(lambda: transconv.conv2d(x, w.to_local()))
+    found["meshes"] = refusal(lambda: transconv.conv2d(x, other))
+    found["fused"] = refusal(lambda: _fused(x, w))
+    found["compiled"] = refusal(lambda: torch.compile(transconv.conv2d, backend="aot_eager")(x, w))
+    found["shapes"] = refusal(lambda: transconv.conv2d(x, w, groups=3))
+    found["unbatched"] = refusal(lambda: _unbatched(mesh))
+    return found
+
+
+def _fused(x: DTensor, w: DTensor) -> None:
+    made = transconv.fused_conv2d(x, w, activation="relu", residual=x, padding=1)
+    want = transconv.fused_conv2d(x.full_tensor(), w.full_tensor(), None, 1, 1, residual=x.full_tensor(),
+                                  activation="relu")
+    torch.testing.assert_close(made.full_tensor(), want)  # type: ignore[attr-defined]
+
+
+def _unbatched(mesh: Any) -> None:
+    x, w = torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3)
+    made = transconv.conv2d(distribute_tensor(x, mesh, [Shard(1)]),
+                            distribute_tensor(w, mesh, [Replicate()]))
+    assert made.placements == (Shard(1),)  # type: ignore[attr-defined]
+    torch.testing.assert_close(made.full_tensor(), torch.conv2d(x, w))  # type: ignore[attr-defined]
+
+
+def test_a_pair() -> None:
+    for found in processes.run(2, sample):
+        assert isinstance(found, dict), found
+        assert found.pop("calls") == [] and found.pop("aten") == []
+        for name, words in {"disagree": "disagree about a sharded convolution",
+                            "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",
+                            "meshes": "DTensors of 2 meshes", "fused": "no error",
+                            "compiled": "torch.compiler.disable", "unbatched": "no error",
+                            "shapes": "expected weight to be divisible by 3"}.items():
+            assert words in found[name], (name, found[name])
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_probe() -> None:
+    check((2,), cases.probed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2,), (3,), (4,), (2, 2)])
+def test_drawn(shape: tuple[int, ...]) -> None:
+    first = 1000 * shape[0] + 100 * len(shape)
+    check(shape, [cases.drawn(seed, len(shape)) for seed in range(first, first + 100)])
+
+
+def dies() -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.randn(1, 4, 64), mesh, [Shard(2)])
+    w = distribute_tensor(torch.randn(4, 4, 3), mesh, [Replicate()])
+    transconv.conv1d(x, w)
+    if mesh.get_local_rank() == 1:
+        os._exit(1)
+    return refusal(lambda: transconv.conv1d(x, w))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_gone_is_named() -> None:
+    told, gone = processes.run(2, dies, timeout=15)
+    assert gone is None and "rank 0 could not" in told and "rank 1 in a sharded convolution" in told
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus() -> None:
+    for found in processes.run(2, on_gpus):
+        assert found == [], found
+
+
+def on_gpus() -> list[str]:
+    rank = torch.distributed.get_rank()
+    torch.cuda.set_device(rank)
+    torch.distributed.new_group(backend="nccl")
+    mesh = init_device_mesh("cuda", (2,))
+    with torch.device("cuda"):
+        return [told for c in [*cases.probed(), *(cases.drawn(s, 1) for s in range(40))]
+                if (told := cases.wrong(c, mesh, transconv))]
+
+

@@ -1,0 +1,117 @@
+"""The rounding error of evaluating an expression, operation by operation.
+
+    x*0.5*(1 + erf(x*c))     1 + erf is off by half a unit in the last place of 1, also where it is 1e-6
+
+Each operation rounds its own result. What becomes of that in the rest of the expression is found by
+evaluating the rest with the result moved: cancellations count, and errors that an expression is written to
+cancel do not (``log(u)/(u - 1)`` hardly changes with u).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from transconv.ir import CALLS, Add, Array, Call, Cast, Const, Div, DType, Evaluator, Expr, Mul, Sub
+
+DIVISION = 4.0
+"""Half units in the last place by which a quotient of f32 may be off: chips approximate it."""
+
+
+def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
+    """The error of an expression from the roundings of its own operations; ``at`` has the values of its
+    variables, ``exact`` gives an expression in f64."""
+    wide = {part: exact(part) for part in _parts(e) if part is e or _half_units(part)}
+    rounds = {part: units for part in wide if (units := _half_units(part)) and part.dtype.kind == "float"}
+    if not rounds:
+        return np.zeros((1,) * at.rank)
+    whole = wide[e]
+    values = at.parts(whole)
+    moves: dict[Expr, Array] = {}
+    for part, units in rounds.items():
+        off = _rounding(part, wide[part], units, values, at)
+        moves[wide[part]] = np.maximum(off, moves.get(wide[part], 0.0))
+    total = np.zeros_like(values[whole])
+    for part, off in moves.items():
+        total = total + (off if part is whole else moved(whole, part, off, values, at))
+    return total
+
+
+def apart(one: Array, other: Array) -> Array:
+    """The distance of values: 0 for equal infinities and two NaN, infinity if only one is NaN or
+    infinite."""
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    off = np.where(same, 0.0, np.abs(one - other))
+    return np.asarray(np.where(np.isnan(off), np.inf, off))
+
+
+def moved(whole: Expr, part: Expr, off: Array, values: Mapping[Expr, Array], at: Evaluator) -> Array:
+    """How far an expression moves if a part of it is off; ``values``: those of its parts."""
+    with_it = _above(whole, part)
+    known = {x: v for x, v in values.items() if x not in with_it}
+    sides = [apart(at.compute(whole, {**known, part: values[part] + way}), values[whole])
+             for way in (off, -off)]
+    return np.maximum(*sides)
+
+
+def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array], at: Evaluator) -> Array:
+    """How far the result of one operation may be off by its own rounding."""
+    value, half = values[wide], part.dtype.spacing / 2
+    off = units * (half * np.where(np.isfinite(value), np.abs(value), 0.0) + part.dtype.tiny)
+    if isinstance(part, Call) and isinstance(wide, Call):
+        off = off + part.dtype.tiny / half  # functions give 0 for numbers with fewer digits
+        if inside := CALLS[part.name].inside:
+            x = wide.args[0]
+            off = off + moved(wide, x, inside * half * np.abs(values[x]), values, at)
+    return np.asarray(off)
+
+
+def _half_units(part: Expr) -> float:
+    """By how many half units in the last place the result of an operation may be off."""
+    match part:
+        case Const(value, type):
+            return 0.0 if _holds(type, float(value)) else 1.0
+        case Mul(a, b):
+            return 0.0 if _is_power_of_two(a) or _is_power_of_two(b) else 1.0
+        case Add() | Sub():
+            return 1.0
+        case Div():
+            return DIVISION
+        case Cast(x, type):
+            return 0.0 if x.dtype.kind == "float" and x.dtype.digits <= type.digits else 1.0
+        case Call(name):
+            return CALLS[name].off
+    return 0.0
+
+
+def _is_power_of_two(e: Expr) -> bool:
+    return isinstance(e, Const) and abs(np.frexp(float(e.value))[0]) == 0.5
+
+
+def _holds(type: DType, value: float) -> bool:
+    """Whether a type has a number."""
+    return not np.isfinite(value) or float(np.frexp(value)[0] * 2.0**type.digits).is_integer()
+
+
+def _parts(e: Expr) -> list[Expr]:
+    """An expression and its parts, each once, operands first."""
+    found: dict[Expr, None] = {}
+    todo = [(e, False)]
+    while todo:
+        part, seen = todo.pop()
+        if seen:
+            found[part] = None
+        elif part not in found:
+            todo.append((part, True))
+            todo += [(x, False) for x in part.children() if isinstance(x, Expr)]
+    return [*found]
+
+
+def _above(whole: Expr, part: Expr) -> set[Expr]:
+    """The parts of an expression that contain another, and that one."""
+    found = {part}
+    for x in _parts(whole):
+        if any(y in found for y in x.children()):
+            found.add(x)
+    return found

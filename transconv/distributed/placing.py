@@ -1,0 +1,91 @@
+"""Chooses along which axis each mesh dim splits a convolution, and brings the operands there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from transconv.distributed.axes import Split
+from transconv.distributed.halo import shards
+
+Tensor = torch.Tensor
+# A row of the choice: the axis that a mesh dim splits; None where every rank computes the same.
+Choice = tuple[Split | None, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Shapes of the whole tensors, by the names of ``Split``, and the number of groups."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    groups: int
+
+    def fits(self, split: Split, parts: int, used: Sequence[Split | None]) -> bool:
+        """Whether a mesh dim of so many ranks can split the axis after others split those of ``used``."""
+        if split.spatial is not None:
+            return split not in used  # rows are exchanged along one mesh dim
+        if not split.groups:
+            return True
+        if split in used:
+            return False
+        per = [self.shapes[name][1] // self.groups for name in ("input", "result")]
+        cuts = [[rows.start / n for rows in shards(self.shapes[name][1], parts)]
+                for name, n in zip(("input", "result"), per, strict=True)]
+        return cuts[0] == cuts[1] and all(cut == int(cut) for cut in cuts[0])
+
+
+def wanted(split: Split | None, name: str) -> Placement:
+    """How an operand lies along a mesh dim that splits an axis."""
+    dim = None if split is None else getattr(split, name)
+    return Replicate() if dim is None else Shard(dim)
+
+
+def produced(split: Split | None, name: str) -> Placement:
+    """How a sum of products lies then: the ranks of an axis that it lacks have parts of the sum."""
+    dim = None if split is None else getattr(split, name)
+    return Shard(dim) if dim is not None else Replicate() if split is None else Partial()
+
+
+def choose(mesh: Any, operands: Mapping[str, DTensor], rows: Sequence[Split], sizes: Sizes) -> Choice:
+    """For each mesh dim the axis for which the fewest bytes move; where several move as few, every rank
+    computes the same, then the first axis."""
+    made: list[Split | None] = []
+    for at in range(mesh.ndim):
+        parts = mesh.size(at)
+        legal = [None, *(row for row in rows if sizes.fits(row, parts, made))]
+        made.append(min(legal, key=lambda row: sum(
+            _moved(t.placements[at], wanted(row, name), parts) * t.numel() * t.element_size()
+            for name, t in operands.items())))
+    return tuple(made)
+
+
+def _moved(has: Placement, wants: Placement, parts: int) -> float:
+    """The share of a tensor that each rank receives when its placement changes."""
+    others = (parts - 1) / parts
+    if has == wants or has.is_replicate():
+        return 0.0
+    if has.is_partial():
+        return 2 * others if wants.is_replicate() else others
+    return others if wants.is_replicate() else others / parts
+
+
+def brought(tensor: DTensor, name: str, choice: Choice) -> Tensor:
+    """The part of an operand on this rank, redistributed if it lies otherwise."""
+    places = tuple(wanted(split, name) for split in choice)
+    if tuple(tensor.placements) != places:
+        tensor = tensor.redistribute(tensor.device_mesh, places)
+    return tensor.to_local()
+
+
+def local_shape(mesh: Any, shape: Sequence[int], places: Sequence[Placement]) -> tuple[int, ...]:
+    """The shape of this rank's part of a tensor."""
+    found = list(shape)
+    for at, place in enumerate(places):
+        if isinstance(place, Shard):
+            found[place.dim] = shards(found[place.dim], mesh.size(at))[mesh.get_local_rank(at)].size
+    return tuple(found)
+

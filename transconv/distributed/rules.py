@@ -1,0 +1,98 @@
+"""Registers what a convolution does with DTensors, for transconv's operators and for aten's.
+
+transconv's own are served from the import of this room on. aten's are while `transconv.enable` or a scope
+of `transconv.use` replaces its kernels on any device, in all threads: torch's rule for sharded images is
+wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+
+from transconv.distributed import sharded
+from transconv.errors import Unsupported
+from transconv.torch_ops import operators, subclasses
+
+_new_library: Any = torch.library.Library
+_register: Any = torch.library.register_torch_dispatch
+Tensor = torch.Tensor
+
+
+def _check(*tensors: Any) -> None:
+    """RuntimeError or Unsupported for tensors that no rule is for."""
+    given = [t for t in tensors if t is not None]
+    plain = [t for t in given if not isinstance(t, DTensor)]
+    if plain:
+        raise RuntimeError(
+            f"a convolution got a plain tensor of size {list(plain[0].shape)} beside DTensors; distribute "
+            "all of them over one mesh, with torch.distributed.tensor.distribute_tensor")
+    meshes = list(dict.fromkeys(t.device_mesh for t in given))
+    if len(meshes) > 1:
+        raise RuntimeError(f"a convolution got DTensors of {len(meshes)} meshes: {meshes[0]} and "
+                           f"{meshes[1]}; distribute all of them over one")
+    if meshes[0].get_coordinate() is None:
+        raise RuntimeError("a convolution of DTensors was called by a rank that their mesh "
+                           f"{meshes[0]} does not have")
+    if torch.compiler.is_compiling() or any(isinstance(t.to_local(), FakeTensor) for t in given):
+        raise Unsupported("distributed:compile", "sharded convolutions run eagerly; leave them out of "
+                          "torch.compile with torch.compiler.disable")
+
+
+@torch.no_grad()
+def forward(input: Any, weight: Any, bias: Any, *numbers: Any) -> DTensor:
+    """aten.convolution of DTensors."""
+    _check(input, weight, bias)
+    return sharded.forward(input, weight, bias, operators.resolve(input, weight, bias, numbers))
+
+
+@torch.no_grad()
+def backward(grad: Any, input: Any, weight: Any, *rest: Any) -> tuple[DTensor | None, ...]:
+    """The gradients of input, weight and bias that the mask, the last of ``rest``, asks for."""
+    *numbers, mask = rest
+    _check(grad, input, weight)
+    return sharded.backward(grad, input, weight, operators.resolve(input, weight, None, numbers), mask)
+
+
+def _aten_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> DTensor:
+    return forward(*args, **(kwargs or {}))
+
+
+def _aten_backward(_class: Any, _function: Any, _types: Any, args: Any,
+                   kwargs: Any) -> tuple[DTensor | None, ...]:
+    grad, input, weight, _bias_sizes, *rest = args
+    return backward(grad, input, weight, *rest, **(kwargs or {}))
+
+
+@torch.no_grad()
+def _own_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> DTensor:
+    input, weight, bias, residual, numbers = args
+    params, activation, _ = operators.read(numbers)
+    if residual is not None or activation:
+        raise Unsupported("distributed:fused", "DTensors have no fused convolution; call the convolution, "
+                          "then the activation")
+    return forward(input, weight, bias, *params)
+
+
+_ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": _aten_forward,
+                                        "aten::convolution_backward": _aten_backward}
+_replacing: list[Any] = []
+
+
+def replace(devices: frozenset[str]) -> None:
+    """Serve aten's operators while any device is replaced, and give them back to torch after that."""
+    if devices and not _replacing:
+        library = _new_library("aten", "FRAGMENT")
+        for name, rule in _ATEN.items():
+            _register(name, DTensor, rule, lib=library)
+        _replacing.append(library)
+    elif not devices and _replacing:
+        _replacing.pop()._destroy()
+
+
+_register("transconv::fwd", DTensor, _own_forward, lib=operators.library)
+subclasses.serve(DTensor, backward, replace)

@@ -1,0 +1,76 @@
+"""From what torch.compile returned to the calls of the backend that it made.
+
+torch's compiler leaves them in code that is kept by code of Python: of a function, of what continues one
+behind a graph break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+
+def owner() -> str:
+    """The module whose ``forward`` is being compiled, in torch's words; empty for a function, and where
+    torch's compiler compiles nothing."""
+    try:
+        at: Any = InstructionTranslator.current_tx()
+    except (AttributeError, AssertionError):
+        return ""
+    while getattr(at, "parent", None) is not None:
+        at = at.parent
+    return next((str(x) for x in at.f_locals.values() if isinstance(x, nn.Module)), "")
+
+
+def found(compiled: Any) -> list[Any]:
+    """The calls of the backend for what torch.compile returned. Code is common to modules of a class: of
+    its calls those count that were made for modules like the ones here, if there are such. TypeError for
+    anything else."""
+    model = getattr(compiled, "_orig_mod", None)
+    left = [*_functions(compiled, model)]
+    if not left:
+        raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
+    calls: dict[int, Any] = {}
+    like: set[int] = set()
+    seen: set[Any] = set()
+    while left:
+        at, owners = left.pop(0)
+        if at.__code__ in seen:
+            continue
+        seen.add(at.__code__)
+        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):
+            for name in entry.code.co_names:
+                value: Any = _original(at.__globals__.get(name))
+                if (made := getattr(value, "transconv", None)) is not None:
+                    calls.setdefault(id(made), made)
+                    like |= {id(made)} if not owners or made.owner in owners | {""} else set()
+                elif name.startswith("__resume") and hasattr(value, "__code__"):
+                    left.append((value, owners))
+    return [made for at, made in calls.items() if at in like or not like]
+
+
+def _functions(compiled: Any, model: Any) -> Iterator[tuple[Callable[..., Any], set[str]]]:
+    """Those whose code may have been compiled, and of which modules; a model's own before its parts'."""
+    every = {*map(str, model.modules())} if isinstance(model, nn.Module) else set()
+    if isinstance(model, nn.Module):
+        forwards = dict.fromkeys(type(m).forward for m in model.modules())
+        yield from ((f, every) for f in forwards if hasattr(f, "__code__"))
+        compiled = compiled.forward
+    elif not hasattr(compiled, "_torchdynamo_orig_callable"):
+        return
+    inner = _original(compiled)
+    if isinstance(inner, nn.Module):
+        inner, every = type(inner).forward, {str(inner)}
+    inner = getattr(inner, "__func__", inner)
+    if hasattr(inner, "__code__"):
+        yield inner, {str(model)} if every else every
+
+
+def _original(value: Any) -> Any:
+    while hasattr(value, "_torchdynamo_orig_callable"):
+        value = value._torchdynamo_orig_callable
+    return value
