@@ -90,8 +90,8 @@ class ZeroPoints:
             else:
                 known = [f"{WORD}:{n}, {WORD}:{n}:{along}" for n, along in PER_CHANNEL.items()]
                 raise ScheduleError(f"'{word}' is no zero point, or the second of its tensor; expected "
-                                    f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a result is added by "
-                                    "add:s32:common or add:s32:per_oc)")
+                                    f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a "
+                                    "result is added by add:s32:common or add:s32:per_oc)")
         return ZeroPoints(data, per_channel, wei, along), others
 
     def tensors(self, p: ConvProblem) -> tuple[Tensor, ...]:
