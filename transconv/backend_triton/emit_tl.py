@@ -33,6 +33,7 @@ from transconv.ir import (
     Piece,
     Put,
     Reduce,
+    Renamed,
     Send,
     Seq,
     Spread,
@@ -213,7 +214,7 @@ def spelled_lanes(root: Stmt) -> list[Lane]:
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
         elif isinstance(at, (Piece, Put)):
             stack += [at.value] if isinstance(at, Put) else []
-        elif isinstance(at, (Alloc, Spread, Reduce)):  # their lanes are shapes
+        elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
             stack += [at.init if isinstance(at, Alloc) else at.x]
         else:
             stack += at.children()
