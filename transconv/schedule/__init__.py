@@ -41,6 +41,7 @@ from transconv.schedule.partials import (
     left_bytes,
     part_spaces,
     parts_of,
+    reduced_sides,
     within_places,
 )
 from transconv.schedule.piles import pile
@@ -59,8 +60,8 @@ __all__ = [
     "WORDS", "Word", "ahead", "box_of", "carried", "chain", "diagonal", "divided", "finishes",
     "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes", "needed",
     "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
-    "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
-    "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
-    "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
-    "within_places", "without", "words", "words_table",
+    "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
+    "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes",
+    "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter",
+    "within", "within_places", "without", "words", "words_table",
 ]

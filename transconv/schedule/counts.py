@@ -77,7 +77,10 @@ def programs(schedule: Schedule, compute: Compute) -> int:
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
     """The fewest persistent programs that need no more rounds than one program per multiprocessor would.
-    More programs would idle in the last round and share power and cache with the others."""
+    More programs would idle in the last round and share power and cache with the others. One for each
+    multiprocessor where sizes are arguments."""
+    if compute.named:
+        return target.sms
     tiles = programs(schedule, compute)
     rounds = -(-tiles // target.sms)
     return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms

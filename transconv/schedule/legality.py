@@ -54,7 +54,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
@@ -62,13 +62,14 @@ FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that en
 
 def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
-    arguments: the words that need numbers at their defaults, with its boxes and without them."""
+    arguments: the words that need numbers at their defaults, as it is, for Triton, and without boxes."""
     plain = Schedule()
-    changed = replace(schedule, **dict(OF_SIZES), via=plain.via, consumers=plain.consumers,
+    most = replace(schedule, **dict(OF_SIZES))
+    changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (changed, replace(changed, swap=1), replace(changed, a="gather"),
+    ways = (most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 
