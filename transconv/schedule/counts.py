@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute
+from transconv.compute import Compute, axis_strides
 from transconv.schedule.boxes import transposed
 from transconv.target import Target
 
@@ -54,6 +54,18 @@ def ahead(c: Schedule, compute: Compute) -> int:
     loaded at once, so that the loads of the next tiles can be in flight; else 0."""
     once = compute.factors is None and k_steps(c, compute) == 1
     return c.stages if once and c.stages > 1 else 0
+
+
+def ahead_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory for the tiles whose loads are in flight, without what all tiles of a program
+    read and is loaded once."""
+    found = 0
+    for view in {r.view for r in compute.reads} if ahead(c, compute) else ():
+        strides = axis_strides(view, compute)
+        if any(strides[x.name] for x in compute.axes_of("M")):
+            tile = prod(b.extent for b in c.blocks if any(strides[a] for a in b.axes))
+            found += tile * view.tensor.dtype.bytes * (c.stages - 1)
+    return found
 
 
 def chain(c: Schedule, compute: Compute) -> int:

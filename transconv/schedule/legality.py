@@ -14,13 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
-from transconv.schedule.counts import lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
 from transconv.schedule.words import by_name, words
 from transconv.target import Target
+
+SPARE = 1024  # bytes of shared memory for reductions beside tiles
 
 
 def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
@@ -144,6 +146,9 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
             twice += f", {c.keep} kept," if c.keep else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")
+    if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
+        return (f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
+                f"{target.shared_bytes}")
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None
