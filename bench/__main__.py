@@ -42,6 +42,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
            "issues": "time and check convolutions that public issues report as slow or wrong",
+           "quantized": "time, check and train whole models with 8-bit convolutions",
            "pages": "write the tables and pictures of README.md and docs/ from bench/results",
            "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}

@@ -11,7 +11,7 @@ import csv
 import multiprocessing
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -43,6 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         "what these read last may still be in the L2 cache")
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
+    parser.add_argument("--schedule", action="append", default=[], dest="schedules",
+                        help="also time this one, where it is legal; may be repeated")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument("--time-budget", type=float, default=500,
                         help="seconds after which no case begins")
@@ -63,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
             failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in parts_of(c)
-                                         for s in tried(k, options.tries)], chunksize=1)
+                                         for s in tried(k, options.tries, options.schedules)], chunksize=1)
         print(*(f"not compiled: {reason}" for reason in failed if reason), sep="\n", flush=True)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
@@ -103,15 +105,18 @@ def parts_of(case: MapCase) -> list[Compute]:
             for part in spread(kernel, detect())]
 
 
-def tried(compute: Compute, count: int) -> list[Schedule]:
-    """The first schedule, and some of the others: half of them the next ones, half from among the rest."""
+def tried(compute: Compute, count: int, more: Sequence[str] = ()) -> list[Schedule]:
+    """The first schedule, and some of the others: half of them the next ones, half from among the rest;
+    then ``more`` that are legal."""
     target = detect()
+    given = [s for s in map(Schedule.parse, more) if why_not(s, compute, target) is None]
     found = heuristics.candidates(compute, target)
     best = estimate(found[0], compute, target)
     near = [s for s in found if estimate(s, compute, target) <= FAR * best]
     first, rest = near[:max(1, count // 2)], near[max(1, count // 2):]
     step = max(1, len(rest) // max(1, count - len(first)))
-    return [*first, *rest[::step][:count - len(first)]] if count else first[:1]
+    chosen = [*first, *rest[::step][:count - len(first)]] if count else first[:1]
+    return list(dict.fromkeys((*chosen, *given)))
 
 
 def warm(text: str, schedule: str) -> str:
@@ -153,8 +158,8 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
              "schedule": " ;; ".join(str(s.schedule) for s in steps),
              "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
              **versions()}
-    for kernel in parts_of(case) if options.tries else ():
-        for schedule in tried(kernel, options.tries):
+    for kernel in parts_of(case) if options.tries or options.schedules else ():
+        for schedule in tried(kernel, options.tries, options.schedules):
             try:
                 plan = build_compute(kernel, target, schedule)
                 us = clock.one(calls_of([plan], [kernel], case.below), moves(kernel)).us

@@ -1,16 +1,21 @@
-"""8-bit types in ``python -m bench time``: the rows, torch's products beside them, and the table."""
+"""8-bit types in ``python -m bench time``: rows, products, the table; ``python -m bench quantized``."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import runner, small_types
+import transconv
+from bench import quantized, runner, small_types
+from bench.__main__ import main
+from bench.quantized import WAYS
 from bench.roofline import ceiling_of
 from bench.sides import baseline_calls
 from transconv.conv import ConvProblem, Prop
+from transconv.tuning.table import read
 from transconv.verify.case import Case
 
 SQUARE = "mb2ic128ih8oc128oh8kh3ph1"
@@ -56,3 +61,28 @@ def test_the_table() -> None:
     head, _, wide, dense = small_types.small_types_table(rows).splitlines()
     assert wide == ("| int8 | dense, 128 channels and more | fwd | 2 | 1.26 | 0.80 | `b` | 0.67 |")
     assert dense.startswith("| int8 | dense | fwd | 2 |") and "bf16 / ours" in head
+
+
+@pytest.mark.slow
+def test_models_with_8_bit_convolutions(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(["quantized", "--small", "--steps", "3", "--out", str(tmp_path)]) == 0
+    torch.set_num_threads(threads)
+    rows = read(tmp_path / "quantized.csv")
+    assert [(r["model"], r["kind"]) for r in rows[:5]] == [*(("resnet50", name) for name, _ in WAYS),
+                                                         ("sdxl", "int8")]
+    assert all(r["equal"] == r["elements"] != "0" for r in rows if r["kind"] == "int8")
+    assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in rows)
+    losses = read(tmp_path / "quantized_train.csv")
+    assert len(losses) == 3 and float(losses[2]["fp8"]) < 0.8 * float(losses[0]["fp8"])
+
+
+def test_the_reference_finds_a_wrong_integer() -> None:
+    layer = transconv.nn.QuantConv2d.from_float(torch.nn.Conv2d(4, 4, 3), 0.02, 5)
+    x = torch.randn(2, 4, 6, 6)
+    with torch.no_grad():
+        same, elements = quantized.compared(layer, (x,))
+        layer.function = lambda *given, **named: transconv.quantized.conv2d(
+            *given, **named | {"input_zero_point": 6})
+        assert same == elements == 4 * 16 > quantized.compared(layer, (x,))[0]

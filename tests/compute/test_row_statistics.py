@@ -56,13 +56,25 @@ NORM = """compute norm
     store  dW[k] = dw
     store  dB[k] = db
 """
+WEIGHED = """compute weighed
+    tensor X f16 [n=20, k=12]
+    tensor W f16 [k=12]
+    tensor Y f16 [n=20, k=12]
+    axes   n=20 | k=12
+    read   x = X[n, k]
+    read   w = W[k]
+    let    a = sum(x; k)
+    store  Y[n, k] = (x - a)*w
+"""
 CARRIED = "n:4 k:16 | fma | warps=1 stages=1 programs=2"
+AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
 
 
 @pytest.mark.parametrize(("text", "schedule", "parts"), [
     (ROWS, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
     (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)), (ROWS, "k:16 | fma | warps=1", (20, 12)),
     (ROWS, CARRIED, (2, 12)), (ROWS, "k:16 | fma | warps=1 stages=1 programs=3", (3, 12)),
+    (ROWS, AHEAD, (3, 12)),
     (MAP, CARRIED, (2, 12)), (MAP + EACH, "n:8 k:16 | fma | warps=1 stages=1", (3, 12))])
 def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
                                                     parts: tuple[int, ...]) -> None:
@@ -75,7 +87,7 @@ def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
 
 
 @pytest.mark.parametrize(("text", "schedule"), [
-    (ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (MAP, CARRIED)])
+    (ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (ROWS, AHEAD), (MAP, CARRIED)])
 def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
     plan = build_compute(parse(text), INTERPRETER, Schedule.parse(schedule))
     for data in ("exact", "float"):
@@ -97,6 +109,19 @@ def test_long_rows_are_carried_by_persistent_programs() -> None:
     source = build_compute(parse(text), SM90, chosen).steps[0].source
     assert source.index("W_parts_all = tl.full") < source.index("for pid in") < source.index(
         "tl.store(W_parts")
+
+
+def test_tiles_ahead_and_what_all_tiles_read() -> None:
+    """The next tiles' loads are in flight, without statistics, too; a weight is loaded once."""
+    for text in (WEIGHED, WEIGHED + "    store  D[k] sum= x\n"):
+        made = parse(text)
+        plan = build_compute(made, SM90, Schedule.parse(AHEAD))
+        assert [j.problem for _, j in after_every_pass(made, plan) if j.problem] == []
+        source = plan.steps[0].source
+        assert source.index("tl.load(W") < source.index("num_stages=3") < source.index("tl.load(X")
+        assert "num_stages=3)" in source
+        again = build_compute(made, SM90, Schedule.parse(AHEAD.replace("k:16", "k:4"))).steps[0].source
+        assert "flatten=True" in again  # the loop over a row's steps has the stages
 
 
 def test_sums_over_rows_leave_with_them() -> None:

@@ -72,7 +72,8 @@ class TlEmitter(ExprSpeller):
     def lines_For(self, s: For) -> list[str]:
         if s.programs:
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
-            dealt = f"{start}, {s.stop}, {s.programs}, flatten=True"
+            how = f"num_stages={s.stages}" if s.stages else "flatten=True"
+            dealt = f"{start}, {s.stop}, {s.programs}, {how}"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]

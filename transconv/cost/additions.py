@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from transconv.compute import Compute
-from transconv.schedule import Schedule, part_spaces, programs, tile
+from transconv.schedule import Schedule, left_bytes, programs, tile
 from transconv.target import Target
 
 INSTRUCTIONS = {"sum": 2.0, "max": 2.0, "min": 2.0, "squares": 3.0}  # of each value that a tile reduces
@@ -50,6 +50,6 @@ def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
     values = prod(tile(schedule, compute, kind) for kind in "BMN")
     each = sum(INSTRUCTIONS[w.op] * values / (chip.cores * chip.clock) + EXCHANGED_NS
                for w in compute.statistics)
-    moved = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
+    moved = left_bytes(compute, schedule)
     return (programs(schedule, compute) / target.sms * each / 1e3
             + moved / (target.bandwidth_gbs * 1e3))

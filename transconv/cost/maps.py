@@ -8,9 +8,9 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
                      + launches and bytes of the kernels that combine statistics
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
-again come from the L2 cache if all rows in flight fit it. The constants are round figures, fitted to
-trials on an H200 (bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules
-is right.
+again come from the L2 cache if all rows in flight fit it. Persistent programs with ``stages`` load the
+next tiles while they compute. The constants are round figures, fitted to trials on an H200
+(bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules is right.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from transconv.ir import Call, Expr, View, find
 from transconv.schedule import (
     Block,
     Schedule,
+    ahead,
     carried,
-    finishes,
+    groups,
     k_steps,
-    part_spaces,
+    left_bytes,
     programs,
     tile,
     within,
@@ -81,11 +82,14 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     carries = carried(compute, schedule)
     if carries:
         registers += len(compute.statistics) * tiled.reduced / threads
-    spilled = max(1.0, registers / min(chip.most_registers, target.regs / threads)) ** 2
-    together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
     tiles = tiled.programs * schedule.split_k
     started = min(schedule.programs or tiles, tiles)
     turns = ceil(tiles / started)  # tiles of a program
+    spilled = max(1.0, registers / min(chip.most_registers, target.regs / threads)) ** 2
+    together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
+    deep = ahead(schedule, compute) if turns > 1 else 0
+    if deep:
+        together = max(1, min(together, target.shared_bytes // max(1, _loaded(schedule, compute, target))))
     rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(started, target.sms))
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
     moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
@@ -96,8 +100,12 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     each = ceil(started / target.sms)
     # Programs of several tiles that are not beside others leave the memory idle while they compute.
     share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
-    alone = START_NS + turns * (waits * LATENCY_NS + moved / share + meets
-                                + thread * max(STALL, schedule.warps / chip.schedulers))
+    works = meets + thread * max(STALL, schedule.warps / chip.schedulers)
+    turn = waits * LATENCY_NS + moved / share + works
+    if deep:  # the loads of tiles go on beside, but not those of one element for a tile
+        turn = max(works + LATENCY_NS * _lone(schedule.blocks, compute), moved / share,
+                   (LATENCY_NS + moved / share) / (deep - 1))
+    alone = START_NS + turns * turn
     issued = thread * schedule.warps / chip.schedulers / ISSUED
     if compute.statistics:
         issued += steps * len(compute.statistics) * _crossing(schedule, tiled, compute, target)
@@ -108,8 +116,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     us = FEW_US + max(busy / 1e3, facts.everything / bandwidth)
     us += adding_us(compute, target)
     if compute.statistics:
-        left = sum(prod(t.shape) * t.dtype.bytes for t in part_spaces(compute, schedule))
-        us += len(finishes(compute, schedule)) * FEW_US + 2 * left / bandwidth
+        left = _left(schedule.blocks, schedule.programs, compute)
+        us += len(groups(compute)) * FEW_US + 2 * left / bandwidth
     if schedule.split_k > 1 and schedule.reduce == "atomic":
         c = compute.c.tensor
         us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
@@ -157,6 +165,12 @@ def _tiled(blocks: tuple[Block, ...], compute: Compute) -> _Tiled:
     schedule = Schedule(blocks, "fma")
     return _Tiled(prod(tile(schedule, compute, kind) for kind in "BMNK"), tile(schedule, compute, "K"),
                   k_steps(schedule, compute), programs(schedule, compute))
+
+
+@lru_cache(maxsize=1024)
+def _left(blocks: tuple[Block, ...], persistent: int, compute: Compute) -> int:
+    """The bytes of statistics' parts."""
+    return left_bytes(compute, Schedule(blocks, "fma", programs=persistent))
 
 
 @lru_cache(maxsize=4096)
@@ -207,6 +221,20 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
                            _instructions(inner), bool(reads),
                            sum(isinstance(s, Reduction) for s in inner)))
     return tuple(found)
+
+
+def _loaded(schedule: Schedule, compute: Compute, target: Target) -> int:
+    """Bytes of shared memory for the tiles that a persistent program has in flight."""
+    moved = [fetch(r.view, schedule, compute, "gather").bytes for r in compute.reads
+             if r.view not in _facts(compute, target).small]
+    return int(sum(moved)) * (schedule.stages - 1)
+
+
+@lru_cache(maxsize=4096)
+def _lone(blocks: tuple[Block, ...], compute: Compute) -> bool:
+    """Whether a tile reads one element for all of its lanes, and another one in the next tile."""
+    return any(not any(_moves(r.view, b, compute) for b in blocks)
+               and any(axis_strides(r.view, compute).values()) for r in compute.reads)
 
 
 def _bytes(moved: Fetch) -> float:

@@ -58,7 +58,7 @@ from transconv.ir import (
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, counted, simple, unpack
-from transconv.schedule import Block, Schedule
+from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
@@ -181,8 +181,8 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
     several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
-    programs = schedule.programs if several else 0
-    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", programs=programs), grid, facts)
+    dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
+    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts)
     return replace(kernel, body=partials.dealt(body, schedule, compute))
 
 

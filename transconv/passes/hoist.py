@@ -5,7 +5,8 @@
         a = load(A, n*3136*64 +          ->          kh = step // 3; kw = step % 3
                  (h + kh)*56*64 + ...)               a = load(A, kh*3584 + kw*64 + A_m + k)
 
-Lets whose value is invariant move as a whole. A sum is split into the part that changes and one invariant
+Of the tiles that one persistent program computes, what all of them load is loaded once. Lets whose value
+is invariant move as a whole. A sum is split into the part that changes and one invariant
 part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
 """
 
@@ -92,6 +93,8 @@ class _Hoist(Mutator):
 
     def mutate_For(self, loop: For) -> Stmt:
         body = self.mutate(loop.body) or Seq(())
+        if loop.kind == "dealt":
+            return self.dealt(loop, body)
         if loop.kind not in ("serial", "unroll"):
             return loop if body is loop.body else replace(loop, body=body)
         split = _Loop(self, loop.var, body)
@@ -99,6 +102,20 @@ class _Hoist(Mutator):
         kept = seq(*(s for s in stmts if s is not None))
         made = replace(loop, body=kept)
         return seq(*split.outside, made)
+
+    def dealt(self, loop: For, body: Stmt) -> Stmt:
+        """Elements that all tiles of a program read are loaded once, in front of its loop."""
+        split = _Loop(self, loop.var, body)
+        stored = {s.tensor for s in find(body, Store)}
+        kept: list[Stmt] = []
+        for s in statements(body):
+            if isinstance(s, Let) and not free_vars(s.value) & split.changing and not {
+                    x.tensor for x in find(s.value, Read)} & stored:
+                split.outside.append(s)
+                split.changing.discard(s.var)
+            else:
+                kept.append(s)
+        return seq(*split.outside, loop if not split.outside else replace(loop, body=seq(*kept)))
 
     def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
         """A new name from a stem and the lanes along which the value varies: ``A_m``, ``A_base``."""

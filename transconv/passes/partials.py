@@ -77,8 +77,9 @@ class _Left(Mutator):
 
 
 def dealt(grid: For, schedule: Schedule, compute: Compute) -> For:
-    """The grid as programs that compute several tiles each, where these carry statistics through them."""
-    if not carried(compute, schedule):
+    """The grid as programs that compute several tiles each, where these carry statistics through them, or
+    have loads of the next tiles in flight."""
+    if not carried(compute, schedule) and not grid.stages:
         return grid
     return For(PROGRAM, grid.programs, replace(grid, kind="dealt", start=PROGRAM), "grid")
 

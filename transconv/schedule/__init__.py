@@ -6,6 +6,7 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
+    ahead,
     chain,
     k_steps,
     lanes,
@@ -36,6 +37,8 @@ from transconv.schedule.partials import (
     PROGRAM,
     carried,
     finishes,
+    groups,
+    left_bytes,
     part_spaces,
     parts_of,
     within_places,
@@ -52,11 +55,11 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "LONGEST", "MOST_WRITTEN", "ROW", "Schedule", "Scheduled", "Such", "WORDS", "Word",
-    "PROGRAM", "box_of", "carried", "chain", "diagonal", "divided", "finishes", "inner_feature", "is_copy",
-    "k_steps", "kept",
-    "lanes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs",
-    "proposing", "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
+    "Block", "Box", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule", "Scheduled", "Such",
+    "WORDS", "Word", "ahead", "box_of", "carried", "chain", "diagonal", "divided", "finishes",
+    "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes", "needed",
+    "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
+    "register_word", "registered_words", "rounds", "row_of", "rows_of_features", "share",
     "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes", "unregister_word",
     "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter", "within",
     "within_places", "without", "words", "words_table",

@@ -49,6 +49,13 @@ def k_steps(c: Schedule, compute: Compute) -> int:
     return tiles_along(c, compute, "K")
 
 
+def ahead(c: Schedule, compute: Compute) -> int:
+    """The stages of the loop over the tiles of a persistent program: those of the schedule if a tile is
+    loaded at once, so that the loads of the next tiles can be in flight; else 0."""
+    once = compute.factors is None and k_steps(c, compute) == 1
+    return c.stages if once and c.stages > 1 else 0
+
+
 def chain(c: Schedule, compute: Compute) -> int:
     """How many products of the matrix unit are added to one accumulator, each of 32 bytes of a row. 0 for
     other units, for 64-bit operands and for f32 with precision ``ieee``, whose sums round to nearest."""

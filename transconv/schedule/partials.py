@@ -185,6 +185,12 @@ def workspace(write: Write, compute: Compute, schedule: Schedule) -> Tensor:
                   Layout.dense(write.view.tensor.dtype, shape))
 
 
+def left_bytes(compute: Compute, schedule: Schedule) -> int:
+    """The bytes of all parts."""
+    return sum(prod(d.size for d in along(w, compute, schedule)) * w.view.tensor.dtype.bytes
+               for w in compute.statistics)
+
+
 def part_spaces(compute: Compute, schedule: Schedule) -> list[Tensor]:
     """Those of all statistics."""
     return [workspace(w, compute, schedule) for w in compute.statistics]
@@ -202,10 +208,16 @@ def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[View, 
 @lru_cache(maxsize=256)
 def finishes(compute: Compute, schedule: Schedule) -> tuple[Compute, ...]:
     """The computations of the second kernels: one for statistics at the same coordinates."""
+    return tuple(_finish(group, compute, schedule) for group in groups(compute))
+
+
+@lru_cache(maxsize=64)
+def groups(compute: Compute) -> tuple[list[Write], ...]:
+    """The statistics, those at the same coordinates together."""
     alike: dict[tuple[Expr, ...], list[Write]] = {}
     for w in compute.statistics:
         alike.setdefault(tuple(d.coord for d in w.view.dims), []).append(w)
-    return tuple(_finish(group, compute, schedule) for group in alike.values())
+    return tuple(alike.values())
 
 
 def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute:

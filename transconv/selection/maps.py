@@ -17,7 +17,7 @@ from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, carried, k_steps, programs
+from transconv.schedule import Block, Schedule, ahead, carried, k_steps, programs
 from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
@@ -29,6 +29,7 @@ WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
+AHEAD = (2, 3)  # stages of persistent programs that load the next tiles while they compute
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
@@ -40,6 +41,9 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
             persistent = replace(schedule, programs=number * target.sms)
             if carried(compute, persistent):
                 yield persistent
+                for stages in AHEAD if "async_copy" in target.features else ():
+                    if ahead(further := replace(persistent, stages=stages), compute):
+                        yield further
 
 
 def _each(compute: Compute, target: Target) -> Iterator[Schedule]:

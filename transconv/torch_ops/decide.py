@@ -111,7 +111,9 @@ class _Call:
 
     def proven(self, plan: Compiled) -> Compiled:
         """The plan or its replacement, after the check of its first result."""
-        made = self.route.types[-1] if self.route.types else self.some.dtype
+        made = self.some.dtype
+        if (types := self.route.types) is not None:
+            made = types[1] if self.route.direction is Prop.BWD_W else types[2]
         return execute.proven(plan, self.route.aligned,
                               lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
 

@@ -115,9 +115,11 @@ CHANNELS = ("per_oc", "per_ic", "per_dim_1", "2")
 
 def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
     """The words before everything else, and those behind it: ``ARG:MASK[:ZERO][:TYPE]``, joined by ``+``.
-    The zero points of operands are drawn; that of the result is added last. Raises Refused."""
+    The zero points of operands are drawn; that of the result, src where not ``forward``, is added last.
+    Raises Refused."""
     ahead: list[str] = []
     behind: list[str] = []
+    result, along_data = ("dst", "per_ic") if forward else ("src", "per_oc")
     for part in filter(None, text.split("+")):
         argument, *words = part.split(":")
         mask, *rest = words or ["common"]
@@ -127,12 +129,12 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
         if not along and mask not in ("", "common", "0", "host_scalar") or along and argument == "wei":
             raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
                           f"points of {argument} with the mask {mask}")
-        if any("x" in word for word in rest) or not forward:
-            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN has zero points of gradients "
-                          "and groups of them for matrix products alone")
+        if any("x" in word for word in rest):
+            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: groups of zero points are for "
+                          "oneDNN's matrix products")
         numbers = [word for word in rest if word.lstrip("-").isdecimal()]
-        if argument != "dst":
-            ahead.append(f"zero:{argument}{':per_ic' if along else ''}")
+        if argument != result:
+            ahead.append(f"zero:{argument}{f':{along_data}' if along else ''}")
         elif along or not numbers:
             behind.append(f"add:s32:{'per_oc' if along else 'common'}")
         else:

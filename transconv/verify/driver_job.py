@@ -220,7 +220,8 @@ def _epilogue(request: Request, prop: Prop, p: ConvProblem,
         words.insert(0, "bias")
     words = [*ahead, *words, *behind]
     if words and prop is Prop.BWD_W:
-        raise Refused(UNIMPLEMENTED, "an epilogue of the weight gradient")
+        raise Refused(UNIMPLEMENTED, "post-ops, scales and zero points of the weight gradient: "
+                      "oneDNN has none either")
     try:
         made = Epilogue.parse("+".join(words), ROWS[bia])
         ConvWorkload(p, prop, made).tensors  # noqa: B018  its masks and tags fit, or say why not
