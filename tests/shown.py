@@ -107,8 +107,10 @@ def executed(names: tuple[str, ...], page: str, settings: tuple[tuple[str, str],
     """What programs of a page print, one after another in one process, because imports take longest."""
     environment = {k: v for k, v in os.environ.items() if k not in UNSET}
     texts = [(name, program(name, page)) for name in names]
-    run = (f"for name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
-           "    exec(text, {'__name__': '__main__'})")
+    # Registered as files, so that a program finds its own source.
+    run = (f"import linecache\nfor name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
+           "    linecache.cache[name] = len(text), None, text.splitlines(True), name\n"
+           "    exec(compile(text, name, 'exec'), {'__name__': '__main__'})")
     done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True,
                           check=False, env={**environment, **dict(settings)})
     if done.returncode:

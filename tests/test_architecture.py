@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("tuning",),
     ("torch_ops",),
-    ("nn", "api", "functional", "quantized"),
+    ("nn", "api", "functional", "quantized", "kernel"),
     ("graph", "distributed"),
     ("cli",),
     ("__main__", "__init__"),
@@ -130,7 +130,7 @@ def test_heavy_imports() -> None:
                     relative(path) == "simplify/linear.py" and not early), relative(path)
             if name.split(".")[0] in ("torch", "triton") and not (
                     layer_of(path) in ("torch_ops", "nn", "functional", "quantized", "graph",
-                                       "distributed")
+                                       "distributed", "kernel")
                     or relative(path) in TENSORS):
                 above = RANK[layer_of(path)] >= RANK["verify"]
                 assert above or relative(path) in LATE or not runs(path, name), (
@@ -197,7 +197,7 @@ def test_stages_are_named_in_one_tuple() -> None:
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
                        r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
 NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "disk_cache", "runtime", "report", "tuning", "standalone")
+           "target", "disk_cache", "runtime", "report", "tuning", "standalone", "kernel")
 
 
 @pytest.mark.parametrize("room", NEUTRAL)

@@ -15,8 +15,8 @@ from transconv.cli import finding, installation
 from transconv.cli.printable import one_line
 from transconv.errors import StageError, TransconvError
 
-VERBS = ("show", "report", "run", "check", "fuzz", "compile", "export", "matrix", "demo", "bisect", "tune",
-         "prepare", "cache", "words", "doctor")
+VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
+         "bisect", "tune", "prepare", "cache", "words", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:

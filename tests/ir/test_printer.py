@@ -30,6 +30,7 @@ def test_the_first_example() -> None:
     (ir.Const(True, ir.index), "True:index"), (ir.Load(T, A, ir.TRUE, -0.0), "load(t, a, fill=-0.0)"),
     (ir.Load(T, A, ir.TRUE, 1 / 3), "load(t, a, fill=0.3333333333333333)"),
     (ir.Spread(A * 2, (M,)), "spread(a * 2, over=[m[0:16]])"),
+    (ir.Renamed(A, (M,), (ir.Lane("n", 16, 1),)), "renamed(a, old=[m[0:16]], new=[n[0:16]])"),
     (ir.Call("max", (A,)), "call max(a)"), (ir.Call("f16", (A,)), "call f16(a)"),
     # Parentheses that only look like a pair around the whole are kept.
     (ir.Cast((A + B) * (A - B), ir.i64), "i64((a + b) * (a - b))"),

@@ -16,7 +16,7 @@ ACC, X = ir.Var("acc", f32), ir.Var("x", f32)
 HELD = ir.Const(3, ir.i32)  # as a tensor could hold it
 ZERO = ir.Const(0.0, f32)
 M, KK, N = ir.Lane("m", 16, 1), ir.Lane("kk", 8, 2), ir.Lane("n", 4, 3)
-COLUMN = ir.Lane("column", 8, 2, "N")
+ROW, COLUMN = ir.Lane("row", 16, 1), ir.Lane("column", 8, 2, "N")
 T = ir.Tensor("t", ("d",), (64,), ir.Layout.dense(f32, (64,)))
 OTHER = ir.Tensor("other", ("d",), (64,), ir.Layout.dense(f32, (64,)))
 DOT = ir.dot("ieee")
@@ -94,6 +94,11 @@ BREACHES = {
         kernel(ir.Let(X, ir.Call("sneeze", (ZERO,)))),
         kernel(ir.Let(X, ir.Call("fma", (ZERO, ZERO)))),
         kernel(ir.Let(X, ir.Reduce("median", M * ZERO, M))),
+    ],
+    "renamed-is-one-to-one": [
+        kernel(ir.Let(X, ir.Renamed(M * ZERO, (M,), (N,)))),
+        kernel(ir.Let(X, ir.Renamed(M * ZERO, (M, M), (M, ROW)))),
+        kernel(ir.Let(X, ir.Renamed(KK * COLUMN * ZERO, (KK,), (COLUMN,)))),
     ],
     "lanes-agree": [
         kernel(ir.store(T, 0, M * ZERO)), kernel(ir.store(T, M, ZERO, M * 4 + N < 9)),

@@ -38,6 +38,7 @@ from transconv.ir import (
     Not,
     Or,
     Reduce,
+    Renamed,
     Select,
     Shl,
     Shr,
@@ -242,6 +243,14 @@ class ExprSpeller:
             return self.spell(e.x)
         shape = ", ".join(str(x.extent) for x in e.lanes)
         return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
+
+    def spell_Renamed(self, e: Renamed) -> tuple[str, int]:
+        """The same text, unless the new lanes come in another order."""
+        before = self.lanes(e.x)
+        order = [before.index(x) for lane in self.lanes(e) for x in before if e.of(x) is lane]
+        if order == sorted(order):
+            return self.spell(e.x)
+        return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
         lanes = self.lanes(e)

@@ -33,6 +33,7 @@ from transconv.ir import (
     Piece,
     Put,
     Reduce,
+    Renamed,
     Send,
     Seq,
     Spread,
@@ -73,7 +74,7 @@ class TlEmitter(ExprSpeller):
         if s.programs:
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
             how = f"num_stages={s.stages}" if s.stages else "flatten=True"
-            dealt = f"{start}, {s.stop}, {s.programs}, {how}"
+            dealt = f"{start}, {self.end(s)}, {s.programs}, {how}"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
@@ -213,7 +214,7 @@ def spelled_lanes(root: Stmt) -> list[Lane]:
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
         elif isinstance(at, (Piece, Put)):
             stack += [at.value] if isinstance(at, Put) else []
-        elif isinstance(at, (Alloc, Spread, Reduce)):  # their lanes are shapes
+        elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
             stack += [at.init if isinstance(at, Alloc) else at.x]
         else:
             stack += at.children()

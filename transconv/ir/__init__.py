@@ -122,7 +122,7 @@ from transconv.ir.terms import (
     select,
     sum_of,
 )
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 from transconv.ir.values import Values, value_at, values_of
 from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
@@ -135,6 +135,7 @@ from transconv.ir.visit import (
     lanes_of,
     rewrite,
     substitute,
+    updated,
     walk,
 )
 
@@ -150,13 +151,14 @@ __all__ = [
     "If", "InterpError", "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le",
     "Let", "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
     "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Select", "Seq", "Shl", "Size", "Sizes", "Shr",
-    "Spread", "Stmt", "Store",
+    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
+    "Shr", "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts", "divided", "dot",
+    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts",
+    "divided", "dot",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
     "substitute",
-    "sum_of", "tf32", "text_of", "type_named", "u8", "value_at", "values_of", "verify", "walk",
+    "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
 ]

@@ -19,7 +19,7 @@ from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.sites import Site, title
 from transconv.ir.tensor import Tensor
-from transconv.ir.tile_expr import Reduce
+from transconv.ir.tile_expr import Reduce, Renamed
 
 
 def expression_holds_no_statement(site: Site) -> Iterator[str]:
@@ -142,6 +142,17 @@ def lanes_agree(site: Site) -> Iterator[str]:
                     yield f"only one of a and b has the lanes {_names(lone)}, and acc lacks them"
 
 
+def renamed_is_one_to_one(site: Site) -> Iterator[str]:
+    """Lanes are renamed to others of the same extent, and no two of a value become one."""
+    for e in site.find(Renamed):
+        if [x.extent for x in e.old] != [x.extent for x in e.new]:
+            yield f"`{e}` renames lanes to others of another extent"
+        elif len(set(e.old)) < len(e.old) or len(set(e.new)) < len(e.new):
+            yield f"`{e}` names a lane twice"
+        elif twice := (site.lanes_of(e.x) - set(e.old)) & set(e.new):
+            yield f"`{e}` renames a lane to {_names(twice)}, which the value has already"
+
+
 def _names(lanes: set[ex.Lane]) -> str:
     return ", ".join(sorted(lane.name for lane in lanes))
 
@@ -195,7 +206,8 @@ def loop_is_simple(site: Site) -> Iterator[str]:
     loop = site.stmt
     if type(loop.stop) is not int or loop.stop < 0:
         yield f"the end {loop.stop!r} is not a count"
-    sized = loop.kind in ("parallel", "grid") and loop.until is not None and site.is_of_sizes(loop.until)
+    sized = (loop.kind in ("parallel", "grid", "dealt") and loop.until is not None
+             and site.is_of_sizes(loop.until))
     if loop.until is not None and loop.kind != "serial" and not sized:
         yield f"a {loop.kind} loop cannot end earlier than it says"
     if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):

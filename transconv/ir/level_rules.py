@@ -19,7 +19,7 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.sites import Site, alone, statements, title
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "fence", "send_wait")
 STEPS = (xp.Fetch, xp.Put, xp.Send)
@@ -30,7 +30,7 @@ STEPS = (xp.Fetch, xp.Put, xp.Send)
 
 def values_are_scalars(site: Site) -> Iterator[str]:
     """No value has lanes yet."""
-    for kind in (ex.Lane, Reduce, Spread):
+    for kind in (ex.Lane, Reduce, Renamed, Spread):
         yield from (f"`{e}` speaks of lanes" for e in site.find(kind))
     if isinstance(site.stmt, st.Alloc) and site.stmt.lanes:
         yield f"{site.stmt.var.name} has lanes"
@@ -168,10 +168,10 @@ def shapes_are_ordered(site: Site) -> Iterator[str]:
 
 
 def products_are_of_names(site: Site) -> Iterator[str]:
-    """The operands of a product are variables, or Spreads of variables."""
+    """The operands of a product are variables, or variables along other lanes."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
         for arg in site.stmt.args[1:]:
-            value = arg.x if isinstance(arg, Spread) else arg
+            value = arg.x if isinstance(arg, (Renamed, Spread)) else arg
             if not isinstance(value, ex.Var):
                 yield f"`{arg}` is multiplied; expected a name"
 

@@ -18,7 +18,7 @@ from transconv.ir.header import Header, axis_and_kind, tensor_line
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 INFIX = {
     ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.Div: "/", ex.FloorDiv: "//", ex.Mod: "%",
@@ -27,7 +27,7 @@ INFIX = {
 }
 PREFIX = {ex.Neg: "-", ex.Not: "~"}
 LITERAL = {bool: boolean, int: index, float: f32}  # the types of literals that are printed without one
-FORMS = ("select", "min", "max", "load", "box_load", "spread")
+FORMS = ("select", "min", "max", "load", "box_load", "spread", "renamed")
 
 
 class ExprPrinter:
@@ -109,6 +109,10 @@ class ExprPrinter:
 
     def text_Spread(self, e: Spread) -> str:
         return f"spread({_bare(self.text(e.x))}, over=[{self.several(e.lanes)}])"
+
+    def text_Renamed(self, e: Renamed) -> str:
+        x = _bare(self.text(e.x))
+        return f"renamed({x}, old=[{self.several(e.old)}], new=[{self.several(e.new)}])"
 
     def text_Reduce(self, e: Reduce) -> str:
         return f"{e.op}({_bare(self.text(e.x))}, over={self.text(e.lane)})"

@@ -1,4 +1,4 @@
-"""Expressions that remove or add lanes of a tile."""
+"""Expressions that remove, add or rename lanes of a tile."""
 
 from __future__ import annotations
 
@@ -30,3 +30,21 @@ class Spread(Expr):
     @property
     def dtype(self) -> DType:
         return self.x.dtype
+
+
+@node
+class Renamed(Expr):
+    """``x`` along other lanes: what varies along ``old[i]`` varies along ``new[i]``, of the same extent.
+    Lanes of ``x`` that are not in ``old`` stay. All change at once, so that two lanes can be exchanged."""
+
+    x: Expr
+    old: tuple[Lane, ...]
+    new: tuple[Lane, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+    def of(self, lane: Lane) -> Lane:
+        """What becomes of a lane of ``x``."""
+        return dict(zip(self.old, self.new, strict=True)).get(lane, lane)

@@ -32,8 +32,9 @@ Rule = Callable[[Site], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     binding.var_bound_before_use, binding.var_bound_once, binding.update_only_allocated,
     form.mask_is_boolean, form.offset_is_index, form.index_is_apart, binding.tensor_is_parameter,
-    form.known_function, form.lanes_agree, form.lane_is_power_of_two, form.side_is_known,
-    form.loop_is_simple, form.one_grid, form.origin_is_read, binding.workspace_is_of_a_tensor,
+    form.known_function, form.lanes_agree, form.renamed_is_one_to_one, form.lane_is_power_of_two,
+    form.side_is_known, form.loop_is_simple,
+    form.one_grid, form.origin_is_read, binding.workspace_is_of_a_tensor,
     binding.names_are_identifiers, binding.ring_is_reserved, form.piece_fits_its_box,
 )
 TILED: tuple[Rule, ...] = (form.load_only_in_let, level_of.kernel_is_a_grid, level_of.axes_are_tiled)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_names
-from transconv.ir.stmt import Alloc, For, Let, Seq, Stmt, seq
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 T = TypeVar("T", bound=Node)
 
@@ -123,6 +123,9 @@ class _Substitute(ExprMutator):
     def mutate_Spread(self, at: Spread) -> Expr:
         return Spread(self.mutate(at.x), at.lanes)
 
+    def mutate_Renamed(self, at: Renamed) -> Expr:
+        return Renamed(self.mutate(at.x), at.old, at.new)
+
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:
     """Replace expressions (usually variables) by others throughout a tree."""
@@ -180,12 +183,13 @@ def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tu
 
 
 def _own_lanes(e: Node) -> frozenset[Lane] | None:
-    """The lanes that an expression mentions; None if it has a Reduce, whose result lacks a lane."""
+    """The lanes that an expression mentions; None if it has a Reduce or a Renamed, whose result has other
+    lanes than what is inside."""
     try:
         return e._own_lanes
     except AttributeError:
         found: frozenset[Lane] | None
-        if isinstance(e, Reduce):
+        if isinstance(e, (Reduce, Renamed)):
             found = None
         elif isinstance(e, Lane):
             found = frozenset((e,))
@@ -203,9 +207,25 @@ _NO_LANES: frozenset[Lane] = frozenset()
 def _lanes_below_reductions(e: Node, scope: Mapping[Var, tuple[Lane, ...]]) -> frozenset[Lane]:
     if isinstance(e, Reduce):
         return frozenset(lanes_of(e.x, scope)) - {e.lane}
+    if isinstance(e, Renamed):
+        return frozenset(map(e.of, lanes_of(e.x, scope)))
     return _NO_LANES.union(*[lanes_of(c, scope) for c in e.children() if isinstance(c, Expr)])
 
 
 def bound_vars(root: Node) -> list[Var]:
     """The variables that the lets, allocations and loops of a tree bind, in order."""
     return [n.var for n in walk(root) if isinstance(n, (Let, Alloc, For))]
+
+
+def updated(root: Stmt) -> frozenset[Var]:
+    """The variables that a tree assigns or adds products to: what mentions one has another value then."""
+    found: set[Var] = set()
+    stack: list[Stmt] = [root]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Update):
+            found.add(at.var)
+        elif isinstance(at, FuncCall) and at.func.multiplies and isinstance(at.args[0], Var):
+            found.add(at.args[0])
+        stack += [c for c in at.children() if isinstance(c, Stmt)]
+    return frozenset(found)

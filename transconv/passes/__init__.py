@@ -12,6 +12,7 @@ from transconv.passes.pipeline import (
     SCHEDULE,
     STAGES,
     TOGETHER,
+    finish,
     forms,
     leave,
     levels,
@@ -26,6 +27,6 @@ from transconv.passes.stage import Context, Form, Pass, Stage
 
 __all__ = [
     "Context", "EMIT", "Form", "NAIVE", "PIPELINE", "PROBLEM", "Pass", "SCHEDULE", "STAGES", "Stage",
-    "TOGETHER", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages", "together",
-    "unregister",
+    "TOGETHER", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages",
+    "together", "unregister",
 ]

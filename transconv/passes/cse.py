@@ -34,8 +34,10 @@ from transconv.ir import (
     Var,
     bound_vars,
     find,
+    free_vars,
     seq,
     substitute,
+    updated,
 )
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
@@ -68,6 +70,7 @@ class _Cse(Mutator):
                 made.append(Let(var, substitute(e, self.known)))
                 self.known[e] = var
             made.append(self.mutate(s))  # type: ignore[arg-type]
+            self.forget(s)
         self.known = before
         result = seq(*made)
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
@@ -98,9 +101,16 @@ class _Cse(Mutator):
 
     def mutate_For(self, loop: For) -> Stmt | None:
         before = dict(self.known)
+        self.forget(loop)
         made = self.generic(loop)
         self.known = before
         return made  # type: ignore[no-any-return]
+
+    def forget(self, s: Stmt) -> None:
+        """Drop the values that mention what a statement assigns: they have another value behind it."""
+        if changed := updated(s):
+            self.known = {e: name for e, name in self.known.items()
+                          if not isinstance(e, Expr) or not free_vars(e) & changed}
 
     def repeated(self, at: Seq) -> list[Expr]:
         """Divisions that more than one statement of the sequence contains and that no let names."""

@@ -46,6 +46,7 @@ from transconv.ir import (
     statements,
     substitute,
     sum_of,
+    updated,
 )
 
 
@@ -136,7 +137,7 @@ class _Loop:
     def __init__(self, owner: _Hoist, var: Var, body: Stmt) -> None:
         self.owner = owner
         self.changing = {var, *bound_vars(body)}
-        self.changing |= {s.var for s in find(body, Update)}
+        self.changing |= updated(body)
         self.outside: list[Stmt] = []
         self.moved: dict[tuple[str, Expr], Var] = {}
 

@@ -23,6 +23,7 @@ from transconv.ir import (
     Var,
     free_vars,
     substitute,
+    updated,
     walk,
 )
 
@@ -31,7 +32,7 @@ def optimise_lets(kernel: Kernel) -> Kernel:
     """Remove unused lets and inline those that only rename a variable, a constant or a lane."""
     while True:
         uses = Counter(v for v in _mentions(kernel))
-        made = _Lets(uses).mutate(kernel)
+        made = _Lets(uses, _held(kernel)).mutate(kernel)
         assert isinstance(made, Kernel)
         if made is kernel:
             return kernel
@@ -56,9 +57,28 @@ def _mentions(kernel: Kernel) -> list[Var]:
     return found
 
 
+def _held(kernel: Kernel) -> frozenset[Var]:
+    """The names of allocated variables that change while the name may still be read: it holds the value
+    from before."""
+    held: set[Var] = set()
+
+    def visit(s: Stmt, names: dict[Var, Var]) -> None:
+        """``names``: those bound so far, each with the variable that it names."""
+        inner = dict(names)
+        for part in (c for c in s.children() if isinstance(c, Stmt)):
+            visit(part, inner)
+            if isinstance(part, Let) and isinstance(part.value, Var):
+                inner[part.var] = part.value
+            else:
+                held.update(name for name, var in inner.items() if var in updated(part))
+
+    visit(kernel, {})
+    return frozenset(held)
+
+
 class _Lets(Mutator):
-    def __init__(self, uses: Counter[Var]) -> None:
-        self.uses = uses
+    def __init__(self, uses: Counter[Var], held: frozenset[Var]) -> None:
+        self.uses, self.held = uses, held
         self.values: dict[Node, Expr] = {}
 
     def mutate(self, at: Node) -> Node | None:
@@ -68,7 +88,8 @@ class _Lets(Mutator):
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.values)
-        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype
+        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype and (
+            let.var not in self.held)
         if simple:
             self.values[let.var] = value
             return None

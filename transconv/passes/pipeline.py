@@ -45,11 +45,13 @@ STAGES: tuple[Stage, ...] = (
     Form("packing", "tensors are seen through their copies", lambda s: s.main),
     Stage("naive", "the loop nest of the computation", takes="compute", level="nest"),
     Pass("gridwise", "axes become grid x loop x tile",
-         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False, level="tiles"),
+         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False, level="tiles",
+         scheduled=True),
     Pass("blockwise", "boxes, and how the parts of a split sum meet",
-         lambda k, c: blockwise.blockwise(k, c.schedule, c.compute), optional=False),
+         lambda k, c: blockwise.blockwise(k, c.schedule, c.compute), optional=False, scheduled=True),
     Pass("lanewise", "tiles become vectors, products become calls",
-         lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes"),
+         lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes",
+         scheduled=True),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
     Pass("reuse", "what is loaded twice is loaded once", lambda k, c: reuse.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks",
@@ -60,11 +62,11 @@ STAGES: tuple[Stage, ...] = (
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
-         lambda k, c: widen.widen(k, c.schedule, c.compute)),
+         lambda k, c: widen.widen(k, c.schedule, c.compute), scheduled=True),
     Pass("final", "what the target spells differently",
          lambda k, c: final.final(k, c.target.upcast16), optional=False),
     Pass("roles", "shared memory, barriers and the roles of warps",
-         lambda k, c: roles.roles(k, c.schedule), optional=False, level="explicit"),
+         lambda k, c: roles.roles(k, c.schedule), optional=False, level="explicit", scheduled=True),
     Stage("together", "all stride phases in one launch"),
     Stage("emit", "the kernel in Triton", gives="text"),
 )
@@ -174,6 +176,29 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
         made.append((step.name, kernel))
     _trace(context.whole, made, spent)
     return made
+
+
+def finish(kernel: Kernel, target: Target,
+           switches: Mapping[str, bool] | None = None) -> list[tuple[str, Kernel]]:
+    """The stages of a kernel that was written by hand, at the level of lanes: as it is, then
+    after each pass that needs no schedule. It is verified before, at the end, and with
+    TRANSCONV_VERIFY=1 after each pass; raises VerifyError."""
+    context, runs, level = Context(None, chip=target), running(switches), levels()
+    verify(kernel, WRITTEN, "the source")
+    made = [("written", kernel)]
+    steps = passes()
+    first = next(i for i, p in enumerate(steps) if p.level == WRITTEN)
+    for step in (p for p in steps[first:] if not p.scheduled):
+        if runs[step.name]:
+            kernel = step.run(kernel, context)
+            if knobs.verify():
+                verify(kernel, level[step.name], step.name)
+        made.append((step.name, kernel))
+    verify(kernel, WRITTEN, made[-1][0])
+    return made
+
+
+WRITTEN = "lanes"  # the level of kernels that are written by hand
 
 
 def _trace(whole: Scheduled, made: list[tuple[str, Kernel]], seconds: dict[str, float]) -> None:

@@ -14,10 +14,18 @@ from transconv.target import Target
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a pass may use: the computation, the schedule, the target, and the precision of f32
-    products."""
+    products. ``scheduled``: None for a kernel that was written by hand, for which passes that ask for a
+    computation or a schedule do not run; ``chip``: its target."""
 
-    whole: Scheduled
+    scheduled: Scheduled | None
     precision: str = "tf32"
+    chip: Target | None = None
+
+    @property
+    def whole(self) -> Scheduled:
+        """The computation with its schedule."""
+        assert self.scheduled is not None, "a kernel that was written by hand has no schedule"
+        return self.scheduled
 
     @property
     def compute(self) -> Compute:
@@ -32,7 +40,7 @@ class Context:
     @property
     def target(self) -> Target:
         """The chip."""
-        return self.whole.target
+        return self.chip or self.whole.target
 
     @property
     def dot_precision(self) -> str:
@@ -67,8 +75,10 @@ class Form(Stage):
 @dataclass(frozen=True, slots=True)
 class Pass(Stage):
     """A function ``run`` from kernel to kernel. Without an ``optional`` pass the kernel is still correct.
-    ``default``: whether an optional pass runs unless TRANSCONV_PASSES says otherwise."""
+    ``default``: whether an optional pass runs unless TRANSCONV_PASSES says otherwise. ``scheduled``: it
+    asks for the computation or the schedule."""
 
     run: Callable[[Kernel, Context], Kernel]
     optional: bool = True
     default: bool = True
+    scheduled: bool = False

@@ -21,7 +21,7 @@ from transconv.ir.interp.memory import Array, Memory
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.rounding import convert
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
     ex.Add: np.add, ex.Sub: np.subtract, ex.Mul: np.multiply, ex.Div: np.true_divide,
@@ -229,6 +229,16 @@ class Evaluator:
             raise Fault(f"the reduction {e.op} is not known")
         whole = {"dtype": x.dtype} if e.op in ("sum", "prod") else {}
         return np.asarray(REDUCERS[e.op].numpy(x, axis, keepdims=True, **whole))
+
+    def _Renamed(self, e: Renamed) -> Array:
+        value = self.value(e.x)
+        where = {self.axes[a]: self.axes[b] for a, b in zip(e.old, e.new, strict=True)}
+        # An axis that only receives comes from one that only gives, along which nothing varies afterwards.
+        gives = [a for a in where if a not in where.values()]
+        receives = [b for b in where.values() if b not in where]
+        where |= dict(zip(receives, gives, strict=True))
+        return value.transpose([next((a for a, b in where.items() if b == i), i)
+                                for i in range(value.ndim)])
 
     def _Load(self, e: ac.Load) -> Array:
         data = self.memory.buffers.get(e.tensor.name)

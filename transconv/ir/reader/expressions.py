@@ -16,7 +16,7 @@ from transconv.ir.printer import INFIX, LITERAL
 from transconv.ir.reader.words import NAME, NUMBER, Words
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.tensor import Tensor
-from transconv.ir.tile_expr import Reduce, Spread
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 OPERATIONS = {sign: node for node, sign in INFIX.items()}
 LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
@@ -193,13 +193,21 @@ class Expressions:
 
     def form_spread(self) -> ex.Expr:
         x = self.expression()
-        self.words.expect(",", "over", "=", "[")
+        return Spread(x, self.lanes("over"))
+
+    def form_renamed(self) -> ex.Expr:
+        x = self.expression()
+        return Renamed(x, self.lanes("old"), self.lanes("new"))
+
+    def lanes(self, word: str) -> tuple[ex.Lane, ...]:
+        """``, word=[a[0:8], b[0:4]]``"""
+        self.words.expect(",", word, "=", "[")
         lanes: list[ex.Lane] = []
         while not self.words.accept("]"):
             if lanes:
                 self.words.expect(",")
             lanes.append(self.one_lane())
-        return Spread(x, tuple(lanes))
+        return tuple(lanes)
 
     def one_lane(self) -> ex.Lane:
         found = self.expression()

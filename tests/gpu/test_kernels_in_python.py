@@ -1,0 +1,47 @@
+"""Kernels written in Python on a GPU: the cases of tests/kernel, and products by the matrix unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernel.cases import CASES, Case, product
+from transconv.kernel import Group, kernel
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_case(case: Case) -> None:
+    given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
+    case.kernel(case.group, *given)
+    wanted = case.expected(*(a.copy() if isinstance(a, np.ndarray) else a for a in case.arguments))
+    for at, before in enumerate(case.arguments):
+        if isinstance(before, np.ndarray):
+            value = np.asarray(wanted.get(at, before), np.float64)
+            np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
+                                       rtol=4 * case.within, atol=4 * case.within)
+
+
+@kernel(precision="tf32")
+def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
+    i, j = group.work_offset()
+    acc = 0.0
+    for k in range(0, A.shape[1], 32):
+        acc += group.load(A[i:, k:], shape=(group.shape[0], 32)) @ group.load(
+            B[k:, j:], shape=(32, group.shape[1]))
+    group.store(C[i:, j:], acc)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "tf32"])
+def test_products(kind: str) -> None:
+    dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
+    a, b = torch.randn(200, 333, device="cuda", dtype=dtype), torch.randn(333, 150, device="cuda", dtype=dtype)
+    c = torch.zeros(200, 150, device="cuda")
+    function = rounded if kind == "tf32" else product
+    function(Group((200, 150), (64, 64)), a, b, c)
+    torch.testing.assert_close(c, (a.double() @ b.double()).float(), rtol=1e-2 if kind == "tf32" else 1e-4,
+                               atol=5e-2 if kind == "tf32" else 1e-3)

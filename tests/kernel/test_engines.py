@@ -1,0 +1,53 @@
+"""Kernels in Triton's interpreter and in the interpreter of the IR, beside NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernel.cases import CASES, Case
+from transconv.ir import Kernel, Memory, run
+
+by_name = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def copies(case: Case) -> list[Any]:
+    return [a.copy() if isinstance(a, np.ndarray) else a for a in case.arguments]
+
+
+def check(case: Case, got: list[Any]) -> None:
+    wanted = case.expected(*copies(case))
+    for at, value in wanted.items():
+        np.testing.assert_allclose(np.asarray(got[at], np.float64), np.asarray(value, np.float64),
+                                   rtol=case.within, atol=case.within, err_msg=f"argument {at}")
+    for at, before in enumerate(case.arguments):
+        if at not in wanted and isinstance(before, np.ndarray):
+            np.testing.assert_array_equal(got[at], before, err_msg=f"argument {at} was written")
+
+
+@by_name
+def test_in_tritons_interpreter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    given = copies(case)
+    case.kernel(case.group, *given)
+    check(case, given)
+
+
+def interpreted(case: Case, kernel: Kernel) -> list[Any]:
+    given = copies(case)
+    names = case.kernel.source.parameters[1:]
+    values = dict(zip(names, given, strict=True))
+    buffers = {t.name: np.array(values[t.name], t.dtype.numpy).reshape(-1) for t in kernel.params}
+    run(kernel, Memory(buffers))
+    return [buffers[n].reshape(v.shape) if isinstance(v, np.ndarray) else v for n, v in values.items()]
+
+
+@by_name
+def test_as_written_and_after_all_passes(case: Case) -> None:
+    """The interpreter of the IR also checks that nothing outside of an array is touched."""
+    low = case.kernel.lower(case.group, *copies(case), target="sm_90")
+    for _, kernel in (low.stages[0], low.stages[-1]):
+        check(case, interpreted(case, kernel))
+        assert Kernel.parse(str(kernel)) is kernel

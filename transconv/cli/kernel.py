@@ -1,0 +1,110 @@
+"""``kernel``: a kernel written in Python, shown at every stage or compiled for a chip without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from transconv.backend_triton import CompileFailure, Job, compile_offline
+from transconv.cli import options, ranges
+from transconv.cli.compile import TEXTS, table
+from transconv.errors import KernelError
+from transconv.ir import type_named
+from transconv.kernel import Group, KernelFunction
+from transconv.target import Target, detect
+
+ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\]")
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "kernel", "show or compile a kernel that is written in Python",
+        "Prints how a kernel is launched for given arguments, and its Triton text or another stage.\n"
+        "With --compile also registers, spills and shared memory, without a GPU.",
+        ("kernel docs/examples/softmax_kernel.py:softmax --group 64 --shape 1 "
+         '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',), run)
+    made.add_argument("kernel", metavar="FILE:NAME", help="a Python file and the name of a kernel in it")
+    made.add_argument("--group", required=True, metavar="SIZES", help="the work: 64 or 64x1000")
+    made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
+    made.add_argument("--args", nargs="*", default=[], metavar="ARG",
+                      help="the arguments after the group: arrays as f32[64,1000], numbers")
+    made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this machine's")
+    made.add_argument("--stage", default="", metavar="STAGE",
+                      help="print this stage alone: written, the name of a pass, or emit")
+    made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
+    made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
+                      help=f"with --compile, print this form too: {', '.join(TEXTS)}")
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
+                      help="seconds to compile (default: 120)")
+
+
+def run(words: argparse.Namespace) -> int:
+    target = Target.parse(words.target) if words.target else detect()
+    function = named(words.kernel)
+    group = Group(sizes("--group", words.group), sizes("--shape", words.shape) if words.shape else None)
+    given = [argument(text) for text in words.args]
+    low = function.lower(group, *given, target=target)
+    if words.stage:
+        print(low.stage(words.stage))
+    else:
+        print(f"{function.explain(group, *given, target=target)}\n\n{low.source}")
+    if not words.compile:
+        return 0
+    params = tuple((t.dtype.name, ()) for t in low.kernel.params)
+    job = Job(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
+              target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else ())
+    (answer,) = compile_offline([job], words.timeout)
+    print(table([answer]))
+    if isinstance(answer, CompileFailure):
+        print(answer.log)
+        return 1
+    print("".join(f"\n{text}" for text in answer.texts.values()), end="")
+    return 0
+
+
+def named(text: str) -> KernelFunction:
+    """The kernel FILE:NAME. Raises KernelError."""
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise KernelError(f"{text!r} names no file; expected FILE:NAME")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not isinstance(found, KernelFunction):
+        known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
+        raise KernelError(f"{name!r} is no kernel of {file}; it has: {' '.join(known) or 'none'}")
+    return found
+
+
+def sizes(option: str, text: str) -> tuple[int, ...]:
+    """Sizes such as 64 or 64x1000. Raises KernelError."""
+    parts = text.split("x")
+    if not all(p.isdigit() for p in parts):
+        raise KernelError(f"{option} {text!r}; expected sizes such as 64 or 64x1000")
+    return tuple(map(int, parts))
+
+
+def argument(text: str) -> Any:
+    """An array without memory, or a number. Raises KernelError."""
+    if found := ARRAY.fullmatch(text.strip()):
+        import torch
+
+        try:
+            kind = getattr(torch, type_named(found[1]).torch)
+        except (KeyError, AttributeError):
+            raise KernelError(f"{text!r} has an unknown type; expected f32, f16, bf16, i32, ...") from None
+        return torch.empty([int(n) for n in found[2].split(",")], dtype=kind, device="meta")
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, (bool, int, float)):
+        raise KernelError(f"{text!r} is no argument; expected an array such as f32[64,1000], or a number")
+    return value

@@ -1,0 +1,234 @@
+"""Arrays of a call: slicing by NumPy's rules, loads and stores with bounds.
+
+A slice does not read. ``load`` makes a tile of the wanted shape, in which elements outside of the slice
+are inactive; ``store`` writes active elements that are inside of the destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transconv.ir import (
+    FALSE,
+    ZERO,
+    Const,
+    Expr,
+    Load,
+    Max,
+    Min,
+    Store,
+    Tensor,
+    all_of,
+    as_expr,
+    index,
+    select,
+)
+from transconv.kernel.building import Building
+from transconv.kernel.elementwise import position
+from transconv.kernel.functions import cast
+from transconv.kernel.lanes import Shape, broadcast, ends, lanes_along
+from transconv.kernel.masks import joined
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
+from transconv.simplify import simplify
+
+
+def whole(tensor: Tensor) -> ArrayView:
+    """An array of the call."""
+    return ArrayView(tensor, tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(tensor.shape)))
+
+
+def size_along(along: Along | None) -> Expr:
+    """The size of a dimension."""
+    if along is None:
+        return as_expr(1)
+    reach = along.stop - along.start
+    return simplify(reach if along.step == 1 else (reach + (along.step - 1)) // along.step)
+
+
+def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
+    """The sizes of a view: numbers, or tiles where they are known at run time only."""
+    found: list[Any] = []
+    for along in view.along:
+        size = simplify(Max(size_along(along), ZERO), b.facts)
+        found.append(int(size.value) if isinstance(size, Const) else Tile((), size))
+    return tuple(found)
+
+
+# -- slicing ---------------------------------------------------------------------------------------
+
+
+def sliced(b: Building, view: ArrayView, items: Sequence[Any]) -> ArrayView:
+    """``view[items]`` for slices, whole numbers, None and an ellipsis."""
+    items = _filled(items, view.ndim)
+    made: list[Along | None] = []
+    at, masks, rest = dict(view.at), [view.mask], list(view.along)
+    for item in items:
+        if item is None:
+            made.append(None)
+            continue
+        along = rest.pop(0)
+        if isinstance(item, slice):
+            made.append(_part(b, along, item))
+        elif along is None:
+            if item != 0:
+                raise Refusal(f"index {item} in a dimension of one element", "0")
+        else:
+            at[along.dim], mask = _element(b, along, item)
+            masks.append(mask)
+    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks))
+
+
+def _filled(items: Sequence[Any], ndim: int) -> list[Any]:
+    """The items with slices in place of an ellipsis."""
+    used = sum(x is not None and x is not Ellipsis for x in items)
+    if used > ndim:
+        raise Refusal(f"{used} indices of an array of {ndim} dimensions", f"up to {ndim}")
+    found: list[Any] = []
+    for x in items:
+        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
+    return found
+
+
+def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
+    """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
+    size, place = size_along(along), position(item)
+    if isinstance(place, Const) and isinstance(size, Const):
+        if not -size.value <= place.value < size.value:
+            raise Refusal(f"index {item} in a dimension of {size.value} elements",
+                          f"{-size.value} to {size.value - 1}")
+    there: list[Expr] = [place < size]
+    if not b.is_positive(place):
+        there.append(place >= -size)
+        place = simplify(select(place < 0, place + size, place), b.facts)
+    start = along.start + place * along.step if along.step != 1 else along.start + place
+    return simplify(start, b.facts), b.proved(tuple(there))
+
+
+def _part(b: Building, along: Along | None, item: slice) -> Along | None:
+    """A slice of a dimension."""
+    if item == slice(None):
+        return along
+    if along is None:
+        raise Refusal("a slice of a dimension of one element that None made", "`:`")
+    step = 1 if item.step is None else item.step
+    if not isinstance(step, int) or step < 1:
+        raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
+    size = size_along(along)
+    start = ZERO if item.start is None else _bound(b, item.start, size)
+    stop = size if item.stop is None else _bound(b, item.stop, size)
+    if along.step != 1:
+        first, last = along.start + start * along.step, along.start + stop * along.step
+    else:
+        first, last = _plus(along.start, start), _plus(along.start, stop)
+    last = simplify(Min(last, along.stop), b.facts)
+    return Along(along.dim, simplify(first, b.facts), last, along.step * step)
+
+
+def _plus(a: Expr, b: Expr) -> Expr:
+    return b if a is ZERO else a if b is ZERO else a + b
+
+
+def _bound(b: Building, item: Any, size: Expr) -> Expr:
+    """A bound of a slice. Negative ones count from the end, as in NumPy."""
+    at = position(item, "a bound of a slice")
+    if b.is_positive(at):
+        return at
+    return simplify(select(at < 0, Max(at + size, ZERO), at), b.facts)
+
+
+# -- access ----------------------------------------------------------------------------------------
+
+
+def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
+    """The offsets of a tile's elements, and where these exist."""
+    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
+    inside: list[Expr] = [*view.mask, *ends(shape)]
+    for along, lane in zip(view.along, lanes_along(shape), strict=True):
+        if along is None:
+            inside += [] if lane is None else [lane < 1]
+            continue
+        place = along.start
+        if lane is not None:
+            far = lane if along.step == 1 else lane * along.step
+            place = far if place is ZERO else place + far
+        coords[along.dim] = place
+        inside += [place < stop for stop in _stops(along.stop)]
+    return view.tensor.offset_of(coords), b.proved(tuple(inside))
+
+
+def _stops(stop: Expr) -> list[Expr]:
+    return [*_stops(stop.a), *_stops(stop.b)] if isinstance(stop, Min) else [stop]
+
+
+def default(view: ArrayView) -> str:
+    """A name for what is loaded and gets no name of its own."""
+    return f"{view.tensor.name}_tile".lower()
+
+
+def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False) -> Tile:
+    """The elements of a view as a tile of a shape, by default its own."""
+    shape = static_shape(b, view) if shape is None else shape
+    if len(shape) != view.ndim:
+        raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
+                      f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
+    offset, inside = _accessed(b, view, shape)
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside)))
+    b.zero_unless[value] = frozenset(inside)
+    out = {*ends(shape)}
+    return Tile(shape, value, tuple(m for m in inside if m not in out), vector)
+
+
+def static_shape(b: Building, view: ArrayView) -> Shape:
+    """The sizes of a view, all of which have to be known."""
+    found = sizes(b, view)
+    if any(not isinstance(n, int) for n in found):
+        raise Refusal("an array whose size is known at run time only, without a shape", "shape=(...)",
+                      "group.load(X[i:], shape=(16, X.shape[1]))")
+    return found
+
+
+def store(b: Building, view: ArrayView, value: Any) -> None:
+    """Write the active elements of a value that are inside of a view."""
+    tile = tile_of(value)
+    if len(tile.shape) != view.ndim:
+        fits = "a value of as many dimensions"
+        raise Refusal(f"{tile} stored to {view}", fits, "group.store(Y[i:], y)")
+    offset, inside = _accessed(b, view, tile.shape)
+    out = b.proved(joined(inside, tile.mask))
+    if FALSE in out:
+        return  # nothing is active
+    b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(out)))
+
+
+def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> Tile:
+    """``view[items]`` where tiles are indices: the elements at these places, one for each of the tiles'
+    elements; inactive where a place is outside of the array."""
+    items = _filled(items, view.ndim)
+    if any(isinstance(x, slice) or x is None for x in items):
+        raise Refusal("a slice beside a tile as an index", "an index for each dimension", "X[i, j]")
+    tiles = [tile_of(x) for x in items]
+    shape = broadcast(*(t.shape for t in tiles))
+    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
+    masks: list[Mask] = [view.mask]
+    for along, tile in zip(view.along, tiles, strict=True):
+        if not tile.dtype.is_integer:
+            raise Refusal(f"{tile} as an index", "whole numbers")
+        place = cast(tile.expr, index)
+        if along is None:
+            raise Refusal("an index of a dimension that None made", "dimensions of the array")
+        coords[along.dim] = along.start + (place * along.step if along.step != 1 else place)
+        masks.append((*tile.mask, place >= 0, place < size_along(along)))
+    inside = b.proved(joined(*masks))
+    lanes = ends(shape)
+    offset = view.tensor.offset_of(coords)
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(inside, lanes))))
+    return Tile(shape, value, inside)
+
+
+def element(b: Building, view: ArrayView, stem: str) -> Tile:
+    """The element of a view without dimensions."""
+    offset = view.tensor.offset_of([view.at[d] for d in range(len(view.tensor.shape))])
+    return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
+

@@ -1,0 +1,247 @@
+"""Loops and branches: those that Python decides are written out, the others run at run time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from transconv.ir import (
+    ONE,
+    ZERO,
+    Const,
+    Expr,
+    For,
+    If,
+    Not,
+    Stmt,
+    Var,
+    bound_vars,
+    eq,
+    free_vars,
+    seq,
+)
+from transconv.kernel.calls import is_static
+from transconv.kernel.carried import (
+    Again,
+    Carried,
+    Plan,
+    afterwards,
+    assigned_names,
+    at_iteration,
+    begun,
+    fitted,
+    masked,
+    plan_of,
+)
+from transconv.kernel.elementwise import position
+from transconv.kernel.expressions import Expressions
+from transconv.kernel.masks import whole
+from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.values import Mask, Tile, described
+from transconv.simplify import range_of, simplify
+
+FARTHEST = 2**31 - 1
+ATTEMPTS = 16
+LONGEST = 256  # iterations that are written out
+
+
+class Blocks(Expressions):
+    """``carried``: names that change at run time; ``fixed``: those that may not change in this block;
+    ``depth``: how many run-time blocks are around; ``counters``: what differs between iterations."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.carried: dict[str, Carried] = {}
+        self.fixed: set[str] = set()
+        self.depth = 0
+        self.counters: list[Var] = []
+        self.last: Any = None
+
+    def run(self, body: Sequence[ast.stmt]) -> None:
+        """Read statements."""
+        raise NotImplementedError
+
+    def bind(self, target: ast.expr, value: Any) -> None:
+        """``target = value``"""
+        raise NotImplementedError
+
+    # -- loops --
+
+    def do_For(self, s: ast.For) -> None:
+        if s.orelse:
+            raise Refusal("else behind a loop", "statements behind the loop")
+        call = s.iter
+        if isinstance(call, ast.Call) and self.value(call.func) is range and not call.keywords:
+            bounds = [self.value(a) for a in call.args]
+            if not 1 <= len(bounds) <= 3:
+                raise Refusal(f"range of {len(bounds)} values", "range(stop), range(start, stop, step)")
+            start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+            self.counted(s, start, stop, step)
+            return
+        items = self.value(call)
+        if not isinstance(items, (tuple, list, range)):
+            raise Refusal(f"a loop over {described(items)}", "range(...), tuples", "for k in range(n):")
+        if len(items) > LONGEST:
+            raise Refusal(f"a loop over {len(items)} items, which is written out",
+                          f"up to {LONGEST}, range")
+        for item in items:
+            self.bind(s.target, item)
+            self.run(s.body)
+
+    def counted(self, s: ast.For, start: Any, stop: Any, step: Any) -> None:
+        """A loop over ``range(start, stop, step)``, at run time."""
+        if not isinstance(s.target, ast.Name):
+            raise Refusal(f"{spelled(s.target)} as a counter", "a name")
+        if not isinstance(step, int) or step == 0:
+            raise Refusal("a step that is known at run time only, or 0", "a number", "range(0, n, 16)")
+        name = s.target.id
+        first, last = position(start, "a bound"), position(stop, "a bound")
+        trips = simplify(_trips(first, last, step), self.b.facts)
+        if isinstance(trips, Const) and int(trips.value) <= 0:
+            self.gone |= {n: "a loop without an iteration" for n in [name] if n not in self.env}
+            return
+        self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
+
+    def loop(self, s: ast.For, name: str, first: Expr, step: int, trips: Expr) -> None:
+        plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
+        var = Var(self.b.fresh(name if plain else f"{name}_step"))
+        known = range_of(trips, self.b.facts)
+        most = FARTHEST if known.hi is None else max(0, int(known.hi))
+        begin = first if plain else ZERO
+        low = int(begin.value) if isinstance(begin, Const) else 0
+        with self.inner(f"the loop over {name}") as inner:
+            self.b.facts = self.b.facts.with_range(var, low, max(low, low + most - 1))
+            if not isinstance(trips, Const):
+                self.b.facts = self.b.facts.assume(var < trips)
+            self.counters.append(var)
+            here = {n: at_iteration(c, eq(var, begin)) for n, c in self.carried.items()
+                    if c.depth == self.depth}
+            for n, mask in here.items():
+                self.env[n] = Tile(self.carried[n].plan.shape, self.carried[n].var, mask)
+            counter: Expr = var if plain else first + (var if step == 1 else var * step)
+            self.env[name] = Tile((), counter)
+            self.loops.append(f"{name}:{s.lineno}")
+            self.run(s.body)
+            self.loops.pop()
+            self.counters.pop()
+        self.env.pop(name, None)
+        self.gone[name] = f"the loop over {name}"
+        until = None if isinstance(trips, Const) else trips
+        self.b.add(For(var, low + most, seq(*inner), start=begin, until=until))
+        never = None if known.lo is not None and known.lo > 0 else trips < ONE
+        for n, held in self.carried.items():
+            if held.depth == self.depth + 1:
+                mask = self.b.proved(afterwards(held, never))
+                self.env[n] = Tile(held.plan.shape, held.var, mask)
+
+    # -- branches --
+
+    def do_If(self, s: ast.If) -> None:
+        test = self.value(s.test)
+        if is_static(test):
+            self.run(s.body if test else s.orelse)
+            return
+        self.truth([test])
+        if test.mask:
+            raise Refusal("a condition that may be inactive", "active numbers", "np.where(c, x, y)")
+        condition = simplify(test.expr, self.b.facts)
+        if isinstance(condition, Const):
+            self.run(s.body if condition.value else s.orelse)
+            return
+        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition))
+
+    def branches(self, s: ast.If, condition: Expr) -> None:
+        made: list[Stmt | None] = []
+        for body, holds in ((s.body, condition), (s.orelse, Not(condition))):
+            with self.inner("a branch") as inner:
+                if condition.dtype.kind == "bool" and all(v.dtype.kind == "index"
+                                                          for v in free_vars(condition)):
+                    self.b.facts = self.b.facts.assume(holds)
+                self.run(body)
+            made.append(seq(*inner) if body else None)
+        then, other = made
+        assert then is not None
+        self.b.add(If(condition, then, other))
+
+    # -- both --
+
+    @contextmanager
+    def inner(self, what: str) -> Iterator[list[Stmt]]:
+        """A block at run time: names that are bound inside of it end with it."""
+        before, fixed = dict(self.env), self.fixed
+        self.fixed = {n for n, v in self.env.items() if plan_of(v) is None} | fixed
+        self.depth += 1
+        try:
+            with self.b.block() as stmts:
+                yield stmts
+        finally:
+            self.depth -= 1
+            self.fixed = fixed
+        self.gone |= {n: what for n in self.env if n not in before}
+        after = self.env
+        self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
+
+    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None]) -> None:
+        """Read a block with the names that it changes carried; again with other plans where they have to
+        be carried in another way."""
+        plans: dict[str, Plan] = {}
+        for name in assigned_names(body):
+            if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
+                plans[name] = plan
+        b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
+        mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
+        accesses, loops = len(self.accesses), list(self.loops)
+        for _ in range(ATTEMPTS):
+            try:
+                for name, plan in plans.items():
+                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1)
+                    self.carried[name], self.env[name] = held, tile
+                read()
+                break
+            except Again as again:
+                del b.stmts[mark:]
+                self.env, self.gone, self.carried = (dict(x) for x in before)
+                del self.accesses[accesses:]
+                self.loops = list(loops)
+                b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
+                if again.name not in plans:
+                    raise
+                plans[again.name] = again.plan
+        else:
+            raise Refusal("names whose types and shapes do not settle", "one type and shape each")
+        for name in plans:
+            b.changing.discard(self.carried.pop(name).var)
+
+    def bind_carried(self, name: str, held: Carried, value: Any) -> None:
+        """Assign to a carried name."""
+        if not isinstance(value, Tile) and plan_of(value) is None:
+            raise Refusal(f"{name}, which becomes {described(value)} at run time", "numbers and tiles")
+        now = self.env[name].mask
+        tile = fitted(name, held, value)
+        mask = self.new_mask(name, held, tile.mask, now)
+        self.detach(name, held)
+        self.b.update(held.var, tile.expr)
+        if held.on is not None:
+            self.b.update(held.on, whole(tile.mask))
+        self.env[name] = Tile(held.plan.shape, held.var, mask)
+
+    def new_mask(self, name: str, held: Carried, new: Mask, now: Mask) -> Mask:
+        """The mask of a carried name after an assignment."""
+        inside = [v for s in self.b.stmts for v in bound_vars(s)]
+        inner = [*self.counters, *inside, *(c.on for c in self.carried.values() if c.on is not None)]
+        return masked(name, held, new, now, self.depth, inner)
+
+    def detach(self, name: str, held: Carried) -> None:
+        """Give names to the values that mention a carried name, before it changes."""
+        for other, value in self.env.items():
+            if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
+                kept = self.b.let(other, value.expr)
+                self.env[other] = Tile(value.shape, kept, value.mask, value.vector)
+
+
+def _trips(first: Expr, last: Expr, step: int) -> Expr:
+    distance = last - first if step > 0 else first - last
+    size = abs(step)
+    return distance if size == 1 else (distance + (size - 1)) // size

@@ -1,0 +1,158 @@
+"""The kernel that is being built: statements, names, and what is known about positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from transconv.ir import (
+    Alloc,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Lane,
+    Let,
+    Renamed,
+    Select,
+    Spread,
+    Stmt,
+    Update,
+    Var,
+    all_of,
+    free_vars,
+    lanes_of,
+    seq,
+)
+from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
+from transconv.kernel.masks import proved
+from transconv.kernel.values import Mask, Tile
+from transconv.simplify import Facts, range_of
+
+RESERVED = ("tl", "triton", "range", "float")
+
+
+class Building:
+    """Statements in their order. ``scope``: the lanes of names; ``facts``: of positions; ``changing``: the
+    names of the kernel that are assigned more than once."""
+
+    def __init__(self, taken: tuple[str, ...] = ()) -> None:
+        self.stmts: list[Stmt] = []
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.facts = Facts()
+        self.taken = {*taken, *RESERVED}
+        self.changing: set[Var] = set()
+        self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
+
+    def fresh(self, stem: str) -> str:
+        """A name that no other value has."""
+        name, number = stem, 2
+        while name in self.taken:
+            name, number = f"{stem}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+    def let(self, stem: str, value: Expr) -> Var:
+        """A name for a value."""
+        var = Var(self.fresh(stem), value.dtype)
+        self.scope[var] = lanes_of(value, self.scope)
+        self.stmts.append(Let(var, value))
+        return var
+
+    def named(self, stem: str, value: Expr) -> Expr:
+        """A value under a name; itself if repeating it costs nothing and it never changes."""
+        leaf = value.x if isinstance(value, Renamed) else value
+        if isinstance(leaf, (Const, Lane)) or isinstance(leaf, Var) and leaf not in self.changing:
+            return value
+        return self.let(stem, value)
+
+    def alloc(self, stem: str, dtype: DType, shape: Shape, init: Expr) -> Var:
+        """A name that may change, at first with the value ``init``."""
+        var = Var(self.fresh(stem), dtype)
+        self.scope[var] = own_lanes(shape)
+        self.changing.add(var)
+        plain = isinstance(init, Const)
+        self.stmts.append(Alloc(var, self.scope[var], init if plain else Const(_zero(dtype), dtype)))
+        if not plain:
+            self.update(var, init)
+        return var
+
+    def update(self, var: Var, value: Expr) -> None:
+        """Assign to a name that may change; the value gets all lanes of the name."""
+        lanes = self.scope[var]
+        spread = value if lanes_of(value, self.scope) == lanes else Spread(value, lanes)
+        self.stmts.append(Update(var, spread if value.dtype is var.type else Cast(spread, var.type)))
+
+    def add(self, s: Stmt) -> None:
+        """Append a statement."""
+        self.stmts.append(s)
+
+    @contextmanager
+    def block(self) -> Iterator[list[Stmt]]:
+        """Statements that are collected apart; what is learned inside is forgotten."""
+        outer, facts, taken = self.stmts, self.facts, set(self.taken)
+        inner: list[Stmt] = []
+        self.stmts = inner
+        try:
+            yield inner
+        except BaseException:
+            self.taken = taken
+            raise
+        finally:
+            self.stmts, self.facts = outer, facts
+
+    def body(self) -> Stmt:
+        """All statements."""
+        return seq(*self.stmts)
+
+    # -- tiles --
+
+    def spread(self, tile: Tile, shape: Shape) -> Tile:
+        """A tile as one of a larger shape, along which it does not vary."""
+        return tile if tile.shape == shape else Tile(shape, tile.expr, tile.mask, tile.vector)
+
+    def placed(self, tile: Tile, shape: Shape, of: tuple[int | None, ...]) -> Tile:
+        """A tile with its dimensions in other places: dimension ``i`` of the result is ``of[i]`` of the
+        tile (None: a new one of one element)."""
+        before, after = lanes_along(tile.shape), lanes_along(shape)
+        lanes: dict[Lane, Lane] = {}
+        for at, source in enumerate(of):
+            lane, new = (None if source is None else before[source]), after[at]
+            if lane is not None and new is not None:
+                lanes[lane] = new
+        return Tile(shape, self.move(tile.expr, lanes), tuple(self.move(m, lanes) for m in tile.mask),
+                    tile.vector)
+
+    def move(self, e: Expr, lanes: Mapping[Lane, Lane]) -> Expr:
+        """An expression along other lanes."""
+        return moved(e, lanes, self.scope)
+
+    def proved(self, mask: Mask) -> Mask:
+        """The mask without what the facts prove."""
+        return proved(mask, self.facts)
+
+    def where(self, mask: Mask, yes: Expr, no: Expr) -> Expr:
+        """``yes`` where a mask holds, else ``no``; both have one type."""
+        return Select(all_of(mask), yes, no) if mask else yes
+
+    def is_zero(self, e: Expr, mask: Mask) -> bool:
+        """Whether a value is known to be 0 wherever a mask does not hold, as a load's is."""
+        var = e.x if isinstance(e, Renamed) else e
+        held = self.zero_unless.get(var) if isinstance(var, Var) else None
+        if held is None:
+            return False
+        lanes = dict(zip(e.old, e.new, strict=True)) if isinstance(e, Renamed) else {}
+        return {self.move(c, lanes) for c in held} >= {*mask}
+
+    def is_positive(self, e: Expr) -> bool:
+        """Whether a position is proved not to be negative."""
+        low = range_of(e, self.facts).lo
+        return low is not None and low >= 0
+
+    def changes(self, e: Expr) -> bool:
+        """Whether a value mentions names that are assigned again."""
+        return bool(free_vars(e) & self.changing)
+
+
+def _zero(dtype: DType) -> float | int | bool:
+    return False if dtype.kind == "bool" else 0.0 if dtype.kind == "float" else 0

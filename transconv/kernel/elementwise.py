@@ -1,0 +1,120 @@
+"""Functions and operators applied to tiles and numbers: broadcasting, types, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transconv.compute import OPS
+from transconv.ir import Const, DType, Expr, boolean, index
+from transconv.kernel.building import Building
+from transconv.kernel.functions import (
+    FUNCTIONS,
+    Function,
+    cast,
+    common,
+    operand_type,
+    result_type,
+)
+from transconv.kernel.lanes import broadcast
+from transconv.kernel.masks import joined
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.values import Tile, is_leaf, is_number, tile_of
+
+
+def apply(b: Building, row: Function, values: list[Any]) -> Tile:
+    """A row applied to tiles and numbers: active where all of them are."""
+    if len(values) != row.arity:
+        raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
+    tiles = [tile_of(v) for v in values]
+    shape = broadcast(*(t.shape for t in tiles))
+    if row.types == "choice":
+        args = [_condition(tiles[0]), *_cast(tiles[1:], _shared(tiles[1:], values[1:]))]
+        made = row.expression(*args)
+    else:
+        shared = _shared(tiles, values)
+        work, gives = operand_type(row, shared), result_type(row, shared)
+        args = _cast(tiles, work)
+        if row.often:
+            args = [e if is_leaf(e) else b.let("value", e) for e in args]
+        made = cast(row.expression(*args), gives if work is not gives else row_type(row, work))
+    return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles))
+
+
+def row_type(row: Function, work: DType) -> DType:
+    """The type of the expression of a row that computes in ``work``."""
+    return boolean if row.types in ("bool", "logic") else work
+
+
+def named(b: Building, name: str, *values: Any) -> Tile:
+    """The row of this name, applied."""
+    return apply(b, FUNCTIONS[name], list(values))
+
+
+def power(b: Building, base: Any, exponent: Any) -> Tile:
+    """``base ** exponent``; a small whole exponent, or one with a half, needs no logarithm."""
+    x = tile_of(base)
+    if not is_number(exponent) or x.dtype is boolean:
+        return named(b, "power", base, exponent)
+    whole = float(exponent).is_integer()
+    if x.dtype.is_integer:
+        if not whole or exponent < 0 or exponent > 8:
+            return named(b, "power", base, float(exponent))
+        exponent = int(exponent)
+        if exponent == 0:
+            return Tile(x.shape, Const(1, x.dtype), x.mask, x.vector)
+        work = x.dtype
+    else:
+        shared = common([x.dtype], [])
+        work = operand_type(FUNCTIONS["square" if whole else "sqrt"], shared)
+    e = cast(x.expr, work)
+    e = e if is_leaf(e) else b.let("base", e)
+    made = _product(e, exponent) if work.is_integer else OPS["pow"](e, Const(float(exponent), work))
+    gives = x.dtype if work.is_integer else common([x.dtype], [])
+    return Tile(x.shape, cast(made, gives), x.mask, x.vector)
+
+
+def _product(e: Expr, times: int) -> Expr:
+    made = e
+    for _ in range(times - 1):
+        made = made * e
+    return made
+
+
+def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
+    """``x`` between limits; None for no limit."""
+    made = tile_of(x)
+    if low is not None:
+        made = named(b, "maximum", made, low)
+    return made if high is None else named(b, "minimum", made, high)
+
+
+def as_type(tile: Tile, dtype: DType) -> Tile:
+    """The tile in another type."""
+    return Tile(tile.shape, cast(tile.expr, dtype), tile.mask, tile.vector)
+
+
+def position(value: Any, what: str = "an index") -> Expr:
+    """A number as a position. Refuses tiles with dimensions, floats, and what may be inactive."""
+    tile = tile_of(value)
+    if tile.shape or not (tile.dtype.is_integer) or tile.mask:
+        found = tile if tile.shape or not tile.mask else "a number that may be inactive"
+        raise Refusal(f"{found} as {what}", "a whole number")
+    return cast(tile.expr, index) if tile.dtype.kind != "index" else tile.expr
+
+
+def _condition(tile: Tile) -> Expr:
+    if tile.dtype is not boolean:
+        raise Refusal(f"{tile} as a condition", "a boolean tile", "np.where(x > 0, x, 0.0)")
+    return tile.expr
+
+
+def _shared(tiles: list[Tile], values: list[Any]) -> DType:
+    weak: list[type] = [type(v) for v in values if is_number(v)]
+    strong = [t.dtype for t, v in zip(tiles, values, strict=True) if not is_number(v)]
+    return common(strong or [t.dtype for t in tiles], weak)
+
+
+def _cast(tiles: list[Tile], dtype: DType) -> list[Expr]:
+    return [cast(t.expr, dtype) for t in tiles]
+
+

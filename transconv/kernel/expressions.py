@@ -1,0 +1,316 @@
+"""Expressions of a kernel's source, evaluated: what Python knows becomes its value, the rest tiles."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from transconv.errors import KernelError
+from transconv.ir import Expr
+from transconv.kernel import arrays, tiles
+from transconv.kernel.building import Building
+from transconv.kernel.calls import TILE_METHODS, called, is_static
+from transconv.kernel.elementwise import apply, named, power
+from transconv.kernel.functions import cast, function_of
+from transconv.kernel.group_scope import ATTRIBUTES, METHODS, GroupScope
+from transconv.kernel.lanes import Shape
+from transconv.kernel.order import Access
+from transconv.kernel.products import Chip, Product, computed, product
+from transconv.kernel.reductions import REDUCTIONS
+from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.source import Source
+from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
+from transconv.kernel.values import named as type_name
+
+BINARY: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.MatMult: operator.matmul}
+UNARY: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne}
+
+
+class Expressions:
+    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next."""
+
+    def __init__(self, b: Building, source: Source, chip: Chip) -> None:
+        self.b, self.source, self.chip = b, source, chip
+        self.env: dict[str, Any] = {}
+        self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
+        self.outside = source.outside()
+        self.stem = ""
+        self.at: ast.AST = source.tree
+        self.accesses: list[Access] = []
+        self.loops: list[str] = []  # the loops at run time around the current line
+
+    # -- entry --
+
+    def value(self, node: ast.AST) -> Any:
+        """The value of an expression."""
+        return self.whole(self.raw(node))
+
+    def whole(self, value: Any) -> Any:
+        """A value that is no product in waiting."""
+        return computed(self.b, value, self.chip) if isinstance(value, Product) else value
+
+    def raw(self, node: ast.AST) -> Any:
+        """The value of an expression; a product is not computed yet. Raises KernelError at its line."""
+        before, self.at = self.at, node
+        try:
+            method = getattr(self, f"of_{type(node).__name__}", None)
+            if method is None:
+                raise Refusal(f"{spelled(node)} ({type(node).__name__})", "operators, calls, indices")
+            return method(node)
+        except Refusal as refusal:
+            raise self.error(refusal) from None
+        finally:
+            self.at = before
+
+    def error(self, refusal: Refusal) -> KernelError:
+        """The user's error at the current line."""
+        return refusal.at(self.source.place(self.at))
+
+    # -- leaves --
+
+    def of_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, (complex, bytes)):
+            raise Refusal(f"{spelled(node)}", "whole numbers, floats, booleans")
+        return node.value
+
+    def of_Name(self, node: ast.Name) -> Any:
+        if node.id in self.env:
+            return self.env[node.id]
+        if node.id in self.gone:
+            raise Refusal(f"{node.id}, which is bound inside of {self.gone[node.id]} alone",
+                          "names that are bound before it", f"{node.id} = 0.0")
+        if node.id in self.outside:
+            found = self.outside[node.id]
+            if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
+                raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
+            return found
+        raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
+
+    def of_Tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self.value(e) for e in node.elts)
+
+    def of_List(self, node: ast.List) -> Any:
+        return [self.value(e) for e in node.elts]
+
+    def of_Slice(self, node: ast.Slice) -> Any:
+        parts = (None if e is None else self.value(e) for e in (node.lower, node.upper, node.step))
+        return slice(*parts)
+
+    # -- operators --
+
+    def of_BinOp(self, node: ast.BinOp) -> Any:
+        return self.binary(BINARY[type(node.op)], self.value(node.left), self.value(node.right))
+
+    def binary(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
+        """``a function b``"""
+        if is_static(a) and is_static(b):
+            return self.python(function, a, b)
+        if function is operator.matmul:
+            return product(tile_of(a), tile_of(b))
+        if function is operator.pow:
+            return power(self.b, a, b)
+        row = function_of(function)
+        assert row is not None
+        return apply(self.b, row, [a, b])
+
+    def python(self, function: Callable[..., Any], *values: Any) -> Any:
+        """What Python computes of known values."""
+        try:
+            return function(*values)
+        except Exception as error:
+            raise Refusal(f"what Python refuses: {error}") from None
+
+    def of_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.value(node.operand)
+        if isinstance(node.op, ast.Not):
+            return not value if is_static(value) else self.truth([value], negated=True)
+        function = UNARY[type(node.op)]
+        if is_static(value):
+            return self.python(function, value)
+        row = function_of(function)
+        assert row is not None
+        return apply(self.b, row, [value])
+
+    def of_Compare(self, node: ast.Compare) -> Any:
+        left = self.value(node.left)
+        made: list[Any] = []
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self.value(comparator)
+            if type(op) not in COMPARE or is_static(left) and is_static(right):
+                made.append(self.compared(op, left, right))
+            else:
+                row = function_of(COMPARE[type(op)])
+                assert row is not None
+                made.append(apply(self.b, row, [left, right]))
+            left = right
+        if len(made) == 1:
+            return made[0]
+        return all(made) if is_static(made) else self.truth(made)
+
+    def compared(self, op: ast.AST, left: Any, right: Any) -> bool:
+        """A comparison that Python decides: of known values, and whether something is None."""
+        if isinstance(op, (ast.Is, ast.IsNot)):
+            return (left is right) == isinstance(op, ast.Is)
+        if isinstance(op, (ast.In, ast.NotIn)) and is_static(left) and is_static(right):
+            return (left in right) == isinstance(op, ast.In)
+        if type(op) not in COMPARE:
+            raise Refusal("a search at run time", "== of numbers", "(x == a) | (x == b)")
+        return bool(self.python(COMPARE[type(op)], left, right))
+
+    def of_BoolOp(self, node: ast.BoolOp) -> Any:
+        found: list[Any] = []
+        value: Any = None
+        both = isinstance(node.op, ast.And)
+        for part in node.values:
+            value = self.value(part)
+            if is_static(value):
+                if bool(value) != both:
+                    return value
+            else:
+                found.append(value)
+        return self.truth(found, either=not both) if found else value
+
+    def truth(self, values: list[Any], negated: bool = False, either: bool = False) -> Tile:
+        """``and``, ``or``, ``not`` of numbers that are known at run time only."""
+        for value in values:
+            if not isinstance(value, (Tile, bool)) or isinstance(value, Tile) and value.shape:
+                raise Refusal(f"the truth of {described(value)}", "numbers; of tiles & | ~",
+                              "(x > 0) & (x < 1)")
+        made = tile_of(values[0])
+        for other in values[1:]:
+            made = named(self.b, "logical_or" if either else "logical_and", made, other)
+        return named(self.b, "logical_not", made) if negated else made
+
+    def of_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.value(node.test)
+        if is_static(test):
+            return self.value(node.body if test else node.orelse)
+        self.truth([test])
+        return named(self.b, "where", test, self.value(node.body), self.value(node.orelse))
+
+    # -- attributes, indices, calls --
+
+    def of_Attribute(self, node: ast.Attribute) -> Any:
+        return self.attribute(self.value(node.value), node.attr)
+
+    def attribute(self, of: Any, name: str) -> Any:
+        """``of.name``"""
+        if isinstance(of, GroupScope):
+            if name in METHODS:
+                return Bound(name, of)
+            if name in ATTRIBUTES:
+                return getattr(of, name)
+            raise Refusal(f"group.{name}", " ".join([*ATTRIBUTES, *METHODS]))
+        if isinstance(of, ArrayView):
+            return self.of_array(of, name)
+        if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
+            raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
+        if isinstance(of, Tile):
+            return self.of_tile(of, name)
+        try:
+            return getattr(of, name)
+        except AttributeError as error:
+            raise Refusal(str(error)) from None
+
+    def of_array(self, of: ArrayView, name: str) -> Any:
+        if name == "shape":
+            return arrays.sizes(self.b, of)
+        if name == "T":
+            return ArrayView(of.tensor, of.along[::-1], of.at, of.mask)
+        if name in ("dtype", "ndim"):
+            return of.tensor.dtype if name == "dtype" else of.ndim
+        raise Refusal(f"`.{name}` of an array", "shape dtype ndim T, slices; of a tile more",
+                      "x = group.load(X[i:], shape=(16,))")
+
+    def of_tile(self, of: Tile, name: str) -> Any:
+        if name in ("shape", "dtype"):
+            return getattr(of, name)
+        if name == "ndim":
+            return len(of.shape)
+        if name == "T":
+            return tiles.transposed(self.b, of)
+        if name == "mask":
+            return tiles.inactive(of)
+        if name in REDUCTIONS or name in TILE_METHODS:
+            return Bound(name, of)
+        known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
+        raise Refusal(f"`.{name}` of {of}", " ".join(known))
+
+    def of_Subscript(self, node: ast.Subscript) -> Any:
+        of, item = self.value(node.value), self.value(node.slice)
+        items = item if isinstance(item, tuple) else (item,)
+        if isinstance(of, ArrayView):
+            if any(isinstance(i, Tile) and i.shape for i in items):
+                self.accessed(of)
+                return arrays.gathered(self.b, of, items, self.stem)
+            view = arrays.sliced(self.b, of, items)
+            if view.ndim:
+                return view
+            self.accessed(view)
+            return arrays.element(self.b, view, self.stem)
+        if isinstance(of, Tile):
+            return tiles.taken(self.b, of, items)
+        if is_static(item):
+            return self.python(operator.getitem, of, item)
+        raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")
+
+    def of_Call(self, node: ast.Call) -> Any:
+        callee = self.value(node.func)
+        args: list[Any] = []
+        for a in node.args:
+            if isinstance(a, ast.Starred):
+                args += list(self.value(a.value))
+            else:
+                args.append(self.value(a))
+        words = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
+        if len(words) < len(node.keywords):
+            raise Refusal("`**` in a call", "arguments one by one")
+        return called(self, callee, args, words)
+
+    # -- effects --
+
+    def accessed(self, view: ArrayView, writes: bool = False) -> None:
+        """Note an access to an array."""
+        place = self.source.place(self.at)
+        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops)))
+
+    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
+        """``group.load``, ``group.vload``"""
+        self.accessed(view)
+        return arrays.load(self.b, view, shape, self.stem, vector)
+
+    def store(self, view: ArrayView, value: Any) -> None:
+        """``group.store``"""
+        self.accessed(view, writes=True)
+        arrays.store(self.b, view, value)
+
+    def write_out(self, out: Any, made: Tile) -> Any:
+        """``out=``: the active elements of a result are written to a tile."""
+        if not isinstance(out, Tile) or out.vector:
+            raise Refusal(f"out={described(out)}", "a tile that is not a vector")
+        if made.shape != out.shape:
+            raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
+        value = tiles.written(self.b, out, _cast(made, out), made.mask, ())
+        self.replaced(out, value)
+        return value
+
+    def replaced(self, old: Tile, new: Tile) -> None:
+        """Every name of a tile is a name of the other one from here on."""
+        raise NotImplementedError
+
+
+def _cast(made: Tile, out: Tile) -> Expr:
+    if made.dtype.kind == "float" and out.dtype.kind != "float":
+        raise Refusal(f"a result of type {type_name(made.dtype)} for out= of type {type_name(out.dtype)}",
+                      "a type that holds it")
+    return cast(made.expr, out.dtype)

@@ -1,0 +1,216 @@
+"""The functions and operators of tiles: one row each, shared by the compiled way and the simulator.
+
+A row has NumPy's functions, their meaning in NumPy, the expression of the IR (that of the row of
+``compute.OPS`` where there is one), and how the type of the result follows from those of the operands.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transconv.compute import OPS
+from transconv.ir import (
+    Call,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    FloorDiv,
+    Mod,
+    Not,
+    boolean,
+    eq,
+    f32,
+    i32,
+    index,
+    ne,
+    promote,
+    select,
+)
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.values import named
+
+Expression = Callable[..., Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of ``arity`` tiles. ``types``: ``same`` (the common type; booleans count as int32),
+    ``float`` (the common type if it is a float, else float32), ``bool`` (compares values of the common
+    type), ``logic`` (of booleans), ``bits`` (of booleans or integers) or ``choice`` (a condition and
+    two values). ``wide``: computed in float32 where the type has 16 bits. ``often``: operands occur more
+    than once in the expression."""
+
+    name: str
+    arity: int
+    numpy: Callable[..., Any]
+    expression: Expression
+    types: str = "same"
+    wide: bool = False
+    often: bool = False
+    others: tuple[Any, ...] = ()  # other functions of the same meaning
+
+
+def _op(name: str) -> Expression:
+    return lambda *values: OPS[name](*values)
+
+
+def _const(value: float, like: Expr) -> Const:
+    return Const(float(value) if like.dtype.kind == "float" else int(value), like.dtype)
+
+
+def _floor_divided(a: Expr, b: Expr) -> Expr:
+    return FloorDiv(a, b) if a.dtype.is_integer else Call("floor", (a / b,))
+
+
+def _remainder(a: Expr, b: Expr) -> Expr:
+    return Mod(a, b) if a.dtype.is_integer else a - Call("floor", (a / b,)) * b
+
+
+def _inverted(x: Expr) -> Expr:
+    if x.dtype is boolean:
+        return Not(x)
+    least, most = x.dtype.limits
+    return x ^ Const(-1 if least else most, x.dtype)
+
+
+def _flipped(x: Expr) -> Expr:
+    return Not(x)
+
+
+def _power(a: Expr, b: Expr) -> Expr:
+    return Call("exp2", (Call("log2", (a,)) * b,))
+
+
+def _sign(x: Expr) -> Expr:
+    one, zero = _const(1, x), _const(0, x)
+    return select(x > zero, one, select(x < zero, -one, zero))
+
+
+def _wide(name: str, function: Any, expression: Expression | None = None, *others: Any,
+          often: bool = False) -> Function:
+    return Function(name, 1, function, expression or _op(name), "float", True, often, others)
+
+
+ROWS = (
+    Function("add", 2, np.add, _op("add"), others=(operator.add,)),
+    Function("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
+    Function("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
+    Function("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
+    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True,
+             others=(operator.floordiv,)),
+    Function("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
+    Function("power", 2, np.power, _power, "float", True, others=(operator.pow,)),
+    Function("maximum", 2, np.maximum, _op("max")),
+    Function("minimum", 2, np.minimum, _op("min")),
+    Function("less", 2, np.less, _op("lt"), "bool", others=(operator.lt,)),
+    Function("less_equal", 2, np.less_equal, _op("le"), "bool", others=(operator.le,)),
+    Function("greater", 2, np.greater, _op("gt"), "bool", others=(operator.gt,)),
+    Function("greater_equal", 2, np.greater_equal, _op("ge"), "bool", others=(operator.ge,)),
+    Function("equal", 2, np.equal, eq, "bool", others=(operator.eq,)),
+    Function("not_equal", 2, np.not_equal, ne, "bool", others=(operator.ne,)),
+    Function("logical_and", 2, np.logical_and, lambda a, b: a & b, "logic"),
+    Function("logical_or", 2, np.logical_or, lambda a, b: a | b, "logic"),
+    Function("logical_xor", 2, np.logical_xor, lambda a, b: a ^ b, "logic"),
+    Function("logical_not", 1, np.logical_not, _flipped, "logic"),
+    Function("bitwise_and", 2, np.bitwise_and, lambda a, b: a & b, "bits", others=(operator.and_,)),
+    Function("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
+    Function("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
+    Function("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
+    Function("left_shift", 2, np.left_shift, lambda a, b: a << b, others=(operator.lshift,)),
+    Function("right_shift", 2, np.right_shift, lambda a, b: a >> b, others=(operator.rshift,)),
+    Function("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
+    Function("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
+    Function("absolute", 1, np.absolute, _op("abs"), others=(abs, np.fabs)),
+    Function("square", 1, np.square, lambda x: x * x, often=True),
+    Function("sign", 1, np.sign, _sign, often=True),
+    Function("isnan", 1, np.isnan, lambda x: ne(x, x), "bool", often=True),
+    Function("where", 3, np.where, select, "choice"),
+    _wide("exp", np.exp, None, math.exp),
+    _wide("exp2", np.exp2),
+    _wide("expm1", np.expm1, lambda x: Call("exp", (x,)) - _const(1, x)),
+    _wide("log", np.log, None, math.log),
+    _wide("log2", np.log2, None, math.log2),
+    _wide("sqrt", np.sqrt, None, math.sqrt),
+    _wide("sin", np.sin, None, math.sin),
+    _wide("cos", np.cos, None, math.cos),
+    _wide("tanh", np.tanh, lambda x: Call("tanh", (x,)), math.tanh),
+    _wide("erf", np.vectorize(math.erf, otypes=[np.float64]), None, math.erf),
+    _wide("reciprocal", np.reciprocal, lambda x: _const(1, x) / x),
+    _wide("floor", np.floor),
+    _wide("ceil", np.ceil),
+    _wide("rint", np.rint, lambda x: Call("nearest", (x,)), np.round),
+)
+FUNCTIONS: dict[str, Function] = {row.name: row for row in ROWS}
+"""Every function, by NumPy's name."""
+_KNOWN: list[tuple[Any, Function]] = [(f, row) for row in ROWS for f in (row.numpy, *row.others)]
+
+
+def function_of(callee: Any) -> Function | None:
+    """The row of a function of NumPy, math or operator; None if there is none."""
+    return next((row for f, row in _KNOWN if f is callee), None)
+
+
+def common(types: list[DType], weak: list[type]) -> DType:
+    """The type in which operands are combined. ``weak``: the Python types of numbers among them, which
+    give way to the types of tiles, as positions do; float32 for an integer tile with a Python float."""
+    strong = [t for t in types if t.kind != "index"]
+    if not strong:
+        return f32 if float in weak else index
+    found = strong[0]
+    for t in strong[1:]:
+        if t is not found and t.kind == found.kind == "int" and t.bits == found.bits:
+            raise Refusal(f"{named(found)} with {named(t)}", "integers of one kind",
+                          "x.astype(np.int32)")
+        found = promote(found, t)
+    if found.kind == "float" and found.bits == 8:
+        return f32
+    if found is boolean and (int in weak or len(strong) < len(types)):
+        found = i32
+    return f32 if float in weak and found.kind != "float" else found
+
+
+def operand_type(row: Function, shared: DType) -> DType:
+    """The type in which a row computes, from the common type of its operands."""
+    if row.types == "logic":
+        return boolean
+    if row.types == "bits":
+        if shared.kind == "float":
+            raise Refusal(f"{row.name} of {named(shared)}", "booleans or integers", "(x > 0) & (x < 1)")
+        return shared
+    if shared is boolean and row.types not in ("bool", "choice"):
+        shared = i32
+    if row.types == "float" and shared.kind != "float":
+        shared = f32
+    return f32 if row.wide and shared.kind == "float" and shared.bits < 32 else shared
+
+
+def result_type(row: Function, shared: DType) -> DType:
+    """The type of a row's result, from the common type of its operands."""
+    if row.types in ("bool", "logic"):
+        return boolean
+    if row.types == "float" or row.wide:
+        return shared if shared.kind == "float" else operand_type(row, shared)
+    return operand_type(row, shared)
+
+
+def cast(e: Expr, dtype: DType) -> Expr:
+    """The value in a type; a constant of it where the value is one."""
+    if e.dtype is dtype:
+        return e
+    if isinstance(e, Const) and dtype.kind != "bool":
+        if dtype.kind == "float":
+            return Const(float(e.value), dtype)
+        if not isinstance(e.value, float):
+            return Const(int(e.value), dtype)
+    if dtype is boolean:
+        return ne(e, _const(0, e))
+    if dtype.kind == "index" and e.dtype.kind == "float":
+        raise Refusal(f"{named(e.dtype)} as a position", "integers", "x.astype(np.int32)")
+    return Cast(e, dtype)

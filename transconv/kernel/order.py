@@ -1,0 +1,48 @@
+"""Refuses kernels that read what they have written: threads of a group would need a barrier between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from transconv.kernel.refusals import Place, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A read or write of an array: its line, and the loops at run time around it."""
+
+    array: str
+    writes: bool
+    place: Place
+    loops: tuple[str, ...]
+
+
+def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
+    """Refuse a read behind a write of the same memory. ``alike``: for each name of an array the first name
+    of the same memory. Raises KernelError at the line of the read."""
+    written: dict[str, Access] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        if access.writes:
+            written.setdefault(memory, access)
+    seen: dict[str, Access] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        first = written.get(memory)
+        if access.writes:
+            seen.setdefault(memory, access)
+        elif first is not None and (memory in seen or _again(access, first)):
+            raise _refusal(access, first, memory).at(access.place)
+
+
+def _again(read: Access, write: Access) -> bool:
+    """Whether a loop brings a read back after a write."""
+    return bool(set(read.loops) & set(write.loops))
+
+
+def _refusal(read: Access, write: Access, memory: str) -> Refusal:
+    other = "" if read.array == write.array else f", which shares memory with {write.array}"
+    return Refusal(f"a read of {read.array}{other} after line {write.place.line} stores to it",
+                   "reads before the first store; keep the value under a name, or launch a second kernel",
+                   "y = x * 2.0; group.store(Y[i:], y); z = y + 1.0")

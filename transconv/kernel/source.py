@@ -1,0 +1,69 @@
+"""The source of a Python function: its tree with the lines of the user's file, and the names around it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transconv.errors import KernelError
+from transconv.kernel.refusals import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A function as a tree. ``first``: the line of the file before the tree's first one."""
+
+    function: Callable[..., Any]
+    tree: ast.FunctionDef
+    file: str
+    lines: tuple[str, ...]
+    first: int
+
+    @staticmethod
+    def of(function: Callable[..., Any]) -> Source:
+        """The source of a function. KernelError for one without source, such as a lambda or a builtin."""
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except (OSError, TypeError):
+            name = getattr(function, "__name__", repr(function))
+            raise KernelError(f"{name} has no Python source that could be read; expected a function that "
+                              "is defined by def in a file") from None
+        text = textwrap.dedent("".join(lines))
+        file = inspect.getsourcefile(function) or "<unknown>"
+        tree = ast.parse(text).body[0]
+        if not isinstance(tree, ast.FunctionDef):
+            raise KernelError(f"{Path(file).name}:{first}: found {type(tree).__name__}; expected a "
+                              "function that is defined by def")
+        return Source(function, tree, file, tuple(lines), first - 1)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.tree.name
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its parameters."""
+        return tuple(a.arg for a in self.tree.args.args)
+
+    def place(self, at: ast.AST) -> Place:
+        """The line of the file at which a piece of the tree begins."""
+        line = getattr(at, "lineno", 1)
+        return Place(Path(self.file).name, self.first + line, self.lines[line - 1])
+
+    def outside(self) -> dict[str, Any]:
+        """The values of the names around the function: of its closure, its module, Python's own."""
+        found: dict[str, Any] = {**vars(builtins), **self.function.__globals__}
+        cells = zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # bound later in the function around it
+                continue
+        return found

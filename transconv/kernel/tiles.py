@@ -1,0 +1,205 @@
+"""Indexing, assignment and shapes of tiles. Tiles are values; ``t[...] = v`` gives names another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transconv.ir import (
+    FALSE,
+    Const,
+    Expr,
+    Lane,
+    Not,
+    Reduce,
+    Select,
+    all_of,
+    boolean,
+    eq,
+    free_vars,
+    i32,
+    substitute,
+)
+from transconv.kernel.building import Building
+from transconv.kernel.elementwise import position
+from transconv.kernel.functions import cast
+from transconv.kernel.lanes import Shape, broadcast, lanes_along
+from transconv.kernel.masks import either, joined
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.values import Mask, Tile, tile_of
+
+
+def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
+    """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
+    items = _filled(items, len(x.shape))
+    picked, at = x, 0
+    for item in items:
+        if item is None:
+            continue
+        if not isinstance(item, slice):
+            picked = _picked(b, picked, at, item)
+        elif not _is_whole(item, x.shape[at]):
+            raise Refusal("a slice of a tile", "`:`, None and indices; slices of arrays before the load",
+                          "group.load(X[i + 1:], shape=(16,))")
+        at += 1
+    of: list[int | None] = []
+    shape: list[int] = []
+    at = 0
+    for item in items:
+        if item is None:
+            of.append(None)
+            shape.append(1)
+            continue
+        if isinstance(item, slice):
+            of.append(at)
+            shape.append(picked.shape[at])
+        at += 1
+    return b.placed(picked, tuple(shape), tuple(of))
+
+
+def _filled(items: Sequence[Any], ndim: int) -> list[Any]:
+    used = sum(x is not None and x is not Ellipsis for x in items)
+    if used > ndim:
+        raise Refusal(f"{used} indices of a tile of {ndim} dimensions", f"up to {ndim}")
+    found: list[Any] = []
+    for x in items:
+        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
+    missing = ndim - sum(x is not None for x in found)
+    return found + [slice(None)] * missing
+
+
+def _is_whole(item: slice, size: int) -> bool:
+    return item.start in (None, 0) and item.step in (None, 1) and (
+        item.stop is None or isinstance(item.stop, int) and item.stop >= size)
+
+
+def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr]:
+    """The lane of a dimension, and an index in it."""
+    size, place = x.shape[at], position(item)
+    if isinstance(place, Const):
+        if not -size <= place.value < size:
+            raise Refusal(f"index {place.value} in a dimension of {size} elements",
+                          f"{-size} to {size - 1}")
+        place = Const(int(place.value) % size)
+    elif not b.is_positive(place):
+        place = place % size
+    return lanes_along(x.shape)[at], place
+
+
+def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
+    """One element along a dimension: the sum of it and of zeros."""
+    lane, place = _at(b, x, at, item)
+    shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
+    if lane is None:
+        return Tile(shape, x.expr, x.mask, x.vector)
+    if isinstance(x.expr, Const):
+        value: Expr = x.expr
+    else:
+        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        one = Select(eq(lane, place), cast(x.expr, work), Const(0.0 if work.kind == "float" else 0, work))
+        value = cast(b.let("element", Reduce("sum", one, lane)), x.dtype)
+    lanes = {lane: place}
+    mask: list[Expr] = []
+    for m in x.mask:
+        if any(b.scope.get(v) for v in free_vars(m)):
+            there = Select(eq(lane, place), cast(m, i32), Const(0, i32))
+            mask.append(b.let("active", Reduce("max", there, lane)) > 0)
+        else:
+            mask.append(substitute(m, lanes))
+    return Tile(shape, value, b.proved(tuple(mask)), x.vector)
+
+
+def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
+    """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
+    if x.vector:
+        raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
+                      "x = np.where(mask, y, x)")
+    items = _filled(items, len(x.shape))
+    if any(i is None for i in items):
+        raise Refusal("None in the place of an assignment", "slices and indices")
+    where: list[Expr] = []
+    left: list[int] = []
+    for at, item in enumerate(items):
+        if isinstance(item, slice):
+            where += _range(x, at, item)
+            left.append(at)
+        else:
+            lane, place = _at(b, x, at, item)
+            where += [] if lane is None else [eq(lane, place)]
+    given = tile_of(value)
+    shape = tuple(x.shape[i] for i in left)
+    if any(isinstance(i, slice) and not _is_whole(i, x.shape[at]) for at, i in enumerate(items)) and (
+            given.shape not in ((), (1,) * len(given.shape))):
+        raise Refusal("a tile written to a part of a tile", "a number there, or a tile in a whole one",
+                      "x[0:4] = 0.0")
+    if broadcast(shape, given.shape) != shape:
+        raise Refusal(f"a value of shape {given.shape} written to one of shape {shape}", "what fits")
+    rank = len(given.shape)
+    of: list[int | None] = [None] * len(x.shape)
+    for count, at in enumerate(left):
+        source = count - (len(left) - rank)
+        of[at] = source if source >= 0 else None
+    there = b.placed(given, tuple(given.shape[i] if i is not None else 1 for i in of), tuple(of))
+    return written(b, x, cast(there.expr, x.dtype), there.mask, tuple(where))
+
+
+def _range(x: Tile, at: int, item: slice) -> list[Expr]:
+    """The condition of a slice with numbers for bounds."""
+    bounds = (item.start, item.stop, item.step)
+    if any(not (n is None or isinstance(n, int)) for n in bounds) or item.step not in (None, 1):
+        raise Refusal("a slice of a tile with bounds that are known at run time only, or a step",
+                      "numbers as bounds", "x[0:4] = 0.0")
+    start, stop, _ = item.indices(x.shape[at])
+    lane = lanes_along(x.shape)[at]
+    if lane is None:
+        return [] if start < stop else [Const(False, boolean)]
+    made: list[Expr] = [lane >= start] if start else []
+    return made + ([lane < stop] if stop < x.shape[at] else [])
+
+
+def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
+    """A tile with a value written where conditions hold and the value is active."""
+    part = joined(where, mask)
+    made = b.where(part, value, x.expr)
+    return Tile(x.shape, made, b.proved(either(x.mask, part)))
+
+
+def inactive(x: Tile) -> Tile:
+    """``x.mask``: True where an element is inactive, as in numpy.ma."""
+    if not x.mask or FALSE in x.mask:
+        return Tile(x.shape, Const(bool(x.mask), boolean), (), True)
+    return Tile(x.shape, Not(all_of(x.mask)), (), True)
+
+
+def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
+    """The tile with its dimensions in another order, by default reversed."""
+    order = tuple(reversed(range(len(x.shape)))) if axes is None else tuple(axes)
+    if sorted(a % max(1, len(x.shape)) for a in order) != list(range(len(x.shape))):
+        raise Refusal(f"the axes {order} of {x}", "each axis once")
+    order = tuple(a % len(x.shape) for a in order)
+    return b.placed(x, tuple(x.shape[a] for a in order), order)
+
+
+def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:
+    """The tile with dimensions of one element added or removed."""
+    if [n for n in shape if n != 1] != [n for n in x.shape if n != 1]:
+        raise Refusal(f"{x} reshaped to {shape}", "other dimensions of one element only", "x[:, None]")
+    sources = [i for i, n in enumerate(x.shape) if n != 1]
+    of = [sources.pop(0) if n != 1 else None for n in shape]
+    return b.placed(x, shape, tuple(of))
+
+
+def spread(x: Tile, shape: Shape) -> Tile:
+    """The tile broadcast to a shape."""
+    if broadcast(x.shape, shape) != shape:
+        raise Refusal(f"{x} broadcast to {shape}", "a shape that it fits")
+    return Tile(shape, x.expr, x.mask, x.vector)
+
+
+def filled(shape: Shape, value: Any, dtype: Any, vector: bool = False) -> Tile:
+    """A tile of one value, active everywhere."""
+    made = tile_of(value)
+    if made.shape:
+        raise Refusal(f"{made} as a fill value", "a number")
+    return Tile(shape, cast(made.expr, dtype), made.mask, vector)
+

@@ -1,0 +1,206 @@
+"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from transconv.ir import Expr, Lane, Var, walk
+from transconv.kernel import arrays, carried, tiles
+from transconv.kernel.blocks import Blocks
+from transconv.kernel.calls import is_static
+from transconv.kernel.expressions import BINARY
+from transconv.kernel.group_scope import GroupScope
+from transconv.kernel.masks import joined, whole
+from transconv.kernel.products import Product, active, added
+from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.values import ArrayView, Tile, described
+
+INSTEAD = {
+    "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
+    "Try": ("try", "kernels raise nothing", ""),
+    "With": ("with", "loops and branches", ""),
+    "Import": ("an import", "imports above the kernel", ""),
+    "ImportFrom": ("an import", "imports above the kernel", ""),
+    "Global": ("global", "arguments of the kernel", ""),
+    "Nonlocal": ("nonlocal", "arguments of the kernel", ""),
+    "Delete": ("del", "names may just be left", ""),
+    "Raise": ("raise", "kernels raise nothing", ""),
+    "ClassDef": ("a class", "tiles, numbers and tuples", ""),
+    "AsyncFunctionDef": ("an async function", "plain statements", ""),
+    "FunctionDef": ("a function inside of a kernel", "statements of the kernel", ""),
+    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
+    "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
+    "Match": ("match", "if", "if n == 1:"),
+}
+
+
+class Tracer(Blocks):
+    """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
+
+    def run(self, body: Sequence[ast.stmt]) -> None:
+        for s in body:
+            before, self.at = self.at, s
+            try:
+                method = getattr(self, f"do_{type(s).__name__}", None)
+                if method is None:
+                    raise Refusal(*INSTEAD.get(type(s).__name__, (spelled(s), "assignments, loops, if")))
+                method(s)
+            except Refusal as refusal:
+                raise self.error(refusal) from None
+            finally:
+                self.at = before
+
+    def do_Pass(self, s: ast.Pass) -> None:
+        pass
+
+    def do_Return(self, s: ast.Return) -> None:
+        if s.value is not None:
+            raise Refusal("a result", "results are stored to arrays", "group.store(Y[i:], y)")
+        if self.depth or s is not self.source.tree.body[-1]:
+            raise Refusal("a return before the end", "an if around the rest")
+
+    def do_Assert(self, s: ast.Assert) -> None:
+        held = self.value(s.test)
+        if not is_static(held):
+            raise Refusal("an assert of what is known at run time only", "sizes, types, numbers")
+        if not held:
+            said = f": {self.value(s.msg)}" if s.msg is not None else ""
+            raise Refusal(f"an assertion that does not hold, {spelled(s.test)}{said}")
+
+    def do_Expr(self, s: ast.Expr) -> None:
+        if not isinstance(s.value, ast.Constant):
+            self.value(s.value)
+
+    # -- assignments --
+
+    def do_AnnAssign(self, s: ast.AnnAssign) -> None:
+        if s.value is not None:
+            self.assign([s.target], s.value)
+
+    def do_Assign(self, s: ast.Assign) -> None:
+        self.assign(s.targets, s.value)
+
+    def do_AugAssign(self, s: ast.AugAssign) -> None:
+        target = s.target
+        if isinstance(target, ast.Name):
+            left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            if isinstance(s.op, ast.Add) and self.accumulated(target.id, left, self.raw(s.value)):
+                return
+            right = self.whole(self.last)
+        else:
+            load = ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
+            left, right = self.value(_placed(load, target)), self.value(s.value)
+        self.bind(target, self.binary(BINARY[type(s.op)], left, right))
+
+    def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
+        (first, *_) = targets
+        self.stem = first.id if isinstance(first, ast.Name) and isinstance(node, ast.Call) else ""
+        match first, node:
+            case ast.Name(name), ast.BinOp(ast.Name(left), ast.Add(), right) if (
+                    name == left and name in self.carried and len(targets) == 1):
+                if self.accumulated(name, self.value(node.left), self.raw(right)):
+                    return
+                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(self.last))
+            case _:
+                value = self.value(node)
+        self.stem = ""
+        for target in targets:
+            self.bind(target, value)
+
+    def accumulated(self, name: str, acc: Any, term: Any) -> bool:
+        """Add a product to a carried name in one call, if ``term`` is one that allows it. ``last`` is the
+        term otherwise."""
+        self.last = term
+        held = self.carried.get(name)
+        if held is None or not isinstance(term, Product) or held.plan.shape != term.shape:
+            return False
+        new = joined(acc.mask, active(self.b, term))
+        mask = self.new_mask(name, held, new, acc.mask)
+        self.detach(name, held)
+        if not added(self.b, held.var, term, self.chip):
+            return False
+        if held.on is not None:
+            self.b.update(held.on, whole(new))
+        self.env[name] = Tile(held.plan.shape, held.var, mask)
+        return True
+
+    def bind(self, target: ast.expr, value: Any) -> None:
+        """``target = value``"""
+        if isinstance(target, ast.Name):
+            self.bind_name(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self.unpack(target, value)
+        elif isinstance(target, ast.Subscript):
+            self.bind_element(target, value)
+        else:
+            raise Refusal(f"an assignment to {spelled(target)}", "names, elements of tiles")
+
+    def unpack(self, target: ast.Tuple | ast.List, value: Any) -> None:
+        if isinstance(value, Tile):
+            raise Refusal(f"{value} taken apart", "tuples, ids of the group")
+        parts = list(value) if isinstance(value, (tuple, list)) else [value]
+        if len(parts) != len(target.elts):
+            raise Refusal(f"{len(parts)} values for {len(target.elts)} names", "as many")
+        parts = [self.steady(p) for p in parts]
+        for t, part in zip(target.elts, parts, strict=True):
+            self.bind(t, part)
+
+    def steady(self, value: Any) -> Any:
+        """A value that later assignments do not change."""
+        if isinstance(value, Tile) and self.b.changes(value.expr):
+            return Tile(value.shape, self.b.let("old", value.expr), value.mask, value.vector)
+        return value
+
+    def bind_name(self, name: str, value: Any) -> None:
+        if isinstance(self.env.get(name), (ArrayView, GroupScope)) and name in self.source.parameters:
+            raise Refusal(f"an assignment to the argument {name}", "other names", f"{name}_2 = {name}[1:]")
+        if (held := self.carried.get(name)) is not None:
+            self.bind_carried(name, held, value)
+            return
+        if name in self.fixed:
+            raise carried.refused(name, self.env[name])
+        if isinstance(value, Tile):
+            plain = _is_position(value.expr)
+            expr = value.expr if plain else self.b.named(name, value.expr)
+            value = value if expr is value.expr else Tile(value.shape, expr, value.mask, value.vector)
+        self.env[name] = value
+        self.gone.pop(name, None)
+
+    def bind_element(self, target: ast.Subscript, value: Any) -> None:
+        of, item = self.value(target.value), self.value(target.slice)
+        items = item if isinstance(item, tuple) else (item,)
+        if isinstance(of, ArrayView):
+            view = arrays.sliced(self.b, of, items)
+            if view.ndim and not (isinstance(value, Tile) and len(value.shape) == view.ndim):
+                raise Refusal(f"{described(value)} assigned to a slice of an array", "group.store",
+                              "group.store(Y[i:], y)")
+            self.store(view, value)
+        elif isinstance(of, Tile):
+            self.replaced(of, tiles.assigned(self.b, of, items, value))
+        else:
+            raise Refusal(f"an assignment to an element of {described(of)}", "tiles")
+
+    def replaced(self, old: Tile, new: Tile) -> None:
+        names = [n for n, v in self.env.items() if v is old]
+        if not names:
+            raise Refusal("an assignment to a tile without a name", "x[...] = y")
+        for name in names:
+            self.bind_name(name, new)
+            new = self.env[name]
+
+
+def _placed(load: ast.expr, at: ast.AST) -> ast.expr:
+    for n in ast.walk(load):
+        ast.copy_location(n, at)
+    return load
+
+
+def _is_position(e: Expr) -> bool:
+    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
+    these apply to it."""
+    if e.dtype.kind not in ("index", "bool"):
+        return False
+    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
+               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))
