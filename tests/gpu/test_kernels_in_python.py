@@ -39,7 +39,8 @@ def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "tf32"])
 def test_products(kind: str) -> None:
     dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
-    a, b = torch.randn(200, 333, device="cuda", dtype=dtype), torch.randn(333, 150, device="cuda", dtype=dtype)
+    a = torch.randn(200, 333, device="cuda", dtype=dtype)
+    b = torch.randn(333, 150, device="cuda", dtype=dtype)
     c = torch.zeros(200, 150, device="cuda")
     function = rounded if kind == "tf32" else product
     function(Group((200, 150), (64, 64)), a, b, c)

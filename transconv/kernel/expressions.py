@@ -291,6 +291,9 @@ class Expressions:
 
     def store(self, view: ArrayView, value: Any) -> None:
         """``group.store``"""
+        if view.tensor.layout.overlaps and all(view.tensor.shape):
+            raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
+                          "elements of their own, such as those of a contiguous copy")
         self.accessed(view, writes=True)
         arrays.store(self.b, view, value)
 
