@@ -154,7 +154,7 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
             place = far if place is ZERO else place + far
         coords[along.dim] = place
         inside += [place < stop for stop in _stops(along.stop)]
-    return view.tensor.offset_of(coords), b.proved(tuple(inside))
+    return view.tensor.offset_of(coords), b.inside(view.tensor.name, tuple(inside))
 
 
 def _stops(stop: Expr) -> list[Expr]:

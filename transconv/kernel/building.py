@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from transconv.ir import (
+    FALSE,
     Alloc,
     Cast,
     Const,
@@ -22,12 +23,13 @@ from transconv.ir import (
     all_of,
     free_vars,
     lanes_of,
+    readable,
     seq,
 )
 from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, range_of
+from transconv.simplify import Facts, range_of, reason
 
 RESERVED = ("tl", "triton", "range", "float")
 
@@ -42,6 +44,7 @@ class Building:
         self.facts = Facts()
         self.taken = {*taken, *RESERVED}
         self.changing: set[Var] = set()
+        self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:
@@ -130,6 +133,15 @@ class Building:
     def proved(self, mask: Mask) -> Mask:
         """The mask without what the facts prove."""
         return proved(mask, self.facts)
+
+    def inside(self, tensor: str, mask: Mask) -> Mask:
+        """The bounds of an access without what the facts prove, which is noted."""
+        kept = self.proved(mask)
+        for part in mask:
+            if part not in kept and not isinstance(part, Const) and FALSE not in kept:
+                why = reason(part, self.facts)
+                self.notes[f"{tensor}: {readable(part)} is always true: {why}"] = None
+        return kept
 
     def where(self, mask: Mask, yes: Expr, no: Expr) -> Expr:
         """``yes`` where a mask holds, else ``no``; both have one type."""
