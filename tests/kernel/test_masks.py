@@ -1,4 +1,4 @@
-"""The rules of masks, one kernel each, beside numpy.ma: arrays that are ragged, empty, larger than tiles."""
+"""The rules of masks, one kernel each, beside numpy.ma: arrays are ragged, empty, larger than tiles."""
 
 # mypy: ignore-errors
 

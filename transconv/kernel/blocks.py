@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
@@ -119,7 +120,7 @@ class Blocks(Expressions):
             here = {n: at_iteration(c, eq(var, begin)) for n, c in self.carried.items()
                     if c.depth == self.depth}
             for n, mask in here.items():
-                self.env[n] = Tile(self.carried[n].plan.shape, self.carried[n].var, mask)
+                self.env[n] = self.carried[n].now(mask)
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
             self.env[name] = Tile((), counter)
             self.loops.append(f"{name}:{s.lineno}")
@@ -134,7 +135,7 @@ class Blocks(Expressions):
         for n, held in self.carried.items():
             if held.depth == self.depth + 1:
                 mask = self.b.proved(afterwards(held, never))
-                self.env[n] = Tile(held.plan.shape, held.var, mask)
+                self.env[n] = held.now(mask)
 
     # -- branches --
 
@@ -225,7 +226,7 @@ class Blocks(Expressions):
         self.b.update(held.var, tile.expr)
         if held.on is not None:
             self.b.update(held.on, whole(tile.mask))
-        self.env[name] = Tile(held.plan.shape, held.var, mask)
+        self.env[name] = held.now(mask)
 
     def new_mask(self, name: str, held: Carried, new: Mask, now: Mask) -> Mask:
         """The mask of a carried name after an assignment."""
@@ -238,7 +239,7 @@ class Blocks(Expressions):
         for other, value in self.env.items():
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
-                self.env[other] = Tile(value.shape, kept, value.mask, value.vector)
+                self.env[other] = replace(value, expr=kept)
 
 
 def _trips(first: Expr, last: Expr, step: int) -> Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from transconv.ir import (
     FALSE,
@@ -112,7 +113,7 @@ class Building:
 
     def spread(self, tile: Tile, shape: Shape) -> Tile:
         """A tile as one of a larger shape, along which it does not vary."""
-        return tile if tile.shape == shape else Tile(shape, tile.expr, tile.mask, tile.vector)
+        return tile if tile.shape == shape else replace(tile, shape=shape)
 
     def placed(self, tile: Tile, shape: Shape, of: tuple[int | None, ...]) -> Tile:
         """A tile with its dimensions in other places: dimension ``i`` of the result is ``of[i]`` of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import Expr, Lane, Var, walk
@@ -123,7 +124,7 @@ class Tracer(Blocks):
             return False
         if held.on is not None:
             self.b.update(held.on, whole(new))
-        self.env[name] = Tile(held.plan.shape, held.var, mask)
+        self.env[name] = held.now(mask)
         return True
 
     def bind(self, target: ast.expr, value: Any) -> None:
@@ -150,7 +151,7 @@ class Tracer(Blocks):
     def steady(self, value: Any) -> Any:
         """A value that later assignments do not change."""
         if isinstance(value, Tile) and self.b.changes(value.expr):
-            return Tile(value.shape, self.b.let("old", value.expr), value.mask, value.vector)
+            return replace(value, expr=self.b.let("old", value.expr))
         return value
 
     def bind_name(self, name: str, value: Any) -> None:
@@ -164,7 +165,7 @@ class Tracer(Blocks):
         if isinstance(value, Tile):
             plain = _is_position(value.expr)
             expr = value.expr if plain else self.b.named(name, value.expr)
-            value = value if expr is value.expr else Tile(value.shape, expr, value.mask, value.vector)
+            value = value if expr is value.expr else replace(value, expr=expr)
         self.env[name] = value
         self.gone.pop(name, None)
 
