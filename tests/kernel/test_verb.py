@@ -25,6 +25,7 @@ def test_the_verb_explains_and_shows(capsys: pytest.CaptureFixture[str]) -> None
     assert "tl.store(Y + program * 1000 + col1024, e / sum" in told
 
 
+@pytest.mark.slow
 def test_the_verb_shows_a_stage_and_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernel", f"{EXAMPLE}:softmax", *CALL, "--stage", "written", "--compile"]) == 0
     told = capsys.readouterr().out

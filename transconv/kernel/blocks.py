@@ -19,6 +19,7 @@ from transconv.ir import (
     Stmt,
     Var,
     bound_vars,
+    conjuncts,
     eq,
     free_vars,
     seq,
@@ -38,8 +39,10 @@ from transconv.kernel.carried import (
 )
 from transconv.kernel.elementwise import position
 from transconv.kernel.expressions import Expressions
+from transconv.kernel.lanes import Shape
 from transconv.kernel.masks import whole
 from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.scopes import Conditions
 from transconv.kernel.values import Mask, Tile, described
 from transconv.simplify import range_of, simplify
 
@@ -59,6 +62,10 @@ class Blocks(Expressions):
         self.depth = 0
         self.counters: list[Var] = []
         self.last: Any = None
+        self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
+        self.base = 0  # the depth at which the current one began
+        self.within = Conditions()
+        self.items_shape: Shape = ()
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -101,7 +108,7 @@ class Blocks(Expressions):
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
         if isinstance(trips, Const) and int(trips.value) <= 0:
-            self.gone |= {n: "a loop without an iteration" for n in [name] if n not in self.env}
+            self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return
         self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
 
@@ -128,7 +135,7 @@ class Blocks(Expressions):
             self.loops.pop()
             self.counters.pop()
         self.env.pop(name, None)
-        self.gone[name] = f"the loop over {name}"
+        self.gone[name] = ended(f"the loop over {name}")
         until = None if isinstance(trips, Const) else trips
         self.b.add(For(var, low + most, seq(*inner), start=begin, until=until))
         never = None if known.lo is not None and known.lo > 0 else trips < ONE
@@ -145,6 +152,9 @@ class Blocks(Expressions):
             self.run(s.body if test else s.orelse)
             return
         self.truth([test])
+        if test.items:
+            self.masked_branches(s, test)
+            return
         if test.mask:
             raise Refusal("a condition that may be inactive", "active numbers", "np.where(c, x, y)")
         condition = simplify(test.expr, self.b.facts)
@@ -152,6 +162,14 @@ class Blocks(Expressions):
             self.run(s.body if condition.value else s.orelse)
             return
         self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition))
+
+    def masked_branches(self, s: ast.If, test: Tile) -> None:
+        """A branch of each work-item: its statements are executed under a mask."""
+        expr = self.b.let("condition", test.expr) if self.b.changes(test.expr) else test.expr
+        for body, holds in ((s.body, expr), (s.orelse, Not(expr))):
+            parts = [*test.mask, *conjuncts(holds)]
+            with self.within.holding([p for p in parts if p not in self.within.within]):
+                self.run(body)
 
     def branches(self, s: ast.If, condition: Expr) -> None:
         made: list[Stmt | None] = []
@@ -180,7 +198,7 @@ class Blocks(Expressions):
         finally:
             self.depth -= 1
             self.fixed = fixed
-        self.gone |= {n: what for n in self.env if n not in before}
+        self.gone |= {n: ended(what) for n in self.env if n not in before}
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
 
@@ -240,6 +258,11 @@ class Blocks(Expressions):
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
                 self.env[other] = replace(value, expr=kept)
+
+
+def ended(block: str) -> str:
+    """Why a name has no value behind a block."""
+    return f"which is bound inside of {block} alone"
 
 
 def _trips(first: Expr, last: Expr, step: int) -> Expr:
