@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 
 from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.compute import parse
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.runtime import build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.jobs import job_of, jobs_of
 
 SM90 = TARGETS["sm_90"]
 BOXES = "mma | a=box b=box | swap=1 programs=132 consumers=2 warps=4 via=gluon"
@@ -37,3 +39,31 @@ def test_both_consumers_multiply(text: str, prop: Prop, schedule: str, shape: st
     assert found.registers == SM90.regs // (WARPS * 32) // 8 * 8
     cut = [x for x in found.texts["sass"].splitlines() if "HGMMA" in x]
     assert len(cut) == 2 * products and all(f"HGMMA.{shape}" in x for x in cut)
+
+
+MOMENTS = """compute conv
+    tensor X bf16 [n=1, c=512, h=128, w=128] acdb
+    tensor W bf16 [o=512, c=512, kh=3, kw=3] acdb
+    tensor Y bf16 [n=1, o=512, h=128, w=128] acdb
+    axes   n=1 h=128 w=128 o=512 | kh=3 kw=3 c=512
+    read   x = X[n, c, h + kh - 1, w + kw - 1]
+    read   k = W[o, c, kh, kw]
+    let    s = sum(x*k; kh kw c)
+    let    y = bf16(s)
+    store  Y[n, o, h, w] = y
+    store  M[n, o//16] sum= y
+    store  D[n, o//16] squares= y
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [
+    "h:2 w:128 o:128 c:64 | mma | a=box b=box | c=box swap=1 programs=128 stages=3 warps=8 via=gluon",
+    "w:128 o:128 c:64 | mma | a=box b=box | c=box programs=132 stages=4 warps=4 consumers=2 via=gluon"])
+def test_moments_leave_without_spills(schedule: str) -> None:
+    """Those of a group norm: warps that multiply meet at barriers of their own."""
+    plan = build_compute(parse(MOMENTS), SM90, Schedule.parse(schedule))
+    (found,) = compile_offline([job_of(plan.steps[0], SM90, "ptx")])
+    assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+    assert not found.spill_bytes and not found.serialised
+    assert "swap" in schedule or "bar.sync \t2, 128;" in found.texts["ptx"]

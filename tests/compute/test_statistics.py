@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from transconv.compute import examine, execute, kernels, parse, why_not_lowered
+from transconv.cost.additions import leaving_us
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, finishes, why_not
 from transconv.standalone.reference import lines_of
 from transconv.target import TARGETS
+from transconv.torch_ops.execute import target_of
 from transconv.verify.computation import Case, after_every_pass
 
 SM90 = TARGETS["sm_90"]
@@ -65,6 +67,51 @@ def test_every_pass_keeps_them() -> None:
     plan = build_compute(made, SM90, Schedule.parse("n:1 h.w:16 o:16 c:16 | mma warps=4 stages=2"))
     assert [j.problem for _, j in after_every_pass(made, plan) if j.problem] == []
     assert [t.name for t in plan.workspaces.values()] == ["M_parts", "D_parts", "T_parts"]
+
+
+ROLES = """compute point
+    tensor X f16 [n=2, c=16, h=12, w=8] acdb
+    tensor W f16 [o=64, c=16]
+    tensor Y f16 [n=2, o=64, h=12, w=8] acdb
+    axes   n=2 h=12 w=8 o=64 | c=16
+    read   x = X[n, c, h, w]
+    read   k = W[o, c]
+    let    s = sum(x*k; c)
+    let    y = f16(s)
+    store  Y[n, o, h, w] = y
+    store  M[n, o//4] sum= y
+    store  D[n, o//4] squares= y
+    store  T[o] max= s
+"""
+BOXES = "h:8 w:8 o:64 c:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"
+
+
+@pytest.mark.parametrize("words", ["", "swap=1 programs=3", "c=box programs=2 consumers=2"])
+def test_warps_that_multiply_leave_them(words: str) -> None:
+    """A kernel of roles, whose tiles end within the result: no value from beyond its end counts."""
+    made, schedule = parse(ROLES), Schedule.parse(f"{BOXES} {words}")
+    plan = build_compute(made, SM90, schedule)
+    assert [j.problem for _, j in after_every_pass(made, plan) if j.problem] == []
+    mask, over = ("[None, :]", 1) if "swap" in words else ("[:, None]", 0)
+    for consumer in ("evens", "odds") if "consumers" in words else ("consumer",):
+        role = plan.source.partition(f"def {consumer}(")[2].partition("@gluon")[0]
+        assert f'gl.reduce(gl.where((h < 12){mask}, s, float("-inf")), {over}, max_of)' in role
+
+
+def test_lanes_that_meet_cost() -> None:
+    """In the columns of the matrix unit fewer lanes hold parts than in its rows."""
+    made = parse(ROLES)
+    across, down = (leaving_us(Schedule.parse(f"{BOXES} swap={swap}"), made, SM90) for swap in (1, 0))
+    assert 0 < across < down
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", ["", "swap=1 programs=3", "c=box programs=2 consumers=2"])
+def test_on_the_device(words: str) -> None:
+    made = parse(ROLES)
+    plan = build_compute(made, target_of(torch.device("cuda")), Schedule.parse(f"{BOXES} {words}"))
+    for data in ("exact", "float"):
+        assert not Case(made, data).launched(plan, "cuda").problem
 
 
 def test_reductions_behind_a_product_leave_with_it() -> None:

@@ -36,6 +36,7 @@ from transconv.ir import (
     Node,
     Piece,
     Put,
+    Reduce,
     Role,
     Roles,
     Send,
@@ -90,7 +91,7 @@ class GluonEmitter(TlEmitter):
 
     def lines_For(self, s: For) -> list[str]:
         if s.kind == "dealt":
-            dealt = f"{self.text(s.start)}, {s.stop}, {s.programs}"
+            dealt = f"{self.text(s.start)}, {self.end(s)}, {s.programs}"
             return [f"for {s.var.name} in range({dealt}):", *self.block(s.body)]
         start = "" if s.start is ZERO else f"{self.text(s.start)}, "
         return [f"for {s.var.name} in range({start}{self.end(s)}):", *self.block(s.body)]
@@ -187,7 +188,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
     functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
-                          set(), "gluon.jit", "gl")[1:]]
+                          {r.op for r in find(kernel, Reduce)}, "gluon.jit", "gl")[1:]]
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from types import MappingProxyType
 
 from transconv.graph import leaving, price
 from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
+from transconv.graph.lying import features_last, images
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -77,12 +77,6 @@ def planned(outputs: Sequence[Piece], rates: price.Price, apart: Apart = NONE,
     return Planner(outputs, rates, apart, again).plan
 
 
-def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
-    """Dense strides with the second dim innermost, as boxes of a convolution like it."""
-    inner = [prod(shape[d + 1:]) * shape[1] for d in range(2, len(shape))]
-    return (prod(shape[1:]), 1, *inner)
-
-
 class Planner:
     """Makes a plan. ``home``: the group in which a value rides."""
 
@@ -91,6 +85,7 @@ class Planner:
         self.apart, self.again = apart, again
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
+        self.images = images(self.order) - {*self.outputs}
         self.home: dict[Piece, Group] = {}
         self.users: dict[Piece, list[Piece]] = {}
         for piece in self.order:
@@ -216,6 +211,8 @@ class Planner:
         if piece in self.plan.stored or isinstance(piece, Source):
             return
         group = self.home.get(piece) or self.mapping(piece)
+        if piece in self.images:
+            piece.strides = features_last(piece.shape)
         group.stores.append(piece)
         group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
         self.plan.stored[piece] = group

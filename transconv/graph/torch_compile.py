@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
-from transconv.graph import decompositions, reporting
+from transconv.graph import decompositions, quantized_products, reporting
 from transconv.graph.finding import owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
@@ -107,6 +107,7 @@ class _Graph:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made) -> None:
         decompositions.waiting_for_nothing(gm.graph)
+        quantized_products.joined(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device

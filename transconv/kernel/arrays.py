@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transconv.ir import (
+    FALSE,
     ZERO,
     Const,
     Expr,
@@ -196,6 +197,8 @@ def store(b: Building, view: ArrayView, value: Any) -> None:
         raise Refusal(f"{tile} stored to {view}", fits, "group.store(Y[i:], y)")
     offset, inside = _accessed(b, view, tile.shape)
     out = b.proved(joined(inside, tile.mask))
+    if FALSE in out:
+        return  # nothing is active
     b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(out)))
 
 

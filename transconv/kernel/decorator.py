@@ -12,6 +12,7 @@ from transconv.kernel.device_functions import func
 from transconv.kernel.group import Group
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered, lowered
+from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.target import Target, detect
 
@@ -62,6 +63,12 @@ class KernelFunction:
             raise KernelError(f"{self.source.name}(group, {got}); expected "
                               f"{self.source.name}(group, {', '.join(names)})")
         return {n: given[n] for n in names}
+
+    def simulate(self, group: Group, *args: Any, **words: Any) -> None:
+        """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
+        order that is always the same, and with breakpoints. Raises KernelError with the user's line, also
+        for races, and for barriers that not all items of a group reach."""
+        simulate(self.python, group, self.bound(group, args, words))
 
     def lower(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from transconv.ir import (
+    FALSE,
     REDUCERS,
     Cast,
     Const,
@@ -98,6 +100,10 @@ def _over(b: Building, row: Reduction, value: Expr, x: Tile, axes: Sequence[int]
     neutral = REDUCERS[row.op].identity(value.dtype)
     part: Mask = joined([m for m in x.mask if mentions(m, lanes, b.scope)],
                         [m for m in ends(x.shape) if mentions(m, lanes, b.scope)])
+    if FALSE in x.mask:  # no element is active, nor is the result
+        return neutral
+    if isinstance(value, Const) and not part:
+        return _repeated(row, value, prod(x.shape[at] for at in axes))
     if part and not (row.op == "sum" and b.is_zero(value, part)):
         value = Select(all_of(part), value, neutral)
     missing = [lane for lane in lanes if lane not in lanes_of(value, b.scope)]
@@ -107,6 +113,13 @@ def _over(b: Building, row: Reduction, value: Expr, x: Tile, axes: Sequence[int]
     for lane in lanes:
         value = Reduce(row.op, value, lane)
     return b.let(row.name, value) if lanes else b.named(row.name, value)
+
+
+def _repeated(row: Reduction, value: Const, times: int) -> Const:
+    """The reduction of so many equal elements."""
+    if row.op not in ("sum", "prod"):
+        return value
+    return Const(value.value * times if row.op == "sum" else value.value**times, value.dtype)
 
 
 def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:

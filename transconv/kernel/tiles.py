@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transconv.ir import (
+    FALSE,
     Const,
     Expr,
     Lane,
@@ -165,9 +166,9 @@ def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
 
 def inactive(x: Tile) -> Tile:
     """``x.mask``: True where an element is inactive, as in numpy.ma."""
-    mask = all_of(x.mask)
-    none = Const(False, boolean)
-    return Tile(x.shape, Not(mask) if x.mask else none, (), True)
+    if not x.mask or FALSE in x.mask:
+        return Tile(x.shape, Const(bool(x.mask), boolean), (), True)
+    return Tile(x.shape, Not(all_of(x.mask)), (), True)
 
 
 def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:

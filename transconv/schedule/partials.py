@@ -140,6 +140,14 @@ def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
     return [blocks for blocks in every if blocks]
 
 
+def reduced_sides(write: Write, compute: Compute, schedule: Schedule) -> str:
+    """The sides of a product's tile that a statistic reduces in registers: of B, M and N."""
+    kept = stat.kept(write) or {}
+    sides = blocks_of_sides(compute, schedule)
+    return "".join(compute.kind(blocks[0].first) for blocks in sides
+                   if all(is_within(b, kept, compute) for b in blocks))
+
+
 def is_within(block: Block, kept: dict[str, int], compute: Compute) -> bool:
     """Whether the positions of a block have one place in a statistic."""
     own = [a for a in block.axes if a in kept and compute.size(a) > 1]
@@ -274,8 +282,6 @@ def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | Non
     """The rule of statistics: tiles must hold whole results, and those of products reduce something."""
     for w in compute.statistics:
         name = f"{w.view.tensor.name} {w.op}="
-        if c.via == "gluon":
-            return f"{name} reduces tiles in registers, which a kernel of roles does not; expected via=tl"
         if c.split_k > 1 or c.reduce == "stream":
             return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
         if c.regs:

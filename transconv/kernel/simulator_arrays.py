@@ -1,0 +1,153 @@
+"""Arrays of the call in the simulator: slices by NumPy's rules, loads and stores that know the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transconv.ir import DType, convert
+from transconv.kernel.lanes import broadcast
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.simulator_math import Array, Part
+from transconv.kernel.simulator_order import Order, Trace
+from transconv.kernel.simulator_values import Masked, Operand, part_of
+
+
+class Memory:
+    """An array of the call: its elements, their type, and who accessed them."""
+
+    def __init__(self, order: Order, name: str, data: Array, dtype: DType) -> None:
+        self.order, self.data, self.dtype = order, data, dtype
+        self.trace = Trace(order, name, data.size)
+
+    def whole(self) -> View:
+        """All of it."""
+        return View(self, self.data, np.arange(self.data.size).reshape(self.data.shape))
+
+
+class View(Operand):
+    """A part of an array. ``places``: of its elements in the array; ``there``: False for what an index
+    beyond the array picks, which has no active elements."""
+
+    def __init__(self, memory: Memory, data: Array, places: Array, there: bool = True) -> None:
+        self.memory, self.data, self.places, self.there = memory, data, places, there
+        self.order = memory.order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return tuple(self.data.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.data.ndim
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the elements."""
+        return self.memory.dtype
+
+    @property
+    def T(self) -> View:
+        """The view with its dimensions reversed."""
+        return View(self.memory, self.data.T, self.places.T, self.there)
+
+    def __repr__(self) -> str:
+        return f"array {self.dtype}{list(self.shape)}\n{self.data}"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def part(self) -> Part:
+        return load(self, self.shape).part()
+
+    def __getitem__(self, items: Any) -> View | Masked:
+        items = _filled(items if isinstance(items, tuple) else (items,), self.ndim)
+        if any(isinstance(i, (Operand, np.ndarray)) and i.ndim for i in items):
+            return self.gathered(items)
+        view = self.sliced(items)
+        return view if view.ndim else load(view, ())
+
+    def sliced(self, items: Sequence[Any]) -> View:
+        """The view of slices, numbers and None."""
+        plain: list[Any] = []
+        there, sizes = self.there, [1 if i is None else None for i in items]
+        for item, size in zip((i for i in items if i is not None), self.shape, strict=True):
+            if isinstance(item, slice):
+                plain.append(slice(*(None if b is None else b.__index__()
+                                     for b in (item.start, item.stop, item.step))))
+            else:
+                plain.append(item.__index__())
+                there = there and -size <= plain[-1] < size
+        if not there:  # an empty view of the right number of dimensions
+            empty = tuple(1 if n else 0 for n, i in zip(sizes, items, strict=True) if i is None or
+                          isinstance(i, slice))
+            return View(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
+        rest = iter(plain)
+        index = tuple(None if i is None else next(rest) for i in items)
+        return View(self.memory, self.data[(..., *index)], self.places[(..., *index)])
+
+    def gathered(self, items: Sequence[Any]) -> Masked:
+        """The elements at indices that are tiles; inactive where one is beyond the array."""
+        if any(i is None or isinstance(i, slice) for i in items):
+            raise Refusal("a slice beside a tile as an index", "an index for each dimension", "X[i, j]")
+        parts = [part_of(i) for i in items]
+        if not all(p.dtype.is_integer for p in parts):
+            raise Refusal("floats as an index", "whole numbers", "i.astype(np.int32)")
+        shape = broadcast(*(p.data.shape for p in parts))
+        at = [np.broadcast_to(p.data, shape) for p in parts]
+        inside = np.logical_and.reduce([np.full(shape, self.there)] + [
+            p.active & (i >= 0) & (i < n) for p, i, n in zip(parts, at, self.shape, strict=True)])
+        data = np.zeros(shape, self.data.dtype)
+        chosen = tuple(i[inside] for i in at)
+        data[inside] = self.data[chosen]
+        self.memory.trace.read(self.places[chosen])
+        return Masked(self.order, data, inside, self.dtype, self.order.inside)
+
+    def __setitem__(self, items: Any, value: Any) -> None:
+        view = self.sliced(_filled(items if isinstance(items, tuple) else (items,), self.ndim))
+        if view.ndim and part_of(value).data.ndim != view.ndim:
+            raise Refusal("a value of other dimensions assigned to a slice of an array", "group.store",
+                          "group.store(Y[i:], y)")
+        store(view, value)
+
+
+def _filled(items: tuple[Any, ...], ndim: int) -> list[Any]:
+    """The items, one for each dimension, with slices in place of an ellipsis."""
+    used = sum(i is not None and i is not Ellipsis for i in items)
+    if used > ndim:
+        raise Refusal(f"{used} indices of an array of {ndim} dimensions", f"up to {ndim}")
+    found: list[Any] = []
+    for i in items if any(i is Ellipsis for i in items) else (*items, Ellipsis):
+        found += [slice(None)] * (ndim - used) if i is Ellipsis else [i]
+    return found
+
+
+def load(view: View, shape: tuple[int, ...], vector: bool = False) -> Masked:
+    """The elements of a view as a tile of a shape; inactive where the view has none."""
+    if len(shape) != view.ndim:
+        raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions", f"{view.ndim} sizes",
+                      "group.load(X[i:], shape=(16, X.shape[1]))")
+    data, active = np.zeros(shape, view.dtype.numpy), np.zeros(shape, bool)
+    if view.there:
+        part = tuple(slice(0, min(n, m)) for n, m in zip(shape, view.shape, strict=True))
+        data[part], active[part] = view.data[part], True
+        view.memory.trace.read(np.asarray(view.places[part]))
+    return Masked(view.order, data, active, view.dtype, vector or view.order.inside)
+
+
+def store(view: View, value: Any) -> None:
+    """Write the active elements of a value that are inside of a view."""
+    part = part_of(value)
+    if part.data.ndim != view.ndim:
+        raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",
+                      "as many dimensions", "group.store(Y[i:], y)")
+    inside = tuple(slice(0, min(n, m)) for n, m in zip(part.data.shape, view.shape, strict=True))
+    active = part.active[inside]
+    if view.there and active.any():
+        written = convert(np.asarray(part.data[inside]), view.dtype)
+        view.data[inside] = np.where(active, written, view.data[inside])
+        view.memory.trace.write(np.asarray(view.places[inside])[active])
