@@ -119,7 +119,7 @@ PAIRS = floats(9, 5), floats(11, 5, seed=2), out(9, 11)
 CASES = (
     Case(pairwise_of_items, Group((9, 11), (4, 8)), PAIRS, distances),
     Case(pairwise_by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
-    Case(branches_of_items, Group(21, 8), (floats(21), out(21), out(21)), _branches),
+    Case(branches_of_items, Group(24, 8), (floats(24), out(24), out(24)), _branches),
     Case(with_functions, Group(10, 8), (floats(10), out(10)), lambda x, y: {1: x * 49 * 3}, 1e-4),
     Case(functions_of_items, Group(11, 4), (floats(11, 3), PLACES, out(12, 2)), _scatter),
 )

@@ -504,3 +504,20 @@ def unknown_place_of_an_item(group, X, Y):
         i = item.get_id()
 
     inner()
+
+
+@kernel
+def neighbours_in_place(group, X, Y):
+    i, j = group.work_offset()
+    y = group.load(Y[i:, j + 1:], shape=group.shape)
+    group.store(Y[i:, j:], y)
+
+
+@kernel
+def items_in_place(group, X, Y):
+    @group.workitems
+    def inner(item):
+        i, j = item.global_id()
+        Y[i, j] = Y[i, j] + Y[j, i]
+
+    inner()

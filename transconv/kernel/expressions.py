@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr
+from transconv.ir import Expr, Store
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
 from transconv.kernel.calls import TILE_METHODS, called, is_static
@@ -24,6 +24,7 @@ from transconv.kernel.scopes import Item
 from transconv.kernel.source import Source
 from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
 from transconv.kernel.values import named as type_name
+from transconv.simplify import simplify
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -262,13 +263,15 @@ class Expressions:
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
             if any(isinstance(i, Tile) and i.shape for i in items):
+                made = arrays.gathered(self.b, of, items, self.stem)
                 self.accessed(of)
-                return arrays.gathered(self.b, of, items, self.stem)
+                return made
             view = arrays.sliced(self.b, of, items)
             if view.ndim:
                 return view
+            value = arrays.element(self.b, view, self.stem)
             self.accessed(view)
-            return arrays.element(self.b, view, self.stem)
+            return value
         if isinstance(of, Tile):
             if of.items:
                 raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")
@@ -293,20 +296,24 @@ class Expressions:
     # -- effects --
 
     def accessed(self, view: ArrayView, writes: bool = False) -> None:
-        """Note an access to an array."""
+        """Note an access to an array: that of the last statement."""
+        last = self.b.stmts[-1]
+        offset = last.offset if isinstance(last, Store) else last.value.offset  # type: ignore[attr-defined]
+        offset = simplify(offset, self.b.facts)
         place = self.source.place(self.at)
-        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops)))
+        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
 
     def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
         """``group.load``, ``group.vload``"""
+        made = arrays.load(self.b, view, shape, self.stem, vector)
         self.accessed(view)
-        return arrays.load(self.b, view, shape, self.stem, vector)
+        return made
 
     def store(self, view: ArrayView, value: Any) -> None:
         """``group.store``"""
         self.check_written(view)
-        self.accessed(view, writes=True)
         arrays.store(self.b, view, value)
+        self.accessed(view, writes=True)
 
     def check_written(self, view: ArrayView) -> None:
         """Refuse a store to an array with several elements in one place."""

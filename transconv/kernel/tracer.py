@@ -259,8 +259,8 @@ class Tracer(Blocks):
         if not any(isinstance(i, Tile) and i.items for i in items):
             raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
         self.check_written(of)
-        self.accessed(of, writes=True)
         arrays.scattered(self.b, of, items, value, tuple(self.within.within))
+        self.accessed(of, writes=True)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
