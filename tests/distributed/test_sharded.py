@@ -34,7 +34,7 @@ def check(shape: tuple[int, ...], todo: list[cases.Case]) -> None:
 def refusal(call: Any) -> str:
     try:
         call()
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -58,6 +58,10 @@ def sample() -> dict[str, Any]:
     found["fused"] = refusal(lambda: _fused(x, w))
     found["compiled"] = refusal(lambda: torch.compile(transconv.conv2d, backend="aot_eager")(x, w))
     found["shapes"] = refusal(lambda: transconv.conv2d(x, w, groups=3))
+    for name, plan in {"axis": {"x": 0}, "mesh dim": {"h": 1}, "name": {"h": "rows"},
+                       "twice": {"h": 0, "w": 0}}.items():
+        found[name] = refusal(lambda plan=plan: transconv.distributed.parallelize(  # type: ignore[misc]
+            torch.nn.Conv2d(1, 1, 1), mesh, plan))
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
     return found
 
@@ -85,6 +89,8 @@ def test_a_pair() -> None:
                             "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",
                             "meshes": "DTensors of 2 meshes", "fused": "no error",
                             "compiled": "torch.compiler.disable", "unbatched": "no error",
+                            "axis": "expected one of n, d, h, w", "mesh dim": "the mesh has 1 dims",
+                            "name": "mesh dim 'rows'", "twice": "two axes along mesh dim 0",
                             "shapes": "expected weight to be divisible by 3"}.items():
             assert words in found[name], (name, found[name])
 

@@ -1,0 +1,65 @@
+"""Whole models over a mesh: results and gradients of one process; plans that a mesh does not have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init_device_mesh
+
+import transconv
+from tests.distributed import processes
+
+
+class Small(nn.Module):
+    """With a skip connection, norms, a stride, a pool and a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU())
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.last = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.GroupNorm(8, 8, affine=False),
+                                  nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.first(x)
+        return self.last(torch.cat([a, self.up(self.down(a))], 1))  # type: ignore[no-any-return]
+
+
+def made() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Small().double(), torch.randn(2, 3, 10, 12).double()
+
+
+def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
+    """What differs from one process after a step."""
+    transconv.config.fallback = "silent"
+    whole, x = made()
+    y = whole(x)
+    y.square().mean().backward()
+    model, _ = made()
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns")[:len(shape)])
+    transconv.distributed.parallelize(model, mesh, plan)
+    result = model(x)
+    target = distribute_tensor(torch.zeros_like(y), mesh, result.placements)
+    (result - target).square().mean().backward()
+    found = [] if result.placements[0].is_shard() else [f"placements {result.placements}"]
+    if not torch.allclose(result.full_tensor(), y):
+        found.append("result")
+    for (name, p), want in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(p.grad, DTensor) and want.grad is not None
+        if p.grad.placements != (Replicate(),) * mesh.ndim:
+            found.append(f"{name}: {p.grad.placements}")
+        if not torch.allclose(p.grad.full_tensor(), want.grad):
+            found.append(f"gradient of {name}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "plan"), [
+    ((2,), {"h": 0}), ((3,), {"w": "rows"}), ((2, 2), {"h": 0, "w": 1}),
+    ((2, 2), {"n": 0, "h": "columns"})])
+def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) -> None:
+    found = processes.run(torch.Size(shape).numel(), trained, shape, plan)
+    assert found == [[] for _ in found], found
