@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr, Store
+from transconv.ir import Expr, Let, Load, Store
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
 from transconv.kernel.calls import TILE_METHODS, called, is_static
@@ -296,10 +296,12 @@ class Expressions:
     # -- effects --
 
     def accessed(self, view: ArrayView, writes: bool = False) -> None:
-        """Note an access to an array: that of the last statement."""
-        last = self.b.stmts[-1]
-        offset = last.offset if isinstance(last, Store) else last.value.offset  # type: ignore[attr-defined]
-        offset = simplify(offset, self.b.facts)
+        """Note the access to an array in the last statement; there is none where nothing is active."""
+        last = self.b.stmts[-1] if self.b.stmts else None
+        access = last.value if isinstance(last, Let) else last
+        if not isinstance(access, Store if writes else Load) or access.tensor is not view.tensor:
+            return
+        offset = simplify(access.offset, self.b.facts)
         place = self.source.place(self.at)
         self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
 
