@@ -93,9 +93,10 @@ def example(name: str) -> Callable[..., Any]:
     return found
 
 
-def check(name: str) -> None:
+def check(name: str, device: str = "cpu") -> None:
     arguments, meaning = EXAMPLES[name]
-    got, wanted = (f(*arguments) for f in (example(name), meaning))
+    got, wanted = (f(*(a.to(device) if torch.is_tensor(a) else a for a in arguments))
+                   for f in (example(name), meaning))
     for a, b in zip(*((x,) if torch.is_tensor(x) else x for x in (got, wanted)), strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), atol=1e-5, rtol=1e-5)
 
