@@ -246,3 +246,18 @@ def test_calls_after_the_first_ask_for_no_launch(monkeypatch: pytest.MonkeyPatch
     transconv.config.fallback = "silent"
     run(x)
     assert len(asked) == 3
+
+
+def test_what_is_made_of_no_tensor_goes_through_no_memory() -> None:
+    """The indices of an upsampling behind a region of torch are counted where they are needed."""
+    x = torch.randn(1, 2, 4, 4)
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (F.interpolate(torch.cumsum(x + 1, 2) * 2, size=(6, 8)),)
+
+    run = traced(f, [x])
+    with by_meaning():
+        compare(f, run, [x], 1e-5)
+    (found,) = run.transconv.graphs
+    assert [type(r).__name__ for r in found.rows] == ["KernelRow", "TorchRow", "KernelRow"]
+    assert "2 x" not in found.rows[1].operations

@@ -25,10 +25,11 @@ from transconv.functional.launches import (
     refused,
 )
 from transconv.functional.operators import as_wanted
+from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel, Lying
-from transconv.graph.leaving import why_again
+from transconv.graph.leaving import weighed, why_again
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
@@ -38,7 +39,7 @@ from transconv.graph.sizes import Known, Length, Size, like, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
 from transconv.ir import value_at
-from transconv.runtime import Question, quickest
+from transconv.runtime import Question, quickest, rank
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
@@ -229,6 +230,8 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
+        work = {w: None for k in kernels if k.group.product for w in (*weighed(k), *apart_or_not(k, plan))}
+        rank(Question(w, target, deterministic()) for w in work)
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
         read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product

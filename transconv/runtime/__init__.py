@@ -9,7 +9,7 @@ from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
-from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare
+from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare, rank
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
@@ -30,5 +30,5 @@ __all__ = [
     "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
     "check_indices", "collect", "collecting", "cores", "forget", "header", "info", "is_collecting",
     "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "quickest",
-    "ready", "replan", "state", "unpack",
+    "rank", "ready", "replan", "state", "unpack",
 ]
