@@ -17,7 +17,8 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU())
-        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                                  nn.AvgPool2d(3, 1, 1), nn.InstanceNorm2d(8, affine=True))
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.last = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.GroupNorm(8, 8, affine=False),
                                   nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"))
@@ -44,7 +45,13 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
     result = model(x)
     target = distribute_tensor(torch.zeros_like(y), mesh, result.placements)
     (result - target).square().mean().backward()
+    for (name, b), want in zip(model.named_buffers(), whole.buffers(), strict=True):
+        if not torch.allclose(b.full_tensor(), want):  # type: ignore[operator]
+            return [f"{name}: {b} for {want}"]
     found = [] if result.placements[0].is_shard() else [f"placements {result.placements}"]
+    with torch.no_grad():
+        if not torch.allclose(model.eval()(x).full_tensor(), whole.eval()(x)):
+            found.append("inference")
     if not torch.allclose(result.full_tensor(), y):
         found.append("result")
     for (name, p), want in zip(model.named_parameters(), whole.parameters(), strict=True):
