@@ -110,5 +110,12 @@ def add_norms() -> None:
             _add(name, function, _norms[0])
 
 
-_add("transconv::fwd", _own_forward, operators.library)
+def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(0) if t is None else t for t in backward(grad, *rest))
+
+
+# The first is called below autograd, the others where there is none, as in inference mode.
+for _name, _function in {"transconv::fwd": _own_forward, "transconv::convolution": forward,
+                         "transconv::convolution_backward": _own_backward}.items():
+    _add(_name, _function, operators.library)
 subclasses.serve(DTensor, backward, replace)
