@@ -165,12 +165,10 @@ def test_two_gpus() -> None:
 
 
 def on_gpus() -> list[str]:
-    rank = torch.distributed.get_rank()
-    torch.cuda.set_device(rank)
-    torch.distributed.new_group(backend="nccl")
+    """Few: each has three kernels to compile."""
+    torch.cuda.set_device(torch.distributed.get_rank())
     mesh = init_device_mesh("cuda", (2,))
-    with torch.device("cuda"):
-        return [told for c in [*cases.probed(), *(cases.drawn(s, 1) for s in range(40))]
-                if (told := cases.wrong(c, mesh, transconv))]
+    todo = [*cases.probed()[::9], *(cases.drawn(seed, 1) for seed in range(12))]
+    return [f"{c}: {told}" for c in todo if (told := cases.wrong(c, mesh, transconv))]
 
 

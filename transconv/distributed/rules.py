@@ -115,7 +115,9 @@ def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
 
 
 # The first is called below autograd, the others where there is none, as in inference mode.
-for _name, _function in {"transconv::fwd": _own_forward, "transconv::convolution": forward,
-                         "transconv::convolution_backward": _own_backward}.items():
-    _add(_name, _function, operators.library)
+_OWN: dict[str, Callable[..., Any]] = {
+    "transconv::fwd": _own_forward, "transconv::convolution": forward,
+    "transconv::convolution_backward": _own_backward}
+for _name, _rule in _OWN.items():
+    _add(_name, _rule, operators.library)
 subclasses.serve(DTensor, backward, replace)
