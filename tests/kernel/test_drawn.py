@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.kernel.drawn import source
 from transconv.kernel import Group, KernelFunction
@@ -30,16 +31,22 @@ def made(seed: int, folder: Path) -> KernelFunction:
 @pytest.mark.parametrize("seed", [*range(QUICK), *(pytest.param(n, marks=pytest.mark.slow)
                                                    for n in range(QUICK, 120))])
 def test_two_engines(seed: int, tmp_path: Path) -> None:
+    agree(seed, tmp_path, "cpu")
+
+
+def agree(seed: int, tmp_path: Path, device: str) -> None:
+    """A drawn kernel gives the same on a device as in the simulator."""
     function, draw = made(seed, tmp_path), np.random.default_rng(seed)
     rows, cols = (int(n) for n in draw.integers(1, 12, 2))
     group = Group((rows, cols), tuple(int(n) for n in draw.integers(1, 7, 2)))
     x, z = (draw.normal(size=draw.integers(0, 13, 2)).astype(np.float32) for _ in range(2))
     k = draw.integers(-9, 9, (rows, cols)).astype(np.int32)
     results = []
-    for run in (function.simulate, function):
-        y, s = np.full((3, rows, cols), -77, np.float32), np.full((rows, cols), -77, np.int32)
-        run(group, x, z, k, y, s)
-        results.append((y, s))
+    for run, place in ((function.simulate, "cpu"), (function, device)):
+        arrays = (x, z, k, np.full((3, rows, cols), -77, np.float32), np.full((rows, cols), -77, np.int32))
+        given = [torch.tensor(a, device=place) for a in arrays]
+        run(group, *given)
+        results.append([t.cpu().numpy() for t in given[3:]])
     (y, s), (other_y, other_s) = results
     np.testing.assert_array_equal(s, other_s, err_msg=source(seed))
     np.testing.assert_allclose(y, other_y, 2e-4, 2e-4, err_msg=source(seed))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.functions import function_of
 from transconv.kernel.reductions import reduction_of
 from transconv.kernel.simulator_math import applied, reduced
@@ -23,7 +24,7 @@ Called = Callable[..., Any]
 
 
 def seen_by_tiles(function: Called, known: dict[int, Any] | None = None) -> Called:
-    """A function of the same code with such names for tiles."""
+    """A function of the same code with such names for tiles, as the functions of kernels it calls."""
     known = {} if known is None else known
     if not isinstance(function, FunctionType):
         return function
@@ -51,6 +52,8 @@ def _names(code: Any) -> set[str]:
 def _seen(value: Any, known: dict[int, Any]) -> Any:
     if value is math:
         return _Math()
+    if isinstance(value, DeviceFunction):
+        return seen_by_tiles(value.python, known)
     return _of_tiles(value) if function_of(value) or reduction_of(value) else value
 
 
