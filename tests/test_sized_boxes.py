@@ -26,6 +26,7 @@ from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
 POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"
+DEPTHWISE = "g16mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc"
 LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
     (POINTWISE, Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4"),
     ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
@@ -34,8 +35,14 @@ LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
      "ih:4 iw:8 ic:16 oc:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
     ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
      "oh:4 ow:8 oc:16 ic:16 | mma | a=gather b=box | c=box stages=2 warps=4"),
-    (POINTWISE, Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | a=box b=box | c=box stages=2 warps=4"))
-NAMES = ("pointwise", "window", "gradient", "strided", "weight")
+    (POINTWISE, Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | a=box b=box | c=box stages=2 warps=4"),
+    (POINTWISE, Prop.FWD,
+     "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box programs=3 stages=2 warps=4"),
+    (DEPTHWISE, Prop.FWD,
+     "mb.oh:8 ow:4 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kw stages=1 warps=4"),
+    (DEPTHWISE, Prop.BWD_W, "mb.oh:8 ow:4 kh:3 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kh.kw late=1 "
+     "stages=1 warps=4"))
+NAMES = ("pointwise", "window", "gradient", "strided", "weight", "persistent", "registers", "kept sums")
 
 
 def layer(text: str, prop: Prop) -> Compute:
@@ -57,7 +64,8 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compute, plan = built(at)
     kernel = plan.steps[0].kernel
-    assert find(kernel, BoxLoad) and bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
+    assert bool(find(kernel, BoxLoad)) == ("box" in LAYERS[at][2])
+    assert bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
     _, run = built(at, executable(SM90, "cpu"))
     for n, drawn in enumerate(sizes.drawn(compute, 5)):
         case = Case(compute.at(**drawn))
@@ -132,7 +140,12 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr(launch, "encode", lambda made, meta, box: [made, meta])
-    monkeypatch.setattr(run, "describe", lambda t, box, extents: described.append(box.shape) or box.shape)
+
+    def describe(_: Any, box: Any, extents: Any, at: Any) -> tuple[int, ...]:
+        described.append(at[0] if at else box.shape)
+        return described[-1]
+
+    monkeypatch.setattr(run, "describe", describe)
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]

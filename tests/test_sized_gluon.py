@@ -27,6 +27,12 @@ LAYERS = {  # a window, a fused block, a sum that ends at a size
                "oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4 via=gluon"),
     "pointwise": ("mb2?ic32ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD,
                   "mb.oh.ow:64 oc:16 ic:16 | mma | a=box b=box | c=gather stages=3 warps=4 via=gluon"),
+    "persistent": ("mb4?ic32ih16?oc64oh16kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
+                   "oh:8 ow:8 oc:64 ic:16 | mma | a=box b=box | c=box swap=1 programs=3 keep=b stages=2 "
+                   "warps=4 via=gluon"),
+    "in turns": ("mb4?ic64ih16?oc64oh16kh1 dt=f16 tag=nhwc", Prop.FWD,
+                 "mb.oh.ow:64 oc:64 ic:32 | mma | a=box b=box | c=box swap=1 group_m=4 programs=3 "
+                 "consumers=2 stages=2 warps=4 via=gluon"),
     "weight": ("mb2?ic64ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.BWD_W,
                "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
 }
@@ -76,9 +82,18 @@ def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert run.sizes.names == ("MB", "IH", "IW")
 
 
-def test_they_are_not_proposed() -> None:
-    compute, _ = built("window")
-    assert not any(s.via == "gluon" for s in heuristics.candidates(compute, SM90))
+def test_persistent_ones_are_proposed_with_a_program_for_each_multiprocessor() -> None:
+    plain, names = marked("mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc")
+    (compute,) = any_size(ConvProblem.parse(plain), Prop.FWD, names)
+    found = [s for s in heuristics.candidates(compute, SM90) if s.via == "gluon" and s.programs]
+    assert found and {s.programs for s in found} == {SM90.sms}
+    assert {s.consumers for s in found} == {1, 2}
+
+
+def test_tiles_are_counted_in_32_bits() -> None:
+    plan = built("persistent")[1]
+    assert ".to(gl.int64)" not in plan.source
+    assert "<= 2147483647" in str(plan.required.sizes)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

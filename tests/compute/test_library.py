@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from transconv.compute import execute, library, parse
 from transconv.compute.library import Formula, Gradient, Page, Strided
-from transconv.functional.bound import strided
+from transconv.functional import bound
 from transconv.ir import bf16, f32
 from transconv.runtime import build_compute
 from transconv.target import Target
@@ -23,6 +23,11 @@ from transconv.verify.computation import Case, after_every_pass
 
 D = torch.float64
 Values = dict[str, torch.Tensor]
+
+
+def strided(t: torch.Tensor) -> Strided:
+    """A tensor as the library has it."""
+    return bound.strided(bound.lying(t))
 
 
 def evaluated(formula: Formula, text: str, values: Values) -> None:

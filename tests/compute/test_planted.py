@@ -23,9 +23,11 @@ from transconv.ir import (
     Node,
     Stmt,
     Store,
+    Var,
     find,
+    substitute,
 )
-from transconv.passes import blockwise, gridwise, lanewise, partials, reuse
+from transconv.passes import blockwise, gridwise, hoist, lanewise, partials, reuse
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes, legality_words
 from transconv.selection.parts import spread
@@ -236,9 +238,25 @@ def first_store_alone(patch: pytest.MonkeyPatch) -> None:
 
 def rows_beyond_the_end_count(patch: pytest.MonkeyPatch) -> None:
     """Rows of a tile beyond the end of the result take part in its statistics."""
+    patch.setattr(partials.Reducing, "masked", lambda self, op, value, mask: value)
+
+
+def rows_of_a_tile_are_not_added(patch: pytest.MonkeyPatch) -> None:
+    """Of the rows that a program adds up behind its last tile, the greatest is taken."""
     whole = partials.Reducing.reduced
-    patch.setattr(partials.Reducing, "reduced",
-                  lambda self, op, value, over, mask: whole(self, op, value, over, TRUE))
+    patch.setattr(partials.Reducing, "reduced", lambda self, op, value, over: whole(
+        self, "max" if isinstance(value, Var) and value.name.endswith("_all") else op, value, over))
+
+
+def first_tile_for_all(patch: pytest.MonkeyPatch) -> None:
+    """What differs from tile to tile is loaded once, too, for the first tile of a program."""
+    whole = hoist._Hoist.dealt
+
+    def planted(self: hoist._Hoist, loop: For, body: Stmt) -> Stmt:
+        loads = {x: substitute(x, {loop.var: loop.start}) for x in find(body, Load)}
+        return whole(self, loop, substitute(body, loads))
+
+    patch.setattr(hoist._Hoist, "dealt", planted)
 
 
 def one_mean_of_all_tiles(patch: pytest.MonkeyPatch) -> None:
@@ -274,6 +292,12 @@ STATISTICS = """compute statistics
     store  Y[m, n] = y
     store  M[n // 2] sum= y
     store  D[n // 2] squares= y"""
+CARRIED = """compute carried
+    axes   n=20 | k=12
+    read   x = X[n, k]
+    let    s = sum(x; k)
+    store  Y[n, k] = x - s
+    store  W[k] sum= x"""
 SIZED = "compute sized\n sizes M=4 in 1..64\n axes m=M k=3\n read x = X[m, k]\n store Y[m, k] = x + 1"
 
 BUGS: list[tuple[Plant, str, str, str]] = [
@@ -294,7 +318,9 @@ BUGS: list[tuple[Plant, str, str, str]] = [
     (grid_of_the_example, SIZED, "m:4 | fma", "gridwise"),
     (first_store_alone, TWO, "m:16 n:16 k:16 | fma | split_k=2", "blockwise"),
     (rows_beyond_the_end_count, STATISTICS, "m:16 n:16 k:16 | fma", "lanewise"),
-    (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "gridwise")]
+    (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "gridwise"),
+    (rows_of_a_tile_are_not_added, CARRIED, "n:4 k:16 | fma | late=1 programs=2", "lanewise"),
+    (first_tile_for_all, CARRIED, "n:4 k:16 | fma | stages=2 programs=2", "hoist")]
 
 
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])

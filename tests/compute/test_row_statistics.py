@@ -67,6 +67,7 @@ WEIGHED = """compute weighed
     store  Y[n, k] = (x - a)*w
 """
 CARRIED = "n:4 k:16 | fma | warps=1 stages=1 programs=2"
+LATE = "n:8 k:16 | fma | late=1 warps=1 stages=1 programs=2"  # the last tile ends beyond the last row
 AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
 
 
@@ -74,7 +75,7 @@ AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
     (ROWS, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
     (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)), (ROWS, "k:16 | fma | warps=1", (20, 12)),
     (ROWS, CARRIED, (2, 12)), (ROWS, "k:16 | fma | warps=1 stages=1 programs=3", (3, 12)),
-    (ROWS, AHEAD, (3, 12)),
+    (ROWS, AHEAD, (3, 12)), (ROWS, LATE, (2, 12)), (MAP, LATE, (2, 12)),
     (MAP, CARRIED, (2, 12)), (MAP + EACH, "n:8 k:16 | fma | warps=1 stages=1", (3, 12))])
 def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
                                                     parts: tuple[int, ...]) -> None:
@@ -87,7 +88,7 @@ def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
 
 
 @pytest.mark.parametrize(("text", "schedule"), [
-    (ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (ROWS, AHEAD), (MAP, CARRIED)])
+    (ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (ROWS, AHEAD), (MAP, LATE)])
 def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
     plan = build_compute(parse(text), INTERPRETER, Schedule.parse(schedule))
     for data in ("exact", "float"):
@@ -97,6 +98,9 @@ def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
 def test_what_cannot_be_left() -> None:
     lost = ROWS.replace("W[k] sum=", "W[0] sum=")
     assert "reduces k, as rows are; expected it in the coordinates" in str(why_not_lowered(parse(lost)))
+    wide = parse(ROWS.replace("12", "4096").replace("20", "16384").replace("f16", "f32"))
+    deep = Schedule.parse("n:4 k:4096 | fma | programs=132 stages=3 warps=32")
+    assert "3 stages of a tile need 262144 bytes of shared memory" in str(why_not(deep, wide, SM90))
     split = Schedule.parse("n:4 k:4 | fma | warps=1 split_k=2")
     assert "elements of a row are needed again" in str(why_not(split, parse(ROWS), SM90))
 
@@ -132,6 +136,8 @@ def test_sums_over_rows_leave_with_them() -> None:
     assert {r.view.tensor.name for r in rounded.reads} == {"dw_kept"}
     plan = build_compute(parse(text), INTERPRETER)
     assert not Case(parse(text), "float").launched(plan, "cpu").problem
+    for size in ("128", "8192"):
+        assert kernels(parse(NORM.replace("12", size)))[0].statistics
     for size in ("12", "40000"):
         first, sums = kernels(parse(NORM.replace("12", size)))
         assert not first.statistics and {r.view.tensor.name for r in sums.reads} == {"X", "G"}

@@ -69,19 +69,19 @@ ZEROS = [
     ("g4mb1ic16iw9oc8ow5kw3sw2pw1 dt=u8:s8:s32", "zero:src:per_ic"),
     ("g8mb2ic8ih6oc8oh6kh3ph1 dt=u8:u8:u8", "zero:src"),
     ("mb1ic3id4ih4iw4oc5od4oh4ow4kd3kh3kw3pd1ph1pw1 dt=s8:s8:f32", "zero:src+zero:wei"),
-    ("mb1ic4ih12oc8oh20kh3ph6 dt=s8:u8:s32", "zero:wei"),
+    ("mb1ic4ih12oc8oh20kh3ph6 dt=s8:u8:s32", "zero:wei:per_oc"),
     ("mb1ic4ih12oc8oh12kh5ph4dh1 dt=s8:s8:s32", "zero:src:per_ic"),
     ("mb2ic20iw8oc17ow4kw3sw2pw1 dt=u8:s8:s32", ""),
     ("g2mb1ic32iw5oc32ow5kw3pw1 dt=u8:s8:s32", "zero:src:per_ic"),
     ("mb1ic16iw6oc16ow6kw3pw1 dt=s8:u8:s32", "zero:src"),
-    ("mb1ic16iw6oc16ow6kw3pw1 dt=u8:u8:s32", "zero:wei")]
+    ("mb1ic16iw6oc20ow6kw3pw1 dt=u8:u8:s32", "zero:src+zero:wei:per_oc")]
 
 # Of transposed convolutions: all phases in one product, a product for each, several at once, one position.
 TRANSPOSED = [
     ("mb2ic24ih7oc16oh7kh3ph1 dt=s32:s8:s8 tag=nhwc", "zero:dst"),
     ("mb2ic24ih8oc16oh4kh3sh2ph1 dt=s8:s8:u8 tag=nhwc", "zero:dst:per_oc+zero:wei+bias"),
     ("g4mb1ic16iw19oc8ow10kw4sw2pw1 dt=s32:u8:s8", "zero:dst:per_oc"),
-    ("mb1ic4iw17oc8ow5kw4sw4pw1 dt=s32:s8:s8", "zero:dst+zero:wei"),
+    ("mb1ic4iw17oc8ow5kw4sw4pw1 dt=s32:s8:s8", "zero:dst+zero:wei:per_ic"),
     ("mb1ic4iw24oc8ow7kw3sw3pw1dw1 dt=s32:s8:s8", "zero:dst"),
     ("mb1ic3id4ih4iw4oc5od1oh1ow1kd4kh4kw4 dt=f32:s8:s8", "zero:dst+zero:wei"),
     ("mb1ic4iw30oc8ow11kw5sw3pw2 dt=s32:s8:u8", "zero:dst:per_oc"),
@@ -120,6 +120,7 @@ def test_padding_that_counts_as_0(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mb1ic8ih5oc8oh5kh3ph1 dt=f16", "fwd", "zero:src", "zero points are for integers; src is f16"),
     ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "bwd_d", "zero:src", "bwd_d multiplies dst by weights; expected its"),
     ("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s32:s8", "bwd_w", "zero:dst", "products with weights; bwd_w has none"),
+    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei:per_ic", "fwd sums over the channels of src"),
     ("g2mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei", "for one group; there are 2")])
 def test_refused_zero_points(problem: str, prop: str, words: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):

@@ -15,25 +15,35 @@ from transconv.ir import Tensor, tf32
 ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 
 
-def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
-    """The descriptor for an explicit kernel, with the layout of the box in shared memory."""
+Lying = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape of a tensor, and its strides in elements."""
+
+
+def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Lying | None = None) -> Any:
+    """The descriptor for an explicit kernel, with the layout of the box in shared memory. ``at``: how the
+    tensor lies, if sizes are arguments."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    strides = box.layout.strides()
-    assert strides is not None
+    shape, strides = at or _lying(box)
     layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
-    made = TensorDescriptor(tensor, list(box.shape), list(strides), list(extents), layout)
+    made = TensorDescriptor(tensor, [*shape], [*strides], [*extents], layout)
     return _rounding(made, box)
 
 
-def describe(tensor: Any, box: Tensor, extents: tuple[int, ...]) -> Any:
-    """The descriptor of a tensor seen as the box's dimensions; its address is a multiple of 16."""
+def describe(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Lying | None = None) -> Any:
+    """The descriptor of a tensor seen as the box's dimensions; its address is a multiple of 16. ``at`` as
+    above."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    shape, strides = at or _lying(box)
+    return _rounding(TensorDescriptor(tensor, [*shape], [*strides], [*extents]), box)
+
+
+def _lying(box: Tensor) -> Lying:
     strides = box.layout.strides()
     assert strides is not None
-    return _rounding(TensorDescriptor(tensor, list(box.shape), list(strides), list(extents)), box)
+    return box.shape, strides
 
 
 def _rounding(descriptor: Any, box: Tensor) -> Any:

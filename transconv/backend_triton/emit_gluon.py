@@ -91,7 +91,7 @@ class GluonEmitter(TlEmitter):
 
     def lines_For(self, s: For) -> list[str]:
         if s.kind == "dealt":
-            dealt = f"{self.text(s.start)}, {s.stop}, {s.programs}"
+            dealt = f"{self.text(s.start)}, {self.end(s)}, {s.programs}"
             return [f"for {s.var.name} in range({dealt}):", *self.block(s.body)]
         start = "" if s.start is ZERO else f"{self.text(s.start)}, "
         return [f"for {s.var.name} in range({start}{self.end(s)}):", *self.block(s.body)]

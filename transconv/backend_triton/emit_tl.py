@@ -74,7 +74,7 @@ class TlEmitter(ExprSpeller):
         if s.programs:
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
             how = f"num_stages={s.stages}" if s.stages else "flatten=True"
-            dealt = f"{start}, {s.stop}, {s.programs}, {how}"
+            dealt = f"{start}, {self.end(s)}, {s.programs}, {how}"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from transconv.backend_triton.descriptors import Lying
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch import (
     INTERPRETER,
@@ -22,7 +23,19 @@ from transconv.backend_triton.launch import (
     written_out,
 )
 from transconv.backend_triton.launch import _torch as torch_module
-from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, Values, as_expr, values_of, walk
+from transconv.ir import (
+    LARGEST_SIZE,
+    Expr,
+    For,
+    Kernel,
+    Sizes,
+    Tensor,
+    Values,
+    as_expr,
+    minimum,
+    values_of,
+    walk,
+)
 from transconv.simplify import facts_of, range_of
 
 
@@ -30,7 +43,8 @@ def programs(kernel: Kernel) -> Expr:
     """The number of programs that a kernel is launched with, as an expression of its sizes."""
     for at in walk(kernel.body):
         if isinstance(at, For) and at.kind == "grid":
-            return as_expr(at.stop) if at.until is None else at.until
+            tiles = as_expr(at.stop) if at.until is None else at.until
+            return minimum(tiles, at.programs) if at.programs else tiles
     return as_expr(1)
 
 
@@ -52,6 +66,19 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) ->
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
+def _lying(box: Tensor, sizes: Sizes) -> Callable[[tuple[int, ...]], Lying] | None:
+    """A function of sizes that says how a tensor lies; None if they do not matter."""
+    if not box.extents:
+        return None
+    find, rank = values_of([*box.extents, *box.steps], sizes.names), len(box.shape)
+
+    def at(values: tuple[int, ...]) -> Lying:
+        found = find(*values)
+        return found[:rank], found[rank:]
+
+    return at
+
+
 class SizedLauncher(Launcher):
     """Runs one kernel for any sizes that it takes (``requires``). ``compiled`` counts
     Triton's compiles: at most two kernels a device, for tensors that are aligned and for others."""
@@ -63,6 +90,7 @@ class SizedLauncher(Launcher):
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
         self.requires = _countable(programs, sizes, self.boxes)
         self.count = values_of((programs,), sizes.names)
+        self.lying = [b and _lying(b[0], sizes) for b in self.boxes]
         self.compiled = 0
         self.starts: dict[tuple[int, bool], _Start] = {}
 
@@ -88,9 +116,8 @@ class SizedLauncher(Launcher):
             made(grid, sizes, tensors, torch._C._cuda_getCurrentRawStream(device.index))
 
     def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
-        """Which arguments are descriptors, each with its tensor of these sizes."""
-        values = dict(zip(self.sizes.names, sizes, strict=True))
-        return tuple(b and (b[0].at(values), b[1]) for b in self.boxes)
+        """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
+        return tuple([b and (*b, at and at(sizes)) for b, at in zip(self.boxes, self.lying, strict=True)])
 
     def starter_at(self, device: int, aligned: bool, order: tuple[int, ...],
                    values: Values) -> Callable[..., None] | None:

@@ -28,9 +28,9 @@ from transconv.ir import TRUE, Cast, Const, Div, Expr, Mul, Sub, Var, View
 if TYPE_CHECKING:
     from transconv.compute.kernels import Cut
 
-# Elements of a row with which a program holds it and carries what leaves with it. Lanes of shorter rows
-# have to be combined in each tile, and longer ones leave no registers.
-CARRIED = range(512, 4097)
+# Elements of a row with which a program holds it and carries what leaves with it: longer ones leave no
+# registers, and of shorter ones a tile has more rows than registers to add them up.
+CARRIED = range(128, 8193)
 Left = dict[Reduction, Write]
 """Reductions, each with the store that leaves it."""
 

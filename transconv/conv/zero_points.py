@@ -49,18 +49,21 @@ if TYPE_CHECKING:
 
 WORD = "zero"
 PER_CHANNEL = {"src": "per_ic", "dst": "per_oc"}
-"""The tensors of data, and the word for a zero point of each of their channels."""
+"""The tensors of data, and the word for a zero point of each of their channels. Weights have one for each
+channel of the other tensor, which is the result."""
 SUMS = "zero_sums"
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroPoints:
     """Which operands have zero points. ``data``: src, dst or empty; ``per_channel``: whether each of its
-    channels has one; ``wei``: whether the weights have one."""
+    channels has one; ``wei``: whether the weights have one; ``along``: per_oc or per_ic, if each of these
+    channels has one of weights."""
 
     data: str = ""
     per_channel: bool = False
     wei: bool = False
+    along: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.data or self.wei)
@@ -68,33 +71,34 @@ class ZeroPoints:
     def __str__(self) -> str:
         along = f":{PER_CHANNEL[self.data]}" if self.per_channel else ""
         words = [f"{WORD}:{self.data}{along}"] if self.data else []
-        return "+".join([*words, *[f"{WORD}:wei"] * self.wei])
+        return "+".join([*words, *[":".join(filter(None, (WORD, "wei", self.along)))] * self.wei])
 
     @staticmethod
     def read(words: list[str]) -> tuple[ZeroPoints, list[str]]:
         """The zero points among the words of an epilogue, and the other words. Raises ScheduleError."""
-        data, per_channel, wei, others = "", False, False, []
+        data, per_channel, wei, along, others = "", False, False, "", []
         for word in words:
             name, *given = word.split(":")
             if name != WORD:
                 others.append(word)
-            elif given == ["wei"] and not wei:
-                wei = True
+            elif given[:1] == ["wei"] and not wei and (
+                    given[1:] in ([], ["common"]) or given[1:] in [[w] for w in PER_CHANNEL.values()]):
+                wei, along = True, "".join(given[1:]).replace("common", "")
             elif (given and not data and given[0] in PER_CHANNEL
                     and given[1:] in ([], ["common"], [PER_CHANNEL[given[0]]])):
                 data, per_channel = given[0], given[1:] == [PER_CHANNEL[given[0]]]
             else:
                 known = [f"{WORD}:{n}, {WORD}:{n}:{along}" for n, along in PER_CHANNEL.items()]
                 raise ScheduleError(f"'{word}' is no zero point, or the second of its tensor; expected "
-                                    f"{', '.join(known)} or {WORD}:wei (that of a result is added by "
-                                    "add:s32:common or add:s32:per_oc)")
-        return ZeroPoints(data, per_channel, wei), others
+                                    f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a "
+                                    "result is added by add:s32:common or add:s32:per_oc)")
+        return ZeroPoints(data, per_channel, wei, along), others
 
     def tensors(self, p: ConvProblem) -> tuple[Tensor, ...]:
         """The tensors of zero points, s32: that of the data, and ``wei_zero``."""
-        channels = {"src": p.ic, "dst": p.oc}
+        channels = {"src": p.ic, "dst": p.oc, "per_ic": p.ic, "per_oc": p.oc, "": 1}
         sizes = {f"{self.data}_zero": channels[self.data] if self.per_channel else 1} if self.data else {}
-        sizes |= {"wei_zero": 1} if self.wei else {}
+        sizes |= {"wei_zero": channels[self.along]} if self.wei else {}
         return tuple(Tensor(n, ("c",), (size,), Layout.dense(i32, (size,))) for n, size in sizes.items())
 
 
@@ -248,7 +252,8 @@ def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc
         read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[0].coord), *at)))
         reads.append(read)
         if zeros.wei:
-            point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(ZERO),)))
+            channel = main.c.dims[1].coord if zeros.along else ZERO
+            point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(channel),)))
             reads.append(point)
             acc = acc - read.var * less(point.var, by.wei)
         else:
@@ -270,6 +275,9 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
         return f"zero points are for integers; {types}"
     if zeros.wei and p.g > 1:
         return f"a zero point of weights is for one group; there are {p.g}"
+    if zeros.along and zeros.along == PER_CHANNEL[prop.roles[0]]:
+        return (f"{prop} sums over the channels of {prop.roles[0]}; expected zero points of weights for "
+                f"each of the result's, not {zeros.along}")
     return "zero points are subtracted for given sizes, not for those of each call" if sized else None
 
 
@@ -280,6 +288,6 @@ def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dic
         return made
     for name in (zeros.data, "wei"):
         if (zero := tensors.get(f"{name}_zero")) is not None:
-            along = zero.short().view(-1, *[1] * (tensors[name].ndim - 2))
-            made[name] = tensors[name].short() - along
+            after = tensors[name].ndim - (1 if name == "wei" and zeros.along == "per_oc" else 2)
+            made[name] = tensors[name].short() - zero.short().view(-1, *[1] * after)
     return made

@@ -9,11 +9,11 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
-from transconv.cost.model import interpreted, launched, microseconds
+from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.work import Work, count
 from transconv.ir import Expr, View, as_expr, minimum, values_of
 from transconv.schedule import Schedule, k_steps, programs
@@ -30,6 +30,8 @@ class AtSizes:
     target: Target
     work: Work = field(init=False)
     counts: Callable[..., tuple[int, ...]] = field(init=False)
+    timed: Timed = field(init=False)
+    issued: issue.Issued | None = None  # of a kernel that keeps sums and operands in registers
     unit: float = 0.0  # of a step on the interpreter
 
     def __post_init__(self) -> None:
@@ -41,18 +43,21 @@ class AtSizes:
         if self.target.backend == "interpreter":
             each = interpreted(schedule, compute) / programs(schedule, compute)
             self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
+        rates = self.target.rates
+        self.timed = Timed(self.work, schedule, self.target,
+                           rates.gluon if schedule.via == "gluon" else rates.triton)
+        if schedule.regs or schedule.late:
+            self.issued = issue.Issued.of(schedule, compute, self.target)
 
     def __call__(self, *sizes: int) -> float:
         many, long, traffic = self.counts(*sizes)
         many, long = many * self.schedule.split_k, -(-long // self.schedule.split_k)
         if self.target.backend == "interpreter":
             return many * (long * self.unit + 2)
-        rates = self.target.rates.triton
-        work = replace(self.work, tiles=many, steps=long, traffic=traffic)
-        if self.schedule.regs or self.schedule.late:
-            busy = issue.microseconds(self.schedule, self.compute, self.target, many, long)
-            return launched(work, busy, self.schedule, self.target, rates)
-        return microseconds(work, self.schedule, self.target, rates)
+        if self.issued is not None:
+            return launched(self.work, self.issued(many, long), traffic, self.schedule, self.target,
+                            self.target.rates.triton)
+        return self.timed(many, long, traffic)
 
 
 def tiles(schedule: Schedule, compute: Compute) -> Expr:

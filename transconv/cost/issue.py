@@ -46,6 +46,36 @@ class _Operand:
 
 def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: int, steps: int) -> float:
     """Microseconds of the busiest multiprocessor for its share of ``tiles``, of ``steps`` steps each."""
+    return Issued.of(schedule, compute, target)(tiles, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """``microseconds`` of one kernel, for any number of tiles and of steps."""
+
+    step: float  # nanoseconds on a full multiprocessor
+    alone: float  # nanoseconds of a program that has it for itself
+    resident: int
+    distinct: float  # bytes that a program reads
+    scattered: float  # bytes that it stores beyond its results
+    target: Target
+
+    def __call__(self, tiles: int, steps: int) -> float:
+        chip = self.target.rates.issue
+        rounds = ceil(tiles / self.target.sms)
+        together = min(self.resident, rounds)
+        busy = (rounds * max(self.step, self.alone / together) * steps
+                + rounds / together * chip.fill_ns)
+        cache = rounds * self.distinct / chip.cache_gbs
+        return (max(busy, cache) + rounds * self.scattered / chip.cache_gbs) / 1e3
+
+    @staticmethod
+    def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
+        """The counts of a kernel."""
+        return _issued(schedule, compute, target)
+
+
+def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     chip, warps = target.rates.issue, schedule.warps
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -65,15 +95,11 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: in
     registers = REGISTERS + sums + min(sum(short), IN_FLIGHT)
     resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
                               chip.threads / (warps * target.warp_size))))
-    rounds = ceil(tiles / target.sms)
-    together = min(resident, rounds)
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     if not schedule.late and lanes(schedule, compute, "K") > 1:
         step += chip.barriers_ns
-    alone = chip.latency_ns + issued * chip.stall / chip.clock
-    busy = rounds * max(step, alone / together) * steps + rounds / together * chip.fill_ns
-    cache = rounds * _distinct(schedule, compute, views) / chip.cache_gbs
-    return (max(busy, cache) + rounds * _scattered(schedule, compute) / chip.cache_gbs) / 1e3
+    return Issued(step, chip.latency_ns + issued * chip.stall / chip.clock, resident,
+                  _distinct(schedule, compute, views), _scattered(schedule, compute), target)
 
 
 def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, held: float) -> _Operand:

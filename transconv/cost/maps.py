@@ -28,6 +28,7 @@ from transconv.schedule import (
     Block,
     Schedule,
     ahead,
+    ahead_bytes,
     carried,
     groups,
     k_steps,
@@ -81,7 +82,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     registers = OVERHEAD + elements * facts.live
     carries = carried(compute, schedule)
     if carries:
-        registers += len(compute.statistics) * tiled.reduced / threads
+        places = tiled.elements if schedule.late else tiled.reduced
+        registers += len(compute.statistics) * places / threads
     tiles = tiled.programs * schedule.split_k
     started = min(schedule.programs or tiles, tiles)
     turns = ceil(tiles / started)  # tiles of a program
@@ -89,7 +91,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
     deep = ahead(schedule, compute) if turns > 1 else 0
     if deep:
-        together = max(1, min(together, target.shared_bytes // max(1, _loaded(schedule, compute, target))))
+        fit = target.shared_bytes // max(1, _ahead(schedule.blocks, deep, compute))
+        together = max(1, min(together, fit))
     rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(started, target.sms))
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
     moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
@@ -107,7 +110,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
                    (LATENCY_NS + moved / share) / (deep - 1))
     alone = START_NS + turns * turn
     issued = thread * schedule.warps / chip.schedulers / ISSUED
-    if compute.statistics:
+    if compute.statistics and not (carries and schedule.late):
         issued += steps * len(compute.statistics) * _crossing(schedule, tiled, compute, target)
     if divided == "block":
         issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
@@ -223,11 +226,10 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
     return tuple(found)
 
 
-def _loaded(schedule: Schedule, compute: Compute, target: Target) -> int:
-    """Bytes of shared memory for the tiles that a persistent program has in flight."""
-    moved = [fetch(r.view, schedule, compute, "gather").bytes for r in compute.reads
-             if r.view not in _facts(compute, target).small]
-    return int(sum(moved)) * (schedule.stages - 1)
+@lru_cache(maxsize=1024)
+def _ahead(blocks: tuple[Block, ...], stages: int, compute: Compute) -> int:
+    """Bytes of shared memory for loads in flight."""
+    return ahead_bytes(Schedule(blocks, "fma", stages=stages), compute)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ computation; its microseconds are within some 20%.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
@@ -25,6 +26,7 @@ from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
+STEPS_KEPT = 256  # times of a step, each for so many programs that share a multiprocessor
 WAITING = 1.3  # times the matrix unit's time, where each product waits for the one before it
 
 
@@ -87,40 +89,72 @@ def interpreted(schedule: Schedule, compute: Compute) -> float:
 
 def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
     """Microseconds of the main kernel and of the one that adds partial sums, from counts and rates."""
-    slots = schedule.programs or target.sms
-    rounds: float = -(-w.tiles // slots)  # tiles on the busiest multiprocessor
-    if schedule.reduce == "stream":
-        rounds = w.tiles / slots
-    together = min(w.resident, max(1.0, rounds))
-    step = _step_ns(w, schedule, target, c, together)
-    store = w.stored.bytes / c.store_gbs
-    if schedule.c == "box":
-        store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / w.stored.row - 1))
-    elif w.stored.alone:
-        store = max(store, w.stored.accesses * c.scatter_ns)
-    if schedule.programs:
-        step *= c.flat_positions if w.positions_summed else 1.0
-    fills = 1.0 if schedule.programs else rounds / together
-    products = w.steps * step
-    if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
-        each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
-    else:
-        each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
-    busy = (rounds * each + last + fills * c.fill_ns + w.kept / c.fetch_gbs) / 1e3
-    return launched(w, busy, schedule, target, c)
+    return Timed(w, schedule, target, c)(w.tiles, w.steps, w.traffic)
+
+
+@dataclass(slots=True)
+class Timed:
+    """``microseconds`` for other numbers of tiles, of steps and of bytes than those of ``work``."""
+
+    work: Work
+    schedule: Schedule
+    target: Target
+    rates: Constants
+    store: float = field(init=False)  # nanoseconds of a tile's
+    known: dict[tuple[float, int], float] = field(default_factory=dict)  # nanoseconds of a step
+
+    def __post_init__(self) -> None:
+        stored, c = self.work.stored, self.rates
+        self.store = stored.bytes / c.store_gbs
+        if self.schedule.c == "box":
+            self.store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / stored.row - 1))
+        elif stored.alone:
+            self.store = max(self.store, stored.accesses * c.scatter_ns)
+        self.store += self.work.whole * self.target.rates.issue.whole_ns
+
+    def __call__(self, tiles: int, steps: int, traffic: float) -> float:
+        schedule, c, store = self.schedule, self.rates, self.store
+        slots = schedule.programs or self.target.sms
+        rounds: float = -(-tiles // slots)  # tiles on the busiest multiprocessor
+        if schedule.reduce == "stream":
+            rounds = tiles / slots
+        together = min(self.work.resident, max(1.0, rounds))
+        fills = 1.0 if schedule.programs else rounds / together
+        products = steps * self._step_ns(together, steps)
+        if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
+            each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
+        else:
+            each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
+        busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
+        return launched(self.work, busy, traffic, schedule, self.target, c)
+
+    def _step_ns(self, together: float, steps: int) -> float:
+        key = together, steps if self.schedule.unroll else 0
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= STEPS_KEPT:
+                self.known.clear()
+            found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
+            if self.schedule.programs and self.work.positions_summed:
+                found *= self.rates.flat_positions
+            self.known[key] = found
+        return found
 
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
     """``microseconds`` of a kernel that keeps sums and operands in registers (issue.py)."""
     w = count(schedule, compute, target)
     seen = Scheduled(compute, schedule, target).main
-    return launched(w, issue.microseconds(schedule, seen, target, w.tiles, w.steps), schedule, target, c)
+    busy = issue.microseconds(schedule, seen, target, w.tiles, w.steps)
+    return launched(w, busy, w.traffic, schedule, target, c)
 
 
-def launched(w: Work, busy: float, schedule: Schedule, target: Target, c: Constants) -> float:
-    """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of memory."""
+def launched(w: Work, busy: float, traffic: float, schedule: Schedule, target: Target,
+             c: Constants) -> float:
+    """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of the bytes
+    (``traffic``) that cross the memory's pins."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
-    moving = (w.traffic + w.partial / 2) / bandwidth
+    moving = (traffic + w.partial / 2) / bandwidth
     total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
     if schedule.reduce == "stream":
         total += c.meeting_us
@@ -129,8 +163,10 @@ def launched(w: Work, busy: float, schedule: Schedule, target: Target, c: Consta
     return total
 
 
-def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: float) -> float:
-    """Nanoseconds of one step of the sum on a multiprocessor that ``together`` programs share."""
+def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: float,
+             steps: int) -> float:
+    """Nanoseconds of one of the ``steps`` of a sum, on a multiprocessor that ``together`` programs
+    share."""
     macs = w.m * w.n * w.k * w.group
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     chip = target.rates.issue
@@ -148,7 +184,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
     fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
-    in_flight = max(1, w.steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
+    in_flight = max(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up

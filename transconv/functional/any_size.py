@@ -8,7 +8,7 @@ them again in steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,27 +95,31 @@ def chosen(named: library.Named, device: torch.device, aligned: bool,
 
 
 class Found(NamedTuple):
-    """The launch of a step; ``any_size``: sizes are arguments of its kernels; ``waits``: a process
-    compiles another one, which may then be chosen."""
+    """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``: a
+    process compiles another one, which may then be chosen."""
 
     launch: Launch
+    text: str
     any_size: bool = False
     waits: bool = False
 
 
-def launched(step: Step, device: torch.device, aligned: bool, mode: str) -> Found:
+def launched(step: Step, exact: Callable[[], str], device: torch.device, aligned: bool,
+             mode: str) -> Found:
     """What launches a step. What has no form for any size, or sizes that no plan is for, gets a kernel for
-    its exact sizes. Raises as launch."""
+    its exact sizes, of the text ``exact``. Raises as launch."""
     if step.named is not None and settings.sizes == "any":
         try:
             taken, text = chosen(step.named, device, aligned, mode)
-            log.info("%s: %s", text.partition("\n")[0], taken.why)
-            return Found(launch(text, device, aligned, mode).at(step.named.sizes), True, taken.waits)
+            if log.isEnabledFor(logging.INFO):
+                log.info("%s: %s", text.partition("\n")[0], taken.why)
+            return Found(launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits)
         except Unsupported as error:
             if error.reason in (COMPILING, NEVER):
                 raise
             log.info("%s: %s", step.named.head, error)
-    return Found(launch(step.text, device, aligned, mode))
+    text = exact()
+    return Found(launch(text, device, aligned, mode), text)
 
 
 settings.on_change(_registries.clear)

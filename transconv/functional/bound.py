@@ -38,7 +38,9 @@ class Function:
     torch casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their
     texts do not read; ``again``: gradients in torch's operations, of values by name, numbers and the
     result's gradient, for a function that does not keep its operands. Else they are kept, but for those of
-    ``passing``, which gradients depend on only where their texts read them."""
+    ``passing``, which gradients depend on only where their texts read them. ``shapes``: those of the
+    results, by arithmetic on the shapes of tensors; Unsupported for calls that torch might refuse, so that
+    one form serves all shapes (forms.py); ``shaped``: the first number is a shape."""
 
     name: str
     torch: Callable[..., Any]
@@ -50,6 +52,8 @@ class Function:
     passing: tuple[str, ...] = ()
     handed: Callable[..., Any] | None = None  # torch's function with its side effects, if any
     finish: Callable[..., Any] | None = None  # from tensors, numbers and results to the caller's result
+    shapes: Callable[[Specs, Numbers], Sequence[tuple[int, ...]]] | None = None
+    shaped: bool = False
 
     def by_torch(self, tensors: Sequence[Tensor | None], numbers: Numbers, **named: Any) -> Any:
         """torch's result; its errors name the operands. ``named``: ``out``, where torch knows it."""
@@ -57,6 +61,18 @@ class Function:
             return (self.handed or self.torch)(*tensors, *numbers, **named)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             tell(error, self.name, tensors)
+
+
+def as_first(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    """The shapes of a function whose result has that of its first tensor."""
+    assert given[0] is not None
+    return (given[0].shape,)
+
+
+def expect(holds: bool) -> None:
+    """Raises Unsupported unless torch takes tensors of these shapes."""
+    if not holds:
+        raise Unsupported("shape:refused")
 
 
 def tell(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
@@ -78,13 +94,18 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 class Step:
     """A text with the names of the tensors that it reads and stores; ``of``: the operand of each stored
     gradient; ``named``: its form for any size, where that was asked for. The text is one line: compilers
-    write an operator's arguments into comments."""
+    write an operator's arguments into comments; it is empty for sizes that a form was found for."""
 
     text: str
     given: tuple[str, ...]
     stored: dict[str, Memory]
     of: dict[str, str]
     named: library.Named | None = None
+
+    @property
+    def read(self) -> str:
+        """The text that all sizes of its form share, else its own."""
+        return self.text if self.named is None else texts(self.named)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +129,15 @@ class Bound:
     @property
     def adds(self) -> bool:
         """Whether a gradient is summed in place, in no fixed order."""
-        return any(program(s.text).compute.added for s in self.backward)
+        return any(program(s.read).compute.added for s in self.backward)
+
+    def exact(self) -> Bound:
+        """The same with texts for these sizes."""
+        if self.forward.text:
+            return self
+        empty = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
+                 for m in self.memory.values()]
+        return bind(self.function, self.spread(empty), self.numbers, self.wanted, any_size=True)
 
     def spread(self, given: Iterable[Tensor | None]) -> list[Tensor | None]:
         """The function's tensors from the operands, None where one is missing."""
@@ -122,31 +151,38 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
          any_size: bool = False) -> Bound:
     """``wanted``: which of the given tensors need gradients; empty: none. Raises torch's error for a wrong
     call, Unsupported where the library has no text."""
-    places = tuple(i for i, t in enumerate(tensors) if t is not None)
     metas = _results(f, tensors, numbers)
     if any(m.numel() == 0 for m in metas):
         raise Unsupported("shape:empty")
     if any(m.dtype not in TYPES for m in metas):
         raise Unsupported(f"dtype:{str(metas[0].dtype).removeprefix('torch.')}")
+    results = [Memory(tuple(m.shape), m.stride(), m.dtype) for m in metas]
     try:
-        formula = f.formula([t if t is None else strided(t) for t in tensors], [strided(m) for m in metas],
-                            numbers, any(wanted))
-        shapes = {name: Memory(tuple(m.shape), m.stride(), m.dtype)
-                  for name, m in zip(formula.results, metas, strict=True)}
-        there = [Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors if t is not None]
-        memory = dict(zip(formula.given, there, strict=True))
-        real = {name: m.shape for name, m in memory.items()}
-        forward = _step(formula, formula.text, shapes, real, {}, any_size)
-        chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
-        whole = formula.together
-        # One text for all gradients takes memory between kernels, whose size would be an argument too.
-        apart = any_size or whole is None or chosen < {*whole.of.values()}
-        gradients = formula.gradients if apart or whole is None else (whole,)
-        backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size) for g in gradients)
+        return bound_of(f, [t if t is None else lying(t) for t in tensors], results, numbers, wanted,
+                        any_size)
     except IndexError as error:
         tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:
         raise Unsupported("formula:none", f"{f.name}: {error}") from error
+
+
+def bound_of(f: Function, given: Sequence[Memory | None], results: Sequence[Memory], numbers: Numbers,
+             wanted: tuple[bool, ...], any_size: bool) -> Bound:
+    """``bind`` of tensors without values to results that are known. ValueError and ComputeError, too,
+    where the library has no text."""
+    places = tuple(i for i, t in enumerate(given) if t is not None)
+    formula = f.formula([t and strided(t) for t in given], [strided(m) for m in results], numbers,
+                        any(wanted))
+    shapes = dict(zip(formula.results, results, strict=True))
+    memory = dict(zip(formula.given, [t for t in given if t is not None], strict=True))
+    real = {name: m.shape for name, m in memory.items()}
+    forward = _step(formula, formula.text, shapes, real, {}, any_size)
+    chosen = {name for name, on in zip(formula.given, wanted, strict=False) if on}
+    whole = formula.together
+    # One text for all gradients takes memory between kernels, whose size would be an argument too.
+    apart = any_size or whole is None or chosen < {*whole.of.values()}
+    gradients = formula.gradients if apart or whole is None else (whole,)
+    backward = tuple(_step(formula, g.text, shapes, real, dict(g.of), any_size) for g in gradients)
     backward = tuple(s for s in backward if not s.of or chosen & {*s.of.values()}) if chosen else ()
     if not chosen <= {name for s in backward for name in s.of.values()}:
         raise Unsupported(f"gradient:{f.name}", f"{f.name} has no gradient of {' '.join(sorted(chosen))}")
@@ -156,13 +192,13 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return Bound(f, numbers, len(tensors), places, formula.given, memory,
+    return Bound(f, numbers, len(given), places, formula.given, memory,
                  formula.page.seen, forward, formula.results, backward, saved, wanted)
 
 
 def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
     """torch's results on tensors without values."""
-    memory = [t if t is None else Memory(ints(t.shape), ints(t.stride()), t.dtype) for t in tensors]
+    memory = [t if t is None else lying(t) for t in tensors]
     try:
         with _unseen(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             metas = [m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
@@ -179,9 +215,14 @@ def ints(sizes: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(n) for n in sizes)
 
 
-def strided(t: Tensor) -> library.Strided:
-    """A tensor without its values; one without dims has one of size 1."""
-    return library.Strided(ints(t.shape) or (1,), ints(t.stride()) or (1,), TYPES[t.dtype])
+def lying(t: Tensor) -> Memory:
+    """A tensor without its values."""
+    return Memory(ints(t.shape), ints(t.stride()), t.dtype)
+
+
+def strided(t: Memory) -> library.Strided:
+    """A tensor as the library has it; one without dims has one of size 1."""
+    return library.Strided(t.shape or (1,), t.strides or (1,), TYPES[t.dtype])
 
 
 def _step(formula: library.Formula, text: str, results: dict[str, Memory],

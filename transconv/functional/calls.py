@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.errors import Unsupported
-from transconv.functional import operators, proof, warm
+from transconv.functional import forms, operators, proof, warm
 from transconv.functional.bound import Function, Numbers, as_tuple, bind
 from transconv.functional.derivatives import apply, apply_in_graph, forward_in_graph
 from transconv.functional.launches import aligned, refused
@@ -167,11 +167,15 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
     why, message = _refused(f, tensors), ""
     if not why:
         try:
-            bound = bind(f, tensors, numbers, wanted, settings.sizes == "any")
+            any_size = settings.sizes == "any"
+            known = forms.find(f, tensors, numbers, wanted) if any_size else None
+            bound = bind(f, tensors, numbers, wanted, any_size) if known is None else known
             route = made_of(bound, given[0].device, aligned(given))
             if route.hands_gradients:
                 stats.announce("deterministic:add", what=f"{f.name}_gradient")
             proof.agree(route, tensors)
+            if any_size and known is None:
+                forms.note(bound, tensors, numbers, wanted)
             return route
         except Unsupported as error:
             why, message = error.reason, error.message

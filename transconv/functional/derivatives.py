@@ -84,6 +84,7 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
         stats.handed_over("deterministic:add" if handed else "transform:batched",
                           f"{bound.function.name}_gradient")
         return _again(bound, values, grad, differentiable=False)
+    bound = bound.exact()
     memory = bound.forward.stored[bound.results[0]]
     values["G"] = grad.expand(memory.shape)
     for step in bound.backward:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.bound import Function, Made, Numbers, Specs, expect
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 
@@ -89,16 +89,38 @@ def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
     return results[0]
 
 
+def _of_last(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, *affine = given
+    assert x is not None
+    expect(len(numbers[0]) > 0 and x.shape[-len(numbers[0]):] == numbers[0])
+    expect(all([t is None or t.shape == numbers[0] for t in affine]))
+    return (x.shape,)
+
+
+def _of_groups(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    assert given[0] is not None
+    expect(given[0].shape[1] % numbers[0] == 0)
+    return _of_features(given, (False,))
+
+
+def _of_features(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, *features = given
+    assert x is not None
+    expect(all([t is None or t.shape == x.shape[1:2] for t in features]))
+    running = features[:2] if numbers[0] and features[0] is not None else []
+    return (x.shape, *[t.shape for t in running if t is not None])
+
+
 LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
-                         _layer, autocast="f32", passing=("B",)))
+                         _layer, autocast="f32", passing=("B",), shapes=_of_last, shaped=True))
 RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
-                       autocast="torch"))
+                       autocast="torch", shapes=_of_last, shaped=True))
 GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
-                         _group, autocast="f32", passing=("B",)))
+                         _group, autocast="f32", passing=("B",), shapes=_of_groups))
 INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q", "B"),
-                            handed=F.instance_norm, finish=_keep_statistics))
+                            handed=F.instance_norm, finish=_keep_statistics, shapes=_of_features))
 BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q", "B"), handed=F.batch_norm,
-                         finish=_keep_statistics))
+                         finish=_keep_statistics, shapes=_of_features))
 
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.functional.bound import Function, Made, Numbers, Specs
+from transconv.functional.bound import Function, Made, Numbers, Specs, expect
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 
@@ -91,8 +91,22 @@ def _first_if_alone(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) ->
     return made if numbers[-1] else made[0]
 
 
-MAX = _declared("max_pool", _max, _with_indices, finish=_first_if_alone)
-AVERAGE = _declared("avg_pool", _average, _plainly, linear=True)
+def _of_windows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, (window, stride, padding, *more) = given[0], numbers
+    assert x is not None
+    is_max = isinstance(more[0], tuple)
+    dilation, ceil = (more[0], more[1]) if is_max else ((1,) * len(window), more[0])
+    n = len(window)
+    expect(not ceil and len(x.shape) > n)
+    space = x.shape[-n:]
+    made = [(i + 2 * p - d * (k - 1) - 1) // s + 1
+            for i, k, s, p, d in zip(space, window, stride, padding, dilation, strict=True)]
+    expect(all([o >= 1 for o in made]))
+    return ((*x.shape[:-n], *made),) * (2 if is_max and more[2] else 1)
+
+
+MAX = _declared("max_pool", _max, _with_indices, finish=_first_if_alone, shapes=_of_windows)
+AVERAGE = _declared("avg_pool", _average, _plainly, linear=True, shapes=_of_windows)
 ADAPTIVE_AVERAGE = _declared("adaptive_avg_pool", _adaptive_average, _plainly, linear=True)
 ADAPTIVE_MAX = _declared("adaptive_max_pool", _adaptive_max, _with_indices, finish=_first_if_alone)
 

@@ -48,8 +48,15 @@ def _formula(name: str) -> Callable[..., library.Formula]:
     return formula
 
 
+def _left(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, dim, keep = given[0], numbers[0], bool(numbers[1])
+    assert x is not None
+    over = dims(dim, len(x.shape))
+    return (tuple([1 if d in over else n for d, n in enumerate(x.shape) if keep or d not in over]),)
+
+
 def _declared(name: str, function: Callable[..., Any], **more: Any) -> Function:
-    return declare(Function(name, function, _formula(name), **more))
+    return declare(Function(name, function, _formula(name), shapes=_left, **more))
 
 
 def _of_all(f: Callable[..., Tensor], x: Tensor, dim: Dims, keep: bool, **more: Any) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from transconv.errors import Unsupported
 from transconv.functional import written
-from transconv.functional.any_size import launched
+from transconv.functional.any_size import Found, launched
 from transconv.functional.bound import Bound, Step, Values
 from transconv.functional.launches import Memory, deterministic
 from transconv.functional.written import Begun
@@ -30,9 +31,9 @@ class Started:
     __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
                  "waits")
 
-    def __init__(self, step: Step, device: torch.device, is_aligned: bool) -> None:
-        self.launch, self.any_size, self.waits = launched(step, device, is_aligned, settings.mode)
-        self.text, self.device = step.text, device
+    def __init__(self, step: Step, found: Found, device: torch.device) -> None:
+        self.launch, self.text, self.any_size, self.waits = found
+        self.device = device
         self.given = step.given
         self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
         self.of = step.of
@@ -147,22 +148,29 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     route = Route(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
-    for step in (bound.forward, *backward):  # request all before waiting for the first
+    found: list[Started] = []
+    for at, step in enumerate((bound.forward, *backward)):  # request all before waiting for the first
         try:
-            launched(step, device, is_aligned, settings.mode)
+            one = launched(step, partial(_text, bound, at), device, is_aligned, settings.mode)
+            found.append(Started(step, one, device))
         except Unsupported as error:
             if error.reason != COMPILING:
                 raise
             waits = waits or error
     if waits is not None:
         raise waits
-    route.step = Started(bound.forward, device, is_aligned)
-    route.gradients = [Started(step, device, is_aligned) for step in backward]
+    route.step, *route.gradients = found
     route.aligned = is_aligned
-    route.stands_in = any(step.waits for step in (route.step, *route.gradients))
+    route.stands_in = any([step.waits for step in found])
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         route.only_on = device.index
     return route
+
+
+def _text(bound: Bound, at: int) -> str:
+    """The text of a step for its exact sizes."""
+    exact = bound.exact()
+    return (exact.forward, *exact.backward)[at].text
 
 
 def _any_size(steps: Sequence[Started | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Made, Numbers, Specs, Values
+from transconv.functional.bound import Function, Made, Numbers, Specs, Values, as_first, expect
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
 from transconv.functional.reductions import dims
@@ -49,10 +50,11 @@ def _widened(t: Tensor) -> Tensor:
 
 
 SOFTMAX = declare(Function("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
-                           _exponential(library.softmax), autocast="f32", again=_softmax_again))
+                           _exponential(library.softmax), autocast="f32", again=_softmax_again,
+                           shapes=as_first))
 LOG_SOFTMAX = declare(Function("log_softmax", lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
                                _exponential(library.log_softmax), autocast="f32",
-                               again=_log_softmax_again))
+                               again=_log_softmax_again, shapes=as_first))
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
@@ -85,7 +87,7 @@ def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
 
 
 NORMALIZE = declare(Function("normalize", lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
-                             _normalize, autocast="f32"))
+                             _normalize, autocast="f32", shapes=as_first))
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
@@ -102,9 +104,17 @@ def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Fo
     return library.cross_entropy(x, t, dim, numbers[0], y=made[0])
 
 
+def _of_rows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, t = given
+    assert x is not None and t is not None
+    dim = min(1, len(x.shape) - 1)
+    expect(len(x.shape) > 1 and t.shape == x.shape[:dim] + x.shape[dim + 1:])
+    return (t.shape,)
+
+
 CROSS_ENTROPY = declare(Function(
     "cross_entropy", lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
-    _rows, whole=(False, True), autocast="f32"))
+    _rows, whole=(False, True), autocast="f32", shapes=_of_rows))
 
 
 def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,

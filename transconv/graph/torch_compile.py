@@ -11,8 +11,13 @@ from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
+<<<<<<< HEAD
 from transconv.graph import decompositions, reporting
 from transconv.graph.finding import Made, owner
+=======
+from transconv.graph import decompositions, quantized_products, reporting
+from transconv.graph.finding import owner
+>>>>>>> main
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
@@ -97,6 +102,7 @@ class _Graph:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made) -> None:
         decompositions.waiting_for_nothing(gm.graph)
+        quantized_products.joined(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device

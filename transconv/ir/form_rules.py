@@ -206,7 +206,8 @@ def loop_is_simple(site: Site) -> Iterator[str]:
     loop = site.stmt
     if type(loop.stop) is not int or loop.stop < 0:
         yield f"the end {loop.stop!r} is not a count"
-    sized = loop.kind in ("parallel", "grid") and loop.until is not None and site.is_of_sizes(loop.until)
+    sized = (loop.kind in ("parallel", "grid", "dealt") and loop.until is not None
+             and site.is_of_sizes(loop.until))
     if loop.until is not None and loop.kind != "serial" and not sized:
         yield f"a {loop.kind} loop cannot end earlier than it says"
     if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):

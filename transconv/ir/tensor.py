@@ -55,6 +55,16 @@ class Tensor(Node):
         return self.extents or tuple(map(as_expr, self.shape))
 
     @property
+    def steps(self) -> tuple[Expr, ...]:
+        """The stride of each dimension, in elements, as an expression of sizes that are arguments."""
+        found: dict[int, Expr] = {}
+        stride: Expr = ONE
+        for block in reversed(self.layout.blocks):
+            found[block.dim] = stride
+            stride = stride * self.extents[block.dim]
+        return tuple(found[d] for d in range(len(self.shape)))
+
+    @property
     def far(self) -> Expr:
         """The longest stride, in elements, as an expression of sizes that are arguments."""
         found: Expr = ONE

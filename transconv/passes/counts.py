@@ -6,11 +6,22 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from transconv.ir import ZERO, Const, Expr, For, Let, Stmt, Var
+from transconv.ir import LARGEST_SIZE, ZERO, Const, Expr, For, Let, Sizes, Stmt, Var
 from transconv.simplify import Facts, range_of, simplify
 
 Extent = int | Expr
 """A number, or an expression of sizes that are arguments."""
+
+
+def countable(sizes: Sizes | None, tiles: Extent, facts: Facts) -> Sizes | None:
+    """The requirements of a kernel, and that its tiles can be counted in 32 bits."""
+    if sizes is None or not isinstance(tiles, Expr):
+        return sizes
+    tiles = simplify(tiles, facts)
+    most = range_of(tiles, facts).hi
+    if most is not None and most <= LARGEST_SIZE:
+        return sizes
+    return replace(sizes, where=(*sizes.where, tiles <= LARGEST_SIZE))
 
 
 def counted(loop: For, count: Extent, facts: Facts) -> For:

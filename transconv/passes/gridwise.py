@@ -9,9 +9,8 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, the
-accesses that depend on the block get the mask ``position < size``. The grid has one dimension, because the
-others are limited to 65535 programs.
+Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
+depends on the block gets the mask ``position < size``. The grid has one dimension: others are limited.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes import partials
-from transconv.passes.counts import Extent, blocks, counted, simple, unpack
+from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
 from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, simplify
 
@@ -180,10 +179,11 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = isinstance(grid, int) and 0 < schedule.programs < grid * schedule.split_k
+    several = schedule.programs and (isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
     dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
-    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts)
-    return replace(kernel, body=partials.dealt(body, schedule, compute))
+    required = countable(kernel.sizes, grid, facts)
+    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
+    return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
 
 
 def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
@@ -332,7 +332,7 @@ class _Guard(ExprMutator):
         seen = {*find(at.offset, Expr)}
         for condition in conjuncts(at.mask):
             match condition:
-                case Lt(coord, Const()) if coord in seen:
+                case Lt(coord, end) if coord in seen and axis not in _roots(end, self.lets):
                     towards = 1
                 case Le(Const(), coord) if coord in seen:
                     towards = -1

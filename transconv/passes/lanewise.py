@@ -84,7 +84,7 @@ class _Vectorise(Mutator):
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.near: dict[Var, Var] = {}  # operands that need rounding -> names of the rounded values
         self.late = tuple(x for x in lanes.values() if schedule.late and x.kind == "K")
-        self.tiles = Reducing()
+        self.tiles = Reducing(bool(schedule.late))
         self.of_lanes: dict[Var, Var] = {}  # accumulator -> the one that has the lanes of K as well
 
     def mutate(self, at: Node) -> Node | None:

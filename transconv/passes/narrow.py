@@ -70,7 +70,7 @@ class _Narrow(Scope):
 
     def widen(self, e: Expr) -> Expr:
         """The same value in 64 bits."""
-        if e.dtype.kind == "float":  # indices inside it may need 64 bits, the value itself does not
+        if e.dtype.kind in ("float", "int"):  # indices inside may need 64 bits, the value itself does not
             own: dict[Node, Expr] = {c: self.index(c) for c in e.children() if isinstance(c, Expr)}
             return substitute(e, own)
         if isinstance(e, Const):

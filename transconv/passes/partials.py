@@ -25,7 +25,6 @@ from transconv.ir import (
     REDUCERS,
     TRUE,
     Alloc,
-    Const,
     Expr,
     FloorDiv,
     For,
@@ -109,9 +108,10 @@ class _Begun(Mutator):
 class Reducing:
     """Makes the reductions of tiles. ``sums``: of each value, its sum over a tile; ``told``: the values of
     lets, and of the counters of loops that run once; ``dealt``: the counter of the tiles of one program;
-    ``before`` and ``behind``: the statements around that loop."""
+    ``before`` and ``behind``: the statements around that loop; ``late``: lanes are combined behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: bool) -> None:
+        self.late = late
         self.sums: dict[Expr, Var] = {}
         self.told: dict[Node, Expr] = {}
         self.dealt: Var | None = None
@@ -142,15 +142,17 @@ class Reducing:
             term: Expr = off * off
         else:
             term = value
-        found = self.reduced("sum" if op == "squares" else op, term, over, all_of(inner))
+        apart = self.masked("sum" if op == "squares" else op, term, all_of(inner))
+        found = self.reduced("sum" if op == "squares" else op, apart, over)
         made = Var(name, found.dtype)
         if op == "sum":
             self.sums[value] = made
         if self.dealt is not None:
             place, there = self.whole(offset), self.whole(all_of(outer))
             if self.dealt not in free_vars(place):
-                return self.carried(op, found, Store(tensor, place, made, there),
-                                    tuple(x for x in around if x not in over))
+                lanes = [x for x in around if self.late or x not in over]
+                return self.carried(op, apart if self.late else found, Store(tensor, place, made, there),
+                                    lanes, over if self.late else ())
         return seq(*lets, Let(made, found), Store(tensor, offset, made, all_of(outer)))
 
     def whole(self, e: Expr) -> Expr:
@@ -159,19 +161,24 @@ class Reducing:
             e = substitute(e, named)
         return e
 
-    def carried(self, op: str, value: Expr, store: Store, lanes: tuple[Lane, ...]) -> Stmt:
-        """A reduction that goes on from tile to tile, and is stored behind the last one."""
+    def carried(self, op: str, value: Expr, store: Store, lanes: Sequence[Lane],
+                over: Sequence[Lane]) -> Stmt:
+        """A reduction that goes on from tile to tile, is reduced along the lanes ``over`` behind the last
+        tile, and stored there."""
         reducer, acc = REDUCERS[op], Var(f"{store.tensor.name}_all", value.dtype)
         ordered = tuple(sorted(lanes, key=lambda x: (x.axis, x.name)))
         self.before.append(Alloc(acc, ordered, reducer.identity(value.dtype)))
-        self.behind.append(replace(store, value=acc))
+        whole = Var(f"{acc.name}_lanes", value.dtype) if over else acc
+        self.behind += [Let(whole, self.reduced(op, acc, over))] if over else []
+        self.behind.append(replace(store, value=whole))
         return Update(acc, reducer.node(acc, value))
 
-    def reduced(self, op: str, value: Expr, over: Sequence[Lane], mask: Expr) -> Expr:
-        """A value reduced along lanes, where a mask holds."""
-        if mask is not TRUE:
-            nothing: Const = REDUCERS[op].identity(value.dtype)
-            value = Select(mask, value, nothing)
+    def masked(self, op: str, value: Expr, mask: Expr) -> Expr:
+        """A value, where a mask does not hold what changes no reduction."""
+        return value if mask is TRUE else Select(mask, value, REDUCERS[op].identity(value.dtype))
+
+    def reduced(self, op: str, value: Expr, over: Sequence[Lane]) -> Expr:
+        """A value reduced along lanes."""
         for lane in over:
             value = Reduce(op, value, lane)
         return value

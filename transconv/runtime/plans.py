@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +18,8 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
+
+_names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
 
 
 class Lowered(NamedTuple):
@@ -110,7 +111,14 @@ class Plan:
         that do not meet the requirements."""
         assert self.required is not None
         self.required.check(sizes)
-        made = copy(self)
+        return self.held(sizes)
+
+    def held(self: Made, sizes: Values) -> Made:
+        """``at`` for sizes that meet the requirements."""
+        kind = type(self)
+        made: Made = object.__new__(kind)
+        for name in _names.get(kind) or _names.setdefault(kind, tuple(f.name for f in fields(self))):
+            setattr(made, name, getattr(self, name))
         made.sizes, made.wanted = sizes, ()
         return made
 

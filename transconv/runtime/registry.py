@@ -79,7 +79,7 @@ class Registry(Generic[Made]):
         us = min(estimates)
         question, best = found[estimates.index(us)]
         assert best.plan.required is not None
-        held = best.plan.at(dict(zip(best.plan.required.sizes.names, sizes, strict=True)))
+        held = best.plan.held(dict(zip(best.plan.required.names, sizes, strict=True)))
         return Chosen(held, question, us, len(found), waits == COMPILING, self.kind)
 
     def told(self, sizes: Sequence[int]) -> list[str]:

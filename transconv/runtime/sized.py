@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Expr, Sizes, Tensor, Values, as_expr, sizes_told, values_of
+from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -19,11 +19,13 @@ class Required:
     sizes: Sizes
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
+    names: tuple[str, ...] = field(init=False, repr=False)
     meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.meets = values_of(self.sizes.requirements, self.sizes.names)
+        self.names = self.sizes.names
+        self.meets = values_of(self.sizes.requirements, self.names)
         self.lying = []
 
     def wanted(self, values: Values) -> tuple[Wanted, ...]:
@@ -34,7 +36,7 @@ class Required:
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
-        if not all(self.meets(*[values[n] for n in self.sizes.names])):
+        if not all(self.meets(*[values[n] for n in self.names])):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")
 
@@ -54,13 +56,10 @@ def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
     given = Wanted.of(tensor)
     if not tensor.extents:
         return lambda _: given
-    rank, order = len(tensor.shape), [b.dim for b in tensor.layout.blocks]
-    steps: dict[int, Expr] = {}
-    stride = as_expr(1)
-    for dim in reversed(order):
-        steps[dim] = stride
-        stride = stride * tensor.extents[dim]
-    find = values_of([*tensor.extents, *(steps[d] for d in range(rank)), stride], sizes.names)
+    rank, span = len(tensor.shape), as_expr(1)
+    for extent in tensor.extents:
+        span = span * extent
+    find = values_of([*tensor.extents, *tensor.steps, span], sizes.names)
     name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
 
     def at(values: Values) -> Wanted:

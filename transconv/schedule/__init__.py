@@ -7,6 +7,7 @@ from transconv.schedule.box_rules import ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     ahead,
+    ahead_bytes,
     chain,
     k_steps,
     lanes,
@@ -57,9 +58,9 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule", "Scheduled", "Such",
-    "WORDS", "Word", "ahead", "box_of", "carried", "chain", "diagonal", "divided", "finishes",
-    "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes", "needed",
-    "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
+    "WORDS", "Word", "ahead", "ahead_bytes", "box_of", "carried", "chain", "diagonal", "divided",
+    "finishes", "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
+    "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
     "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
     "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute
+from transconv.compute import Compute, axis_strides
 from transconv.schedule.boxes import transposed
 from transconv.target import Target
 
@@ -56,6 +56,18 @@ def ahead(c: Schedule, compute: Compute) -> int:
     return c.stages if once and c.stages > 1 else 0
 
 
+def ahead_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory for the tiles whose loads are in flight, without what all tiles of a program
+    read and is loaded once."""
+    found = 0
+    for view in {r.view for r in compute.reads} if ahead(c, compute) else ():
+        strides = axis_strides(view, compute)
+        if any(strides[x.name] for x in compute.axes_of("M")):
+            tile = prod(b.extent for b in c.blocks if any(strides[a] for a in b.axes))
+            found += tile * view.tensor.dtype.bytes * (c.stages - 1)
+    return found
+
+
 def chain(c: Schedule, compute: Compute) -> int:
     """How many products of the matrix unit are added to one accumulator, each of 32 bytes of a row. 0 for
     other units, for 64-bit operands and for f32 with precision ``ieee``, whose sums round to nearest."""
@@ -77,7 +89,10 @@ def programs(schedule: Schedule, compute: Compute) -> int:
 
 def needed(schedule: Schedule, compute: Compute, target: Target) -> int:
     """The fewest persistent programs that need no more rounds than one program per multiprocessor would.
-    More programs would idle in the last round and share power and cache with the others."""
+    More programs would idle in the last round and share power and cache with the others. One for each
+    multiprocessor where sizes are arguments."""
+    if compute.named:
+        return target.sms
     tiles = programs(schedule, compute)
     rounds = -(-tiles // target.sms)
     return -(-tiles // rounds) if rounds <= FEW_ROUNDS else target.sms

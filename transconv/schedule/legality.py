@@ -14,13 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
-from transconv.schedule.counts import lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
 from transconv.schedule.words import by_name, words
 from transconv.target import Target
+
+SPARE = 1024  # bytes of shared memory for reductions beside tiles
 
 
 def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
@@ -54,7 +56,7 @@ def why_not_said(schedule: Schedule) -> str | None:
 
 
 # Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1), ("programs", 0))
+OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1))
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
@@ -62,13 +64,14 @@ FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that en
 
 def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
-    arguments: the words that need numbers at their defaults, with its boxes and without them."""
+    arguments: the words that need numbers at their defaults, as it is, for Triton, and without boxes."""
     plain = Schedule()
-    changed = replace(schedule, **dict(OF_SIZES), via=plain.via, consumers=plain.consumers,
+    most = replace(schedule, **dict(OF_SIZES))
+    changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (changed, replace(changed, swap=1), replace(changed, a="gather"),
+    ways = (most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 
@@ -87,9 +90,6 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
             x.extent is not None for x in compute.axes_of("K"))):
         return (f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
                 "parts that a second kernel adds (reduce=partials); expected split_k=1")
-    sized = {x.name for x in compute.axes if x.extent is not None}
-    if wrong := [b for b in c.blocks if c.in_registers(b) and {*b.axes} & sized]:
-        return f"sizes that are arguments: block {wrong[0]} is written out"
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
     if c.unroll and ends:
         return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
@@ -143,6 +143,9 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
             twice += f", {c.keep} kept," if c.keep else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")
+    if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
+        return (f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
+                f"{target.shared_bytes}")
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None

@@ -15,6 +15,7 @@ from transconv.ir import TRUE, Cast, Var, f32, f64, find
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
 from transconv.schedule.packing import letters, view_of, why_not_copied
+from transconv.schedule.partials import carried
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
     """None if sums of lanes may be added late, or at every step, as a schedule says; else the reason."""
-    if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1):
+    if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1 and not carried(compute, c)):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (
             lanes(c, compute, "M") * lanes(c, compute, "N") > 1) and (name := _used_twice(compute)):

@@ -78,9 +78,9 @@ WORDS: tuple[Word, ...] = (
          draw=(0, 0, 1)),
     Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads elements "
          "that they share only once (`fma`).", AXES, why_not=rules.why_not_regs, draw=_some_axes),
-    Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, 0 "
-         "at every step (`fma`).", (0, 1), "the lanes of a sum are added late (1) or at every step (0)",
-         why_not=rules.why_not_late),
+    Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, or "
+         "the last tile of a program that carries statistics; 0 at every step (`fma`).", (0, 1),
+         "the lanes of a sum are added late (1) or at every step (0)", why_not=rules.why_not_late),
     Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
          "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
          why_not=boxes.why_not_consumers, together=("programs", "warps", "split_k"), former="teams"),

@@ -38,9 +38,8 @@ SHAPES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (
 
 
 def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
-    """Proposals of explicit kernels, legal or not. None for sizes that are arguments: no estimate of such
-    a kernel was compared with its time, so that they are made on request alone."""
-    if "wgmma" not in target.features or compute.b is None or compute.named is not None:
+    """Proposals of explicit kernels, legal or not."""
+    if "wgmma" not in target.features or compute.b is None:
         return
     if diagonal(compute.b, compute) > 1:  # a block diagonal operand cannot be a box
         return

@@ -17,7 +17,7 @@ from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, ahead, carried, k_steps, programs
+from transconv.schedule import Block, Schedule, ahead, carried, k_steps, programs, tile
 from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
@@ -29,7 +29,7 @@ WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
-AHEAD = (2, 3)  # stages of persistent programs that load the next tiles while they compute
+AHEAD = (1, 2, 3)  # stages of persistent programs: above 1, the next tiles are loaded ahead
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
@@ -37,13 +37,19 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals with lanes along contiguous memory, legal or not."""
     for schedule in _each(compute, target):
         yield schedule
-        for number in ROUNDS if compute.statistics else ():
-            persistent = replace(schedule, programs=number * target.sms)
-            if carried(compute, persistent):
-                yield persistent
-                for stages in AHEAD if "async_copy" in target.features else ():
-                    if ahead(further := replace(persistent, stages=stages), compute):
-                        yield further
+        if compute.statistics and carried(compute, replace(schedule, programs=1)):
+            yield from _persistent(schedule, compute, target)
+
+
+def _persistent(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Programs that carry statistics through several tiles, whose loads may be ahead, and which may add up
+    the rows of tiles behind the last one."""
+    stages = AHEAD if "async_copy" in target.features else AHEAD[:1]
+    rows = tile(schedule, compute, "M") > 1
+    for number, deep, late in itertools.product(ROUNDS, stages, (0, 1) if rows else (0,)):
+        made = replace(schedule, programs=number * target.sms, stages=deep, late=late or schedule.late)
+        if carried(compute, made) and (deep == 1 or ahead(made, compute)):
+            yield made
 
 
 def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
@@ -131,8 +137,8 @@ def _mapped(free: list[Axis], large: list[View], compute: Compute) -> Iterator[S
             wide = [n for n in ACROSS if n < 2 * prod(map(compute.size, order[at:]))]
             for m, n, warps in itertools.product((1, 2, 4, 8, 16, 32), wide, (4, 8)):
                 if EACH[0] <= m * n / (32 * warps) <= EACH[1]:
-                    tile = (Block(order[:at], m), Block(order[at:], n))
-                    yield Schedule(tuple(b for b in tile if b.extent > 1), "fma", warps=warps, stages=1)
+                    both = (Block(order[:at], m), Block(order[at:], n))
+                    yield Schedule(tuple(b for b in both if b.extent > 1), "fma", warps=warps, stages=1)
         for other in inner:
             if order and other != order[-1]:
                 rest = tuple(a for a in order if a != other)

@@ -26,9 +26,10 @@ OPERANDS = ROWS.table(lambda t: t if t.operand and (t.bits == 8 or t.kind == "fl
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quantities:
     """Scales and zero points, each a number or a tensor on the input's device. All may be one number;
-    ``weight_scale``, ``output_scale`` and ``output_zero_point`` also one for each output channel (oc,),
-    and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of the result, by default
-    float32. ``activation``: words of an epilogue before the result is quantised, such as "relu".
+    ``weight_scale``, ``weight_zero_point``, ``output_scale`` and ``output_zero_point`` also one for each
+    output channel (oc,), and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of
+    the result, by default float32. ``activation``: words of an epilogue before the result is quantised,
+    such as "relu".
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
     where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products."""
 
@@ -95,12 +96,14 @@ class _Writer:
 
     def written(self) -> Words:
         call, q = self.call, self.call.quantities
-        data, along = ("dst", "per_oc") if call.transposed else ("src", "per_ic")
+        data, along, other = ("src", "per_ic", "per_oc")
+        if call.transposed:
+            data, along, other = ("dst", "per_oc", "per_ic")
         inner, outer = call.channels
         zeros = [self.zero(f"{data}_zero", "input_zero_point", call.input.dtype, inner),
-                 self.zero("wei_zero", "weight_zero_point", call.weight.dtype, 1)]
-        ahead = [f"zero:{n}{':' + along if r.shape[0] > 1 else ''}"
-                 for n, r in zip((data, "wei"), zeros, strict=True) if r is not None]
+                 self.zero("wei_zero", "weight_zero_point", call.weight.dtype, outer)]
+        ahead = [f"zero:{n}{':' + word if r.shape[0] > 1 else ''}"
+                 for n, word, r in zip((data, "wei"), (along, other), zeros, strict=True) if r is not None]
         scales = [n for n, channels in (("input_scale", 1), ("weight_scale", outer))
                   if self.read("", n, torch.float32, channels) is not None]
         self.scale(scales, outer)

@@ -48,7 +48,7 @@ class Named:
 def counted(page: Page, *names: str, less: float = 0.0) -> Said:
     """The number of points of the axes of these names, less a number; as a float."""
     axes = [axis for name in names for axis in page.classes.get(name, ())]
-    left = prod(map(page.size, axes)) - less
+    left = int(prod(map(page.size, axes))) - less
     product = "*".join(_name(page, axis) for axis in axes) or "1.0"
     return Said(f"{float(left)}", f"({product} - {less})" if less else f"({product})")
 
@@ -82,9 +82,9 @@ def named(page: Page, text: str) -> Named | None:
 def length(page: Page, coord: str, tensor: str = "") -> Said:
     """The size of an axis, or of the dim of a tensor that has this coordinate."""
     if not tensor:
-        return Said(f"{page.size(coord)}", _name(page, coord))
+        return Said(f"{int(page.size(coord))}", _name(page, coord))
     at = page.seen[tensor].coords.index(coord)
-    return Said(f"{page.seen[tensor].sizes[at]}", _dims(page, tensor)[at])
+    return Said(f"{int(page.seen[tensor].sizes[at])}", _dims(page, tensor)[at])
 
 
 def _name(page: Page, axis: str) -> str:

@@ -17,7 +17,7 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
     ``momentum`` (with the unbiased variance), are results ``newP`` and ``newQ``. Otherwise x is normalised
     by the running ones. ``saves``: mean and one over the deviation are stored for gradients."""
     page = _page(x, mean, variance, w, b, y or x.like(), saves)
-    count, points = page.count("k"), counted(page, "k")
+    count, points = int(page.count("k")), counted(page, "k")
     unbiased = Said(f"{count / (count - 1)}" if count > 1 else "inf",
                     f"({points.names} / max({counted(page, 'k', less=1.0).names}, 0.0))")
     words: dict[str, object] = {"count": points, "eps": float(eps), "new": float(momentum),

@@ -179,7 +179,7 @@ class Page:
     def text(self, name: str, *lines: str, **words: Any) -> str:
         """The text of a computation with these lines. In them ``{X}`` is a tensor, ``{k}`` the axes of a
         name; ``words`` are other replacements. Empty lines are left out."""
-        return self.written(name, lines, words, lambda axis: f"{self.size(axis)}", self._declared)
+        return self.written(name, lines, words, lambda axis: f"{int(self.size(axis))}", self._declared)
 
     def sized(self, name: str, *lines: str, **words: Any) -> str:
         """As ``text``, for lines that say no size, and words that say one only as any_size.Said."""
@@ -215,11 +215,12 @@ class Page:
 
     def _declared(self, name: str) -> str:
         seen, dtype = self.seen[name], self.tensors[name].dtype
-        sizes = ", ".join(f"{c}={n}" if c in self.groups or c == "one" else f"{n}"
-                          for c, n in zip(seen.coords, seen.sizes, strict=True))
-        dense = Strided.dense(seen.sizes, dtype).strides == seen.strides
-        strides = "" if dense else f" strides({','.join(map(str, seen.strides))})"
-        return f"{name} {dtype} [{sizes}]{strides}"
+        sizes, steps = tuple(map(int, seen.sizes)), tuple(map(int, seen.strides))
+        said = ", ".join(f"{c}={n}" if c in self.groups or c == "one" else f"{n}"
+                         for c, n in zip(seen.coords, sizes, strict=True))
+        dense = Strided.dense(sizes, dtype).strides == steps
+        strides = "" if dense else f" strides({','.join(map(str, steps))})"
+        return f"{name} {dtype} [{said}]{strides}"
 
 
 def _without(line: str, gone: set[str]) -> str:

@@ -99,7 +99,7 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
 def _freedom(page: Page, correction: float) -> Said:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
-    return Said(f"/ {left}" if page.count("k") > correction else "* inf", f"/ max({left.names}, 0.0)")
+    return Said(f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)")
 
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,

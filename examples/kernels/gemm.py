@@ -1,0 +1,24 @@
+"""A matrix product of any sizes: a group computes a part of the result, in steps along the inner size."""
+
+import numpy as np
+import torch
+
+from transconv.kernel import Group, kernel
+
+
+@kernel
+def parts(group, A, B, C):
+    i, j = group.work_offset()
+    m, n = group.shape
+    acc = group.zeros(shape=(m, n), dtype=np.float32)
+    for k in range(0, A.shape[1], 32):
+        a = group.load(A[i:, k:], shape=(m, 32))
+        b = group.load(B[k:, j:], shape=(32, n))
+        acc += a @ b
+    group.store(C[i:, j:], acc)
+
+
+def gemm(a, b):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    parts(Group(tuple(c.shape), (16, 32)), a, b, c)
+    return c
