@@ -11,13 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
-<<<<<<< HEAD
-from transconv.graph import decompositions, reporting
-from transconv.graph.finding import Made, owner
-=======
 from transconv.graph import decompositions, quantized_products, reporting
-from transconv.graph.finding import owner
->>>>>>> main
+from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
