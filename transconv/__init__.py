@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transconv.version import __version__
 
 if TYPE_CHECKING:
+    from transconv import distributed as distributed
     from transconv import functional as functional
     from transconv import graph as graph
     from transconv import kernel as kernel
@@ -71,11 +72,11 @@ _ALSO = dict.fromkeys(("epilogue", "fused_conv1d", "fused_conv2d", "fused_conv3d
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604
-    "__version__", "config", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
+    "__version__", "config", "distributed", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "graph", "kernel", "nn", "quantized"):
+    if name in ("distributed", "functional", "graph", "kernel", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'transconv' has no attribute '{name}'")

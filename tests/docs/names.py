@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 ROOMS = ("transconv", *(f"transconv.{name}" for name in (
-    "nn", "functional", "graph", "quantized", "kernel", "compute",
-    "compute.library", "schedule", "target", "passes",
-    "ir", "simplify", "cost", "selection", "runtime", "backend_triton", "conv", "disk_cache", "errors")))
+    "nn", "functional", "graph", "distributed", "quantized", "kernel", "compute", "compute.library",
+    "schedule", "target", "passes", "ir", "simplify", "cost", "selection", "runtime", "backend_triton",
+    "conv", "disk_cache", "errors")))
 
 
 def room(name: str) -> ModuleType:

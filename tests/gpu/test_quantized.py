@@ -11,7 +11,9 @@ from torch import nn
 
 import transconv
 from transconv import quantized
-from transconv.torch_ops import quantized_route, warm
+from transconv.ir import DTYPES
+from transconv.torch_ops import quantising, quantized_route, warm
+from transconv.torch_ops.quantized_kinds import quantised
 
 pytestmark = pytest.mark.gpu
 
@@ -41,6 +43,22 @@ def test_integers_are_those_of_torch(source: torch.dtype, weight: torch.dtype, t
     scales = {"input_scale": 2.0**-7, "weight_scale": 2.0**-7, "output_dtype": torch.int8}
     got = call(x.cuda(), w.cuda(), None, 2, 1, **on_gpu, **scales).cpu()
     assert torch.equal(got, (want.double() * 2.0**-14).round().clamp(-128, 127).to(torch.int8))
+
+
+@pytest.mark.parametrize("held", ["i8", "f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_inputs_are_quantised_by_one_kernel(held: str, dtype: torch.dtype,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    row, scale = DTYPES[held], torch.tensor(0.011).cuda()
+    zero = torch.tensor([5], dtype=torch.int32).cuda() if held == "i8" else None
+    for shape in ((32, 64, 56, 56), (3, 5, 7, 9)):
+        x = torch.randn(shape, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+        want = quantised(x, scale, zero, row)
+        monkeypatch.setattr(quantising, "quantised", lambda *_: pytest.fail("no kernel"))
+        for _ in range(2):
+            got = quantising.quantise(x, scale, zero, row)
+            off = (got.view(torch.uint8) != want.view(torch.uint8)).float().mean()
+            assert float(off) <= (0 if held == "i8" else 1e-4) and got.stride() == want.stride()
 
 
 def test_calls_that_come_back_only_start_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

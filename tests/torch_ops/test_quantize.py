@@ -14,6 +14,8 @@ from torch import nn
 
 import transconv
 from transconv import errors, knobs
+from transconv.ir import DTYPES
+from transconv.torch_ops import quantising
 from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -195,6 +197,25 @@ def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
         transconv.nn.QuantConv2d.from_float(nn.Conv2d(3, 3, 1), **given)
     with pytest.raises(TypeError, match=r"expected a torch.nn.Conv2d, got Own; transconv.quantize_ takes"):
         transconv.nn.QuantConv2d.from_float(Own(3, 3, 1))
+
+
+@interpreted
+@pytest.mark.parametrize(("held", "zero"), [("i8", 3), ("u8", None), ("f8e4m3", None), ("f8e5m2", None)])
+def test_inputs_are_quantised_by_one_kernel(held: str, zero: int | None,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of torch's operations; what has gaps in memory is left to these."""
+    transconv.config.cpu = "interpret"
+    row, point = DTYPES[held], None if zero is None else torch.tensor([zero], dtype=torch.int32)
+    x = (torch.randn(2, 6, 5, 7) * 3).bfloat16().contiguous(memory_format=torch.channels_last)
+    scale = torch.tensor(0.01 if held == "f8e4m3" else 0.03)
+    by_torch: list[torch.Tensor] = []
+    monkeypatch.setattr(quantising, "quantised",
+                        lambda x, *rest: by_torch.append(x) or quantised(x, *rest))
+    for given, kernels in ((x, True), (x.float(), True), (x[:, :, :, ::2], False), (x[:0], False)):
+        by_torch.clear()
+        got, want = (f(given, scale, point, row) for f in (quantising.quantise, quantised))
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.stride() == want.stride()
+        assert bool(by_torch) is not kernels
 
 
 def test_ranges() -> None:

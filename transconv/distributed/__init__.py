@@ -5,3 +5,6 @@ torch_ops and the relation of the convolution.
 """
 
 from transconv.distributed import rules as rules
+from transconv.distributed.models import parallelize as parallelize
+
+__all__ = ["parallelize"]

@@ -119,3 +119,11 @@ def exchange(owned: Sequence[Rows], needed: Sequence[Rows], rank: int) -> Exchan
     pieces = [Piece(-1 if r == rank else r, rows) for r, have in enumerate(owned)
               if (rows := needed[rank].within(have)).size]
     return Exchange(mine, needed[rank], tuple(sends), tuple(pieces))
+
+
+@lru_cache(maxsize=1 << 12)
+def planned(line: Line, prop: Prop, parts: int, rank: int) -> Exchange:
+    """The exchange of one of ``parts`` ranks that deal the rows of both images, for its rows of the result
+    of this direction."""
+    size, wanted = (line.i, line.o) if prop is Prop.FWD else (line.o, line.i)
+    return exchange(shards(size, parts), [line.needs(prop, rows) for rows in shards(wanted, parts)], rank)

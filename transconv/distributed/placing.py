@@ -78,7 +78,9 @@ def brought(tensor: DTensor, name: str, choice: Choice) -> Tensor:
     places = tuple(wanted(split, name) for split in choice)
     if tuple(tensor.placements) != places:
         tensor = tensor.redistribute(tensor.device_mesh, places)
-    return tensor.to_local()
+    local: Any = tensor.to_local()
+    ready: Tensor = local.wait() if hasattr(local, "wait") else local  # it may still be on its way
+    return ready
 
 
 def local_shape(mesh: Any, shape: Sequence[int], places: Sequence[Placement]) -> tuple[int, ...]:

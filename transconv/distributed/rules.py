@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import sharded
+from transconv.distributed import norms, sharded
 from transconv.errors import Unsupported
 from transconv.torch_ops import operators, subclasses
 
@@ -58,19 +58,13 @@ def backward(grad: Any, input: Any, weight: Any, *rest: Any) -> tuple[DTensor | 
     return sharded.backward(grad, input, weight, operators.resolve(input, weight, None, numbers), mask)
 
 
-def _aten_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> DTensor:
-    return forward(*args, **(kwargs or {}))
-
-
-def _aten_backward(_class: Any, _function: Any, _types: Any, args: Any,
-                   kwargs: Any) -> tuple[DTensor | None, ...]:
-    grad, input, weight, _bias_sizes, *rest = args
-    return backward(grad, input, weight, *rest, **(kwargs or {}))
+def _aten_backward(grad: Any, input: Any, weight: Any, _bias_sizes: Any,
+                   *rest: Any) -> tuple[DTensor | None, ...]:
+    return backward(grad, input, weight, *rest)
 
 
 @torch.no_grad()
-def _own_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> DTensor:
-    input, weight, bias, residual, numbers = args
+def _own_forward(input: Any, weight: Any, bias: Any, residual: Any, numbers: str) -> DTensor:
     params, activation, _ = operators.read(numbers)
     if residual is not None or activation:
         raise Unsupported("distributed:fused", "DTensors have no fused convolution; call the convolution, "
@@ -78,7 +72,15 @@ def _own_forward(_class: Any, _function: Any, _types: Any, args: Any, kwargs: An
     return forward(input, weight, bias, *params)
 
 
-_ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": _aten_forward,
+def _add(name: str, function: Callable[..., Any], library: Any) -> None:
+    """Let an operator on DTensors be computed by a function of its arguments."""
+    def rule(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*args, **(kwargs or {}))
+
+    _register(name, DTensor, rule, lib=library)
+
+
+_ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": forward,
                                         "aten::convolution_backward": _aten_backward}
 _replacing: list[Any] = []
 
@@ -87,12 +89,35 @@ def replace(devices: frozenset[str]) -> None:
     """Serve aten's operators while any device is replaced, and give them back to torch after that."""
     if devices and not _replacing:
         library = _new_library("aten", "FRAGMENT")
-        for name, rule in _ATEN.items():
-            _register(name, DTensor, rule, lib=library)
+        for name, function in _ATEN.items():
+            _add(name, function, library)
         _replacing.append(library)
     elif not devices and _replacing:
         _replacing.pop()._destroy()
 
 
-_register("transconv::fwd", DTensor, _own_forward, lib=operators.library)
+_NORMS: dict[str, Callable[..., Any]] = {
+    "aten::native_group_norm": norms.forward,
+    "aten::native_group_norm_backward": norms.backward}
+_norms: list[Any] = []
+
+
+def add_norms() -> None:
+    """Serve group norms of DTensors from now on, in place of DTensor's rule."""
+    if not _norms:
+        _norms.append(_new_library("aten", "FRAGMENT"))
+        for name, function in _NORMS.items():
+            _add(name, function, _norms[0])
+
+
+def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(0) if t is None else t for t in backward(grad, *rest))
+
+
+# The first is called below autograd, the others where there is none, as in inference mode.
+_OWN: dict[str, Callable[..., Any]] = {
+    "transconv::fwd": _own_forward, "transconv::convolution": forward,
+    "transconv::convolution_backward": _own_backward}
+for _name, _rule in _OWN.items():
+    _add(_name, _rule, operators.library)
 subclasses.serve(DTensor, backward, replace)

@@ -14,9 +14,9 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from transconv.conv import Prop
-from transconv.distributed import halo, placing, transfer
+from transconv.distributed import placing, transfer
 from transconv.distributed.axes import splits
-from transconv.distributed.halo import Line, Rows
+from transconv.distributed.halo import Line, Rows, planned, shards
 from transconv.distributed.local import Part, with_bias
 from transconv.distributed.placing import Choice, Sizes, produced
 from transconv.torch_ops import shapes
@@ -63,10 +63,9 @@ class Problem:
             if split is None or split.spatial is None:
                 continue
             x, parts, rank = split.spatial, self.mesh.size(at), self.mesh.get_local_rank(at)
-            have, want = (halo.shards(self.shapes[name][2 + x], parts) for name in (has, wants))
-            plan = halo.exchange(have, [self.lines[x].needs(prop, rows) for rows in want], rank)
+            plan = planned(self.lines[x], prop, parts, rank)
             local = transfer.extended(local, 2 + x, plan, self.mesh.get_group(at), self.channels_last)
-            owned[x], mine[x] = plan.needed, want[rank]
+            owned[x], mine[x] = plan.needed, shards(self.shapes[wants][2 + x], parts)[rank]
         src, dst = (owned, mine) if reads_src else (mine, owned)
         windows = tuple(line.window(*rows) for line, *rows in zip(self.lines, src, dst, strict=True))
         return local, Part(self.p.stride, self.p.dilation, windows, self._groups(choice))

@@ -22,8 +22,8 @@ from transconv.torch_ops import arguments, exchange, quantized
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves
+from transconv.torch_ops.quantising import quantise
 from transconv.torch_ops.quantized_gradients import weight_gradient
-from transconv.torch_ops.quantized_kinds import quantised
 
 Tensor = torch.Tensor
 
@@ -99,12 +99,12 @@ class _Float8(Convolves):
         held: DType = TYPES[row]
         history = self.amax_history[row]
         with torch.no_grad():
-            largest = tensor.detach().abs().amax().float()
+            largest = torch.linalg.vector_norm(tensor.detach(), torch.inf, dtype=torch.float32)
             known = history.amax()
             scale = (torch.where(known > 0, known, largest) / held.largest).clamp(min=TINY)
             if self.training:
                 history.copy_(torch.cat((largest.view(1), history[:-1])))
-            return _Small(quantised(tensor.detach(), scale, None, held), scale)
+            return _Small(quantise(tensor.detach(), scale, None, held), scale)
 
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its parameters: the history stays in f32."""

@@ -18,12 +18,12 @@ from transconv.errors import Unsupported
 from transconv.torch_ops import exchange, quantized
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
+from transconv.torch_ops.quantising import quantise
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
     Kind,
     kind_named,
     of_input,
-    quantised,
     quantised_weight,
     ranged,
 )
@@ -107,7 +107,7 @@ class _Quantised:
             if self.use_fast_accum:
                 given["use_fast_accum"] = True
             return self.function(  # type: ignore[no-any-return]
-                quantised(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
+                quantise(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
                 weight_scale=self.weight_scale, **given, output_dtype=result)
 
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:

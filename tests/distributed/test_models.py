@@ -1,0 +1,130 @@
+"""Whole models over a mesh: results and gradients of one process; plans that a mesh does not have."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import transconv
+from tests.distributed import processes
+from transconv.distributed.windows import pool
+
+
+class Small(nn.Module):
+    """With a skip connection, norms, a stride, a pool and a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU())
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                                  nn.AvgPool2d(3, 1, 1), nn.InstanceNorm2d(8, affine=True))
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.last = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.GroupNorm(8, 8, affine=False),
+                                  nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.first(x)
+        return self.last(torch.cat([a, self.up(self.down(a))], 1))  # type: ignore[no-any-return]
+
+
+def made() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Small().double(), torch.randn(2, 3, 10, 12).double()
+
+
+def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
+    """What differs from one process after a step."""
+    transconv.config.fallback = "silent"
+    whole, x = made()
+    y = whole(x)
+    y.square().mean().backward()
+    model, _ = made()
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns")[:len(shape)])
+    transconv.distributed.parallelize(model, mesh, plan)
+    result = model(x)
+    target = distribute_tensor(torch.zeros_like(y), mesh, result.placements)
+    (result - target).square().mean().backward()
+    for (name, b), want in zip(model.named_buffers(), whole.buffers(), strict=True):
+        if not torch.allclose(b.full_tensor(), want):  # type: ignore[operator]
+            return [f"{name}: {b} for {want}"]
+    found = [] if result.placements[0].is_shard() else [f"placements {result.placements}"]
+    with torch.no_grad():
+        if not torch.allclose(model.eval()(x).full_tensor(), whole.eval()(x)):
+            found.append("inference")
+    if not torch.allclose(result.full_tensor(), y):
+        found.append("result")
+    for (name, p), want in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(p.grad, DTensor) and want.grad is not None
+        if p.grad.placements != (Replicate(),) * mesh.ndim:
+            found.append(f"{name}: {p.grad.placements}")
+        if not torch.allclose(p.grad.full_tensor(), want.grad):
+            found.append(f"gradient of {name}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "plan"), [
+    ((2,), {"h": 0}), ((3,), {"w": "rows"}), ((2, 2), {"h": 0, "w": 1}),
+    ((2, 2), {"n": 0, "h": "columns"})])
+def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) -> None:
+    found = processes.run(torch.Size(shape).numel(), trained, shape, plan)
+    assert found == [[] for _ in found], found
+
+
+def beside_fsdp() -> bool:
+    """Images dealt over one mesh dim, rows over another: FSDP averages the gradients over the first."""
+    transconv.config.fallback = "silent"
+    whole, x = made()
+    loss = [whole(image[None]).square().mean() for image in x]
+    torch.stack(loss).mean().backward()
+    model, _ = made()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("images", "rows"))
+    transconv.distributed.parallelize(model, mesh["rows"], {"h": 0})
+    fully_shard(model, mesh=mesh["images"])
+    result = model(x[mesh.get_local_rank("images")][None])
+    result.square().mean().backward()
+    return all(torch.allclose(p.grad.full_tensor(), want.grad)  # type: ignore[union-attr, arg-type]
+               for p, want in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_beside_fsdp() -> None:
+    assert processes.run(4, beside_fsdp) == [True] * 4
+
+
+def pooled(first: int) -> list[str]:
+    """What differs of drawn pools, result and gradient."""
+    mesh = init_device_mesh("cpu", (3,))
+    found = []
+    for seed in range(first, first + 30):
+        r = random.Random(seed)
+        n, kernel, stride = r.randint(1, 3), r.randint(1, 5), r.randint(1, 4)
+        kind = r.choice(("MaxPool", "AvgPool"))
+        numbers = {"kernel_size": kernel, "stride": stride, "padding": r.randint(0, kernel // 2)}
+        if kind == "MaxPool":
+            numbers["dilation"] = r.choice((1, 1, 2))
+        module = getattr(nn, f"{kind}{n}d")(**numbers)
+        x = torch.randint(-9, 10, (2, 3, *(r.randint(9, 14) for _ in range(n)))).double()
+        dim = r.randrange(n + 2)
+        torch.distributed.broadcast(x, 0)
+        a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        want, got = module(a), pool(module, b)  # type: ignore[arg-type]
+        grad = torch.arange(want.numel()).view(want.shape).double()
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
+        if not (torch.equal(got.full_tensor(), want) or torch.allclose(got.full_tensor(), want)):
+            found.append(f"{module} of {list(x.shape)} along {dim}: {got.full_tensor()} for {want}")
+        elif kind == "AvgPool" and not torch.allclose(b.grad.full_tensor(), a.grad):  # type: ignore
+            found.append(f"{module} of {list(x.shape)} along {dim}: gradient")
+    return found
+
+
+@pytest.mark.slow
+def test_drawn_pools() -> None:
+    found = processes.run(3, pooled, 0)
+    assert found == [[]] * 3, found

@@ -1,0 +1,129 @@
+"""Whole models over the ranks of a mesh: parallelize(model, mesh, {"h": 0, "w": 1})."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import (
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+)
+from torch.utils._pytree import tree_map
+
+from transconv.distributed import rules, windows
+from transconv.torch_ops import convert, exchange, stats
+
+Tensor = torch.Tensor
+
+# The dims of an image by their letters: the batch, and spatial axes counted from the last.
+AXES = {"n": 0, "d": -3, "h": -2, "w": -1}
+# Modules that compute each row from the same row of their inputs, or have rules of ours. The others get
+# whole tensors: DTensor's rules for them gather in the best case.
+ROWWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.GroupNorm)
+
+
+def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> nn.Module:
+    """Shard the images of a model over the ranks of a mesh, in place.
+
+    ``plan`` says which axis of images (n, d, h or w) each mesh dim, by number or name, deals over its
+    ranks. Parameters become DTensors that every rank has; their gradients are summed over the mesh. Inputs
+    are DTensors, or plain tensors that every rank has whole, of which it keeps its part; outputs are
+    DTensors. Convolutions are transconv's and exchange the rows that they need. Modules without a rule for
+    sharded rows get whole tensors, with a FallbackWarning that names them; their results are dealt again.
+    ValueError for a plan that the mesh does not have, or models that have parameters elsewhere.
+    """
+    dims = _dims(mesh, plan)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.conv._ConvNd) and not exchange.is_ours(type(module)):
+            if why := exchange.why_not(module):
+                raise ValueError(f"'{name}' cannot be sharded: {why}")
+        if any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
+            raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
+                             "before other plans")
+    rules.add_norms()
+    convert.convert_(model)
+    distribute_module(model, mesh)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            after_gradient: Any = parameter.register_post_accumulate_grad_hook
+            after_gradient(_sum_gradient)
+    for name, module in model.named_modules():
+        if forward := windows.forward_of(module):
+            module.forward = partial(forward, module)
+        elif not any(module.children()) and not _shards(module):
+            kind = type(module).__name__
+            stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
+                            ", gets whole tensors on every rank: there is no rule for its sharded rows")
+            _gather(module, mesh, dims)
+    model.register_forward_pre_hook(
+        lambda _module, args, kwargs: (_dealt(args, mesh, dims), _dealt(kwargs, mesh, dims)),
+        with_kwargs=True, prepend=True)
+    return model
+
+
+def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
+    """The dim of images, as in ``AXES``, that each mesh dim deals."""
+    names = mesh.mesh_dim_names or ()
+    found: dict[int, int] = {}
+    for axis, at in plan.items():
+        if axis not in AXES:
+            raise ValueError(f"the plan shards '{axis}'; expected one of {', '.join(AXES)}")
+        number = names.index(at) if at in names else at
+        if not isinstance(number, int) or not 0 <= number < mesh.ndim:
+            raise ValueError(f"the plan shards {axis} along mesh dim {at!r}; the mesh has "
+                             f"{mesh.ndim} dims{', named ' + ', '.join(names) if names else ''}")
+        if number in found:
+            raise ValueError(f"the plan shards two axes along mesh dim {at!r}; expected one for each")
+        found[number] = AXES[axis]
+    return found
+
+
+def _shards(module: nn.Module) -> bool:
+    """Whether a module computes on sharded rows."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return module.padding_mode == "zeros"
+    return isinstance(module, ROWWISE)
+
+
+def _places(tensor: Tensor, mesh: Any, dims: Mapping[int, int]) -> list[Placement]:
+    """How an image lies over the mesh; an axis with fewer rows than ranks stays whole."""
+    found: list[Placement] = [Replicate()] * mesh.ndim
+    for at, dim in dims.items():
+        if tensor.dim() >= (3 if dim in (0, -1) else 2 - dim) and tensor.shape[dim] >= mesh.size(at):
+            found[at] = Shard(dim % tensor.dim())
+    return found
+
+
+def _dealt(given: Any, mesh: Any, dims: Mapping[int, int]) -> Any:
+    """Arguments or results with their tensors as the plan has them."""
+    def one(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not isinstance(value, DTensor):
+            value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim)
+        return value.redistribute(mesh, _places(value, mesh, dims))
+
+    return tree_map(one, given)
+
+
+def _gather(module: nn.Module, mesh: Any, dims: Mapping[int, int]) -> None:
+    """Let a module see whole tensors."""
+    module.register_forward_pre_hook(
+        lambda _module, args, kwargs: (_dealt(args, mesh, {}), _dealt(kwargs, mesh, {})), with_kwargs=True)
+    module.register_forward_hook(lambda _module, _args, result: _dealt(result, mesh, dims))
+
+
+def _sum_gradient(parameter: Tensor) -> None:
+    """Once here, instead of at every use by an optimizer."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+        parameter.grad = grad.redistribute(placements=parameter.placements)
