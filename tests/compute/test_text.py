@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from transconv.compute import Compute, one_line, parse
+from transconv.compute import Compute, execute, one_line, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError
 from transconv.ir import f16, f32, f64
+from transconv.runtime import build_compute
+from transconv.target import Target
+from transconv.verify.computation import after_every_pass
 
 ROOT = Path(__file__).parents[2]
 TEXTS = sorted((ROOT / "bench" / "computes").glob("*.txt"))
@@ -118,3 +122,11 @@ def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
     with pytest.raises(ComputeError) as error:
         parse(text)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["True", "False"])
+def test_words_of_truth_are_conditions(word: str) -> None:
+    """And not numbers: a condition that never holds broke a rule of the IR."""
+    made = parse(f"compute never\n axes n=4\n read x = X[n] where {word}\n store Y[n] = x + 1")
+    assert after_every_pass(made, build_compute(made, Target.parse("sm_90")))[-1][1].problem == ""
+    assert execute(made, {"X": np.ones(4)})["Y"].value.tolist() == [1.0 + (word == "True")] * 4

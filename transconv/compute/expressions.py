@@ -12,6 +12,8 @@ from transconv.compute.ops import OPS
 from transconv.errors import ComputeError
 from transconv.ir import (
     DTYPES,
+    FALSE,
+    TRUE,
     Cast,
     Const,
     DType,
@@ -83,7 +85,9 @@ def expression(text: str, scope: Scope) -> Expr:
 
 def _read(at: ast.expr, scope: Scope) -> Expr:
     match at:
-        case ast.Constant(value=bool() | int() | float() as value):
+        case ast.Constant(value=bool() as value):
+            return TRUE if value else FALSE
+        case ast.Constant(value=int() | float() as value):
             return Const(value, scope.type) if isinstance(value, float) else Const(value)
         case ast.Name(id="inf"):
             return Const(float("inf"), scope.type)
