@@ -10,6 +10,8 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
+from tests.kernel.drawn import Draw
+from tests.kernel.test_drawn import agree, simulated
 from transconv.kernel import Group, kernel
 
 pytestmark = pytest.mark.gpu
@@ -25,6 +27,16 @@ def test_a_case(case: Case) -> None:
             value = np.asarray(wanted.get(at, before), np.float64)
             np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
                                        rtol=4 * case.within, atol=4 * case.within)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_drawn_kernel(seed: int) -> None:
+    case = Draw(seed).made()
+    with np.errstate(all="ignore"):
+        wanted = simulated(case)
+    given = {n: torch.from_numpy(a.copy()).cuda() for n, a in case.arguments.items()}
+    case.kernel(case.group, **given)
+    agree(case, wanted, {n: t.cpu().numpy() for n, t in given.items()}, "on the GPU")
 
 
 @kernel(precision="tf32")
