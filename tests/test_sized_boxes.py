@@ -26,6 +26,7 @@ from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
 POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"
+DEPTHWISE = "g16mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc"
 LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
     (POINTWISE, Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4"),
     ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
@@ -36,8 +37,12 @@ LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
      "oh:4 ow:8 oc:16 ic:16 | mma | a=gather b=box | c=box stages=2 warps=4"),
     (POINTWISE, Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | a=box b=box | c=box stages=2 warps=4"),
     (POINTWISE, Prop.FWD,
-     "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box programs=3 stages=2 warps=4"))
-NAMES = ("pointwise", "window", "gradient", "strided", "weight", "persistent")
+     "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box programs=3 stages=2 warps=4"),
+    (DEPTHWISE, Prop.FWD,
+     "mb.oh:8 ow:4 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kw stages=1 warps=4"),
+    (DEPTHWISE, Prop.BWD_W, "mb.oh:8 ow:4 kh:3 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kh.kw late=1 "
+     "stages=1 warps=4"))
+NAMES = ("pointwise", "window", "gradient", "strided", "weight", "persistent", "registers", "kept sums")
 
 
 def layer(text: str, prop: Prop) -> Compute:
@@ -59,7 +64,8 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compute, plan = built(at)
     kernel = plan.steps[0].kernel
-    assert find(kernel, BoxLoad) and bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
+    assert bool(find(kernel, BoxLoad)) == ("box" in LAYERS[at][2])
+    assert bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
     _, run = built(at, executable(SM90, "cpu"))
     for n, drawn in enumerate(sizes.drawn(compute, 5)):
         case = Case(compute.at(**drawn))

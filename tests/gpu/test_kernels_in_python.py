@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
-from tests.kernel.drawn import Draw
-from tests.kernel.test_drawn import agree, simulated
+from tests.kernel.test_drawn import agree
 from transconv.kernel import Group, kernel
 
 pytestmark = pytest.mark.gpu
@@ -30,13 +30,8 @@ def test_a_case(case: Case) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_drawn_kernel(seed: int) -> None:
-    case = Draw(seed).made()
-    with np.errstate(all="ignore"):
-        wanted = simulated(case)
-    given = {n: torch.from_numpy(a.copy()).cuda() for n, a in case.arguments.items()}
-    case.kernel(case.group, **given)
-    agree(case, wanted, {n: t.cpu().numpy() for n, t in given.items()}, "on the GPU")
+def test_a_drawn_kernel(seed: int, tmp_path: Path) -> None:
+    agree(seed, tmp_path, "cuda")
 
 
 @kernel(precision="tf32")

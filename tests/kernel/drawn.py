@@ -1,133 +1,146 @@
-"""Kernels drawn at random: sources of a few lines that NumPy's rules allow, with arrays of drawn sizes."""
+"""Kernels drawn at random: statements over tiles of one shape, their rows and columns, loops and branches.
+
+Comparisons are of exact values alone, so that engines that round otherwise decide alike."""
 
 from __future__ import annotations
 
-import linecache
-from dataclasses import dataclass
-from typing import Any
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import numpy as np
+HEAD = """import numpy as np
+from transconv.kernel import kernel
 
-from transconv.kernel import Group, KernelFunction, kernel
-
-Array = np.ndarray[Any, np.dtype[Any]]
-UNARY = ("-{0}", "abs({0})", "np.square({0})", "np.maximum({0}, 1)", "np.clip({0}, -2, 2)", "{0} * 3",
-         "np.sign({0})", "{0}.astype(np.float32)", "np.exp(-abs({0}))", "np.where({0} > 0, {0}, 7)")
-BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "np.maximum({0}, {1})", "np.minimum({0}, {1})",
-          "np.where({0} > {1}, {0}, {1})", "np.where(({0} < {1}) | ({0} > 2), {1}, {0})")
-REDUCED = ("sum", "max", "min", "mean", "prod")
+@kernel
+def drawn(group, X, Z, K, Y, S):
+    i, j = group.work_offset()
+    R, C = group.shape
+"""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A source, the kernel of it, and its arguments."""
+@dataclass
+class Drawing:
+    """``names``: of tiles with their kind: the shape (``RC``, ``R1``, ``1C``) and ``f`` for floats, ``e``
+    for exact floats, ``i`` for integers."""
 
-    text: str
-    kernel: KernelFunction
-    group: Group
-    arguments: dict[str, Array]
+    draw: random.Random
+    names: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
 
+    def name(self, kinds: str = "fei", shape: str = "") -> str:
+        found = [n for n, k in self.names.items() if k[2] in kinds and k.startswith(shape)]
+        return self.draw.choice(found)
 
-class Draw:
-    """Draws one kernel. ``tiles``: the names of tiles so far, each with its shape."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng(seed)
-        self.seed = seed
-        self.rows, self.cols = (int(n) for n in self.random.integers(1, 7, 2))
-        self.lines: list[str] = []
-        self.tiles: dict[str, tuple[int, ...]] = {}
-        self.count = 0
-
-    def one(self, of: Any) -> Any:
-        return of[int(self.random.integers(len(of)))]
-
-    def name(self) -> str:
-        self.count += 1
-        return f"t{self.count}"
-
-    def fitting(self, shape: tuple[int, ...]) -> list[str]:
-        """The tiles that broadcast to a shape, and as they do, with dimensions of one element."""
-        found = [n for n, s in self.tiles.items() if s == shape]
-        if len(shape) == 2:
-            found += [n for n, s in self.tiles.items() if s == shape[1:]]
-            found += [f"{n}[:, None]" for n, s in self.tiles.items() if s == shape[:1]]
-        return found
-
-    def bind(self, text: str, shape: tuple[int, ...], indent: str = "    ") -> str:
-        name = self.name()
-        self.lines.append(f"{indent}{name} = {text}")
-        self.tiles[name] = shape
-        return name
-
-    def step(self) -> None:
-        """One more line, or a loop."""
-        name = self.one(list(self.tiles))
-        shape = self.tiles[name]
-        kind = self.random.random()
-        if kind < 0.25:
-            self.bind(self.one(UNARY).format(name), shape)
-        elif kind < 0.55:
-            self.bind(self.one(BINARY).format(name, self.one(self.fitting(shape))), shape)
-        elif kind < 0.7 and len(shape) == 2:
-            axis = int(self.random.integers(2))
-            self.bind(f"{name}.{self.one(REDUCED)}(axis={axis})", (shape[1 - axis],))
-        elif kind < 0.76 and len(shape) == 2:
-            self.bind(f"{name}.T", shape[::-1])
-        elif kind < 0.82:
-            at = int(self.random.integers(shape[0]))
-            self.bind(f"{name}.copy()", shape)
-            self.lines.append(f"    t{self.count}[{at}] = {self.one((2, -3))}")
-        elif kind < 0.88 and len(shape) == 2:
-            others = [n for n, s in self.tiles.items() if len(s) == 2 and s[0] == shape[1]]
-            if others:
-                other = self.one(others)
-                self.bind(f"{name} @ {other}", (shape[0], self.tiles[other][1]))
-        else:
-            self.loop(name, shape)
-
-    def loop(self, name: str, shape: tuple[int, ...]) -> None:
-        acc = self.bind(f"{name} * 1.0", shape)
-        stop = self.one(("3", "i + 1", "X.shape[0]"))
-        self.lines.append(f"    for k in range({stop}):")
-        other = self.one(self.fitting(shape))
-        if self.random.random() < 0.5:
-            self.lines.append(f"        if k {self.one(('<', '>', '=='))} 1:")
-            self.lines.append(f"            {acc} = {acc} - 1.0")
-        self.lines.append(f"        {acc} = {acc} * 0.5 + {other} * (k + 1)")
-
-    def made(self) -> Drawn:
-        """The kernel."""
-        shape = (self.rows, self.cols)
-        self.bind(f"group.load(X[i:], shape={shape})", shape)
-        self.bind(f"group.load(Z[:, i:], shape={shape})", shape)
-        self.bind(f"group.load(V[i * 2:], shape=({self.cols},))", (self.cols,))
-        for _ in range(int(self.random.integers(2, 7))):
-            self.step()
-        stored = list(self.tiles)[-2:]
-        arguments = self.arrays()
-        for at, name in enumerate(stored):
-            self.lines.append(f"    group.store(Y{at}[i], {name})")
-            arguments[f"Y{at}"] = np.full((2, *self.tiles[name]), -77.0, np.float32)
-        head = f"def drawn(group, {', '.join(arguments)}):\n    i, = group.id()\n"
-        text = head + "\n".join(self.lines) + "\n"
-        return Drawn(text, compiled(text, f"drawn_{self.seed}.py"), Group(2, 1), arguments)
-
-    def arrays(self) -> dict[str, Array]:
-        def sizes() -> tuple[int, int]:
-            rows, cols = self.random.integers(0, 9, 2)
-            return int(rows), int(cols)
-
-        def values(*shape: int) -> Array:
-            made = self.random.integers(-4, 5, shape)
-            return made.astype(self.one((np.float32, np.float32, np.int32)))
-
-        return {"X": values(*sizes()), "Z": values(*sizes()), "V": values(sizes()[0])}
+    def new(self, text: str, kind: str) -> None:
+        name = f"v{len(self.names)}"
+        self.lines.append(f"    {name} = {text}")
+        self.names[name] = kind
 
 
-def compiled(text: str, file: str) -> KernelFunction:
-    """The kernel of a source, which is registered so that its lines are found."""
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    names: dict[str, Any] = {"np": np}
-    exec(compile(text, file, "exec"), names)
-    return kernel(names["drawn"])  # type: ignore[no-any-return]
+def _shape(*kinds: str) -> str:
+    """The shape of tiles that are combined."""
+    rows = "R" if any(k[0] == "R" for k in kinds) else "1"
+    return rows + ("C" if any(k[1] == "C" for k in kinds) else "1")
+
+
+def _two(d: Drawing) -> None:
+    a, b = d.name("fe"), d.name("fe")
+    op = d.draw.choice(("{} + {}", "{} - {} * 0.5", "{} * np.tanh({})", "np.maximum({}, {})",
+                        "{} / (abs({}) + 1.5)"))
+    exact = "maximum" in op and d.names[a][2] == d.names[b][2] == "e"
+    d.new(op.format(a, b), _shape(d.names[a], d.names[b]) + ("e" if exact else "f"))
+
+
+def _one(d: Drawing) -> None:
+    a = d.name("fe")
+    op = d.draw.choice(("-{}", "abs({})", "np.exp(-abs({}))", "np.clip({}, -1.0, 1.5)", "{}**2 * 0.25",
+                        "np.sqrt(abs({}))", "{}.copy()"))
+    exact = op[:3] in ("-{}", "abs", "np.", "{}.") and "exp" not in op and "sqrt" not in op
+    d.new(op.format(a), d.names[a][:2] + (d.names[a][2] if exact else "f"))
+
+
+def _whole(d: Drawing) -> None:
+    a, b = d.name("i"), d.name("i")
+    op = d.draw.choice(("{} + {}", "{} * 3 - {}", "np.minimum({}, {})", "{} // 3 + {} % 5",
+                        "({} & 7) | ({} & 3)"))
+    d.new(op.format(a, b), _shape(d.names[a], d.names[b]) + "i")
+
+
+def _chosen(d: Drawing) -> None:
+    test, a, b = d.name("ei"), d.name("fe"), d.name("fe")
+    text = d.draw.choice((f"np.where({test} > {d.draw.choice((-1, 0, 1))}, {a}, {b})",
+                          f"np.where({test}.mask, 2.0, {a})",
+                          f"np.where(({test} < 0) & ({d.name('ei')} >= 1), {a}, 0.5)"))
+    used = [d.names[n] for n in d.names if n in text.replace("(", " ").replace(")", " ").replace(",", " ")
+            .replace(".", " ").split()]
+    d.new(text, _shape(*used) + "f")
+
+
+def _reduced(d: Drawing) -> None:
+    a = d.name()
+    shape, kind = d.names[a][:2], d.names[a][2]
+    axis = d.draw.choice((0, 1))
+    op = d.draw.choice(("max", "min", "sum", "mean") if kind != "i" else ("max", "min", "sum"))
+    scale = " * 0.125" if op == "sum" and kind != "i" else ""
+    left = ("1" + shape[1], shape[0] + "1")[axis]
+    rounds = op in ("sum", "mean") and kind != "i"
+    d.new(f"{a}.{op}(axis={axis}, keepdims=True){scale}", left + ("f" if rounds else kind))
+
+
+def _counted(d: Drawing) -> None:
+    a = d.name("i")
+    d.new(f"{a}.argmax(axis=1)[:, None]", d.names[a][0] + "1i")
+
+
+def _moved(d: Drawing) -> None:
+    step = d.draw.randrange(4)
+    part = d.draw.choice((f"X[i + {step}:, j:]", f"Z[i:, {step}:]", f"X[{step}::2, j:]"))
+    d.new(f"group.load({part}, shape=(R, C))", "RCe")
+
+
+def _written(d: Drawing) -> None:
+    a, b = d.name("fe", "RC"), d.name("fe")
+    d.new(f"{a}.copy()", "RC" + d.names[a][2])
+    name = f"v{len(d.names) - 1}"
+    part = d.draw.choice(("[0] = 1.5", "[:, 0] = -2.0", f"[:] = {b}"))
+    d.lines.append(f"    {name}{part}")
+    d.names[name] = "RCf" if d.names[b][2] == "f" else d.names[name]
+
+
+def _looped(d: Drawing) -> None:
+    a, b = d.name("f", "RC"), d.name("fe")
+    acc = f"v{len(d.names)}"
+    trips = d.draw.choice(("3", "X.shape[1] // 3", "i + 1"))
+    d.lines += [f"    {acc} = {a} * 1.0", f"    for k in range({trips}):",
+                f"        {acc} = {acc} * 0.5 + {b}",
+                f"        if k {d.draw.choice(('== 1', '> i', '% 2 == 0'))}:",
+                f"            {acc} = {acc} + group.load(X[i + k:, j:], shape=(R, C))"]
+    d.names[acc] = "RCf"
+
+
+def _multiplied(d: Drawing) -> None:
+    a, b = d.name("fe", "RC"), d.name("fe", "RC")
+    d.new(f"({a} @ {b}.T) @ {d.name('fe', 'RC')} * 0.0625", "RCf")
+
+
+STATEMENTS = (_two, _two, _one, _whole, _chosen, _reduced, _reduced, _counted, _moved, _written, _looped,
+              _multiplied)
+
+
+def source(seed: int) -> str:
+    """A kernel; it stores the last values to Y, one after the other, and an integer to S."""
+    d = Drawing(random.Random(seed))
+    d.new("group.load(X[i:, j:], shape=(R, C))", "RCe")
+    d.new("group.load(Z[i:, j:], shape=(R, C))", "RCe")
+    d.new("group.load(K[i:, j:], shape=(R, C))", "RCi")
+    d.new("v0 * 0.5 + v1", "RCf")
+    for _ in range(d.draw.randrange(4, 9)):
+        d.draw.choice(STATEMENTS)(d)
+    return HEAD + "\n".join([*d.lines, *_stores(d)]) + "\n"
+
+
+def _stores(d: Drawing) -> Iterator[str]:
+    last = list(d.names)[-3:]
+    for n, name in enumerate(last):
+        yield f"    group.store(Y[{n}, i:, j:], {name} + group.zeros(shape=(R, C)))"
+    yield f"    group.store(S[i:, j:], {d.name('i')} + group.zeros(shape=(R, C), dtype=np.int32))"

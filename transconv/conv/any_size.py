@@ -185,6 +185,9 @@ class _Written:
             f"sizes {self.line(f'mb={self.mb} {outer}', bool(phase))}", *self.tensors(),
             f"axes {group}{free} | {summed}", f"read a = {a}", f"read b = {b}",
             f"store {c} = sum(a*b; {over})"]))
+        # A text cannot say that a weight gradient sums over positions.
+        roles = {"g": "batch", "ic": "feature", "oc": "feature"} | {s.tap.name: "window" for s in around}
+        made = replace(made, axes=tuple(replace(a, role=roles.get(a.name, "position")) for a in made.axes))
         sizes = {"MB": p.mb, **{f"I{n.upper()}": i for n, i in zip(p.spatial, p.i, strict=True)}}
         return with_examples(made, {n.upper(): sizes[n.upper()] for n in self.names if n.upper() in sizes})
 

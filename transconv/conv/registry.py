@@ -17,9 +17,10 @@ from transconv.runtime import Question
 from transconv.target import Target
 
 # Images and the length of their sides, by the number of spatial dimensions. Where there is no room for
-# all, the first of them are taken.
+# all, the first two are taken.
 EXAMPLES = {1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224)),
             3: ((4, 16), (1, 8), (8, 32))}
+ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
 
@@ -33,7 +34,8 @@ class Registry(runtime.Registry[Compiled]):
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         room = max(1, MOST_KERNELS // len(phases(problem, prop)))
-        examples = dict.fromkeys(_like(problem, *e) for e in EXAMPLES[problem.ndims][:room])
+        sizes = EXAMPLES[problem.ndims][:room] if room > 1 else (ALONE[problem.ndims],)
+        examples = dict.fromkeys(_like(problem, *e) for e in sizes)
         target = suited(target, aligned)
         questions = [Question(ConvWorkload(p, prop, epilogue, every(p)), target, deterministic, aligned)
                      for p in examples]

@@ -82,6 +82,8 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
         ones = replace(x, expr=Const(1.0, wide))
         total = reduced(b, REDUCTIONS["sum"], as_type(x, wide), axis, keepdims)
+        if FALSE in x.mask:
+            return as_type(total, x.dtype if x.dtype.kind == "float" else f32)
         mean = named(b, "divide", total, reduced(b, REDUCTIONS["sum"], ones, axis, keepdims))
         return as_type(mean, x.dtype if x.dtype.kind == "float" else f32)
     gives, work = _types(row, x.dtype)

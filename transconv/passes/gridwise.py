@@ -332,7 +332,7 @@ class _Guard(ExprMutator):
         seen = {*find(at.offset, Expr)}
         for condition in conjuncts(at.mask):
             match condition:
-                case Lt(coord, Const()) if coord in seen:
+                case Lt(coord, end) if coord in seen and axis not in _roots(end, self.lets):
                     towards = 1
                 case Le(Const(), coord) if coord in seen:
                     towards = -1

@@ -90,9 +90,6 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
             x.extent is not None for x in compute.axes_of("K"))):
         return (f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
                 "parts that a second kernel adds (reduce=partials); expected split_k=1")
-    sized = {x.name for x in compute.axes if x.extent is not None}
-    if wrong := [b for b in c.blocks if c.in_registers(b) and {*b.axes} & sized]:
-        return f"sizes that are arguments: block {wrong[0]} is written out"
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
     if c.unroll and ends:
         return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
