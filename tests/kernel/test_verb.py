@@ -64,3 +64,10 @@ def test_an_unknown_stage() -> None:
     x = np.zeros((3, 20), np.float32)
     with pytest.raises(KernelError, match="expected one of written unroll reuse simplify"):
         softmax.show(Group(3, 1), x, x.copy(), stage="optimise", target="sm_90")
+
+
+def test_operands_of_products_have_all_their_dimensions() -> None:
+    """Also those of an array with one row in memory, which is loaded once."""
+    given = meta(1, 512).expand(64, 512), meta(512, 64), meta(64, 64, dtype=torch.float32)
+    text = product.show(Group((64, 64), (64, 64)), *given, target="sm_90")
+    assert "tl.broadcast_to(a[None, :], (64, 16))" in text
