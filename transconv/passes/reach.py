@@ -1,7 +1,6 @@
 """How far indices reach, as expressions of sizes that are arguments.
 
-    mb_oh = m_blk*8 + m                |mb_oh| <= (MB*OH + 7)//8*8 + 7
-    src[.. mb_oh // OH ..]             at most ... elements from its begin
+    n_h = blk*8 + lane          blk < (N*H + 7)//8, lane < 8        n_h <= ((N*H + 7)//8 - 1)*8 + 7
 
 Where all tensors have fewer than 2^31 elements by the requirements, an index that the last tiles may
 carry beyond 32 bits becomes a requirement, too: a kernel then computes in 32 bits alone.
