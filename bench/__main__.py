@@ -113,6 +113,9 @@ def parser() -> argparse.ArgumentParser:
                              "rows, columns and terms")
     timing.add_argument("--inductor-limit", type=limit, default=60,
                         help="seconds for one layer through torch.compile")
+    timing.add_argument("--sampled", action="store_true",
+                        help="check results at samples of random data, as the first results of programs "
+                             "are, not every element of exact data: quicker")
     timing.add_argument("--budget-ms", type=milliseconds, default=120, help="timing of one call")
     timing.add_argument("--compile-limit", type=limit, default=60, help="seconds for one compile")
     timing.add_argument("--workers", type=processes, default=cores, help="processes that compile")

@@ -10,7 +10,8 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -122,16 +123,16 @@ class Run:
         """Of results, or the median of those of gradients, relative to the root mean square of the
         reference."""
         exact = copy.deepcopy(self.plain).to(torch.float64 if self.quick else torch.float32)
-        inputs = [x.to(next(exact.parameters()).dtype) for x in self.inputs]
-        switches = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        exact.to(memory_format=torch.contiguous_format)
+        inputs = [x.to(next(exact.parameters()).dtype).contiguous() for x in self.inputs]
+        with in_full():
+            if self.targets is None:
+                with torch.no_grad():
+                    want = exact(*inputs)
+            else:
+                nn.functional.cross_entropy(exact(*inputs), self.targets).backward()
         if self.targets is None:
-            with torch.no_grad():
-                want = exact(*inputs)
-            torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = switches
             return relative(self.call(), want)
-        nn.functional.cross_entropy(exact(*inputs), self.targets).backward()
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = switches
         self.call()
         wanted = dict(exact.named_parameters())
         inner = getattr(self.compiled, "_orig_mod", self.compiled)
@@ -195,6 +196,18 @@ class Run:
             optimizer.step()
             found.append(float(loss.detach()))
         return found
+
+
+@contextmanager
+def in_full() -> Iterator[None]:
+    """f32 is multiplied as f32, by the first of cuDNN's kernels: trying all takes longer."""
+    conv, mm = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = conv.allow_tf32, mm.allow_tf32, conv.benchmark
+    conv.allow_tf32, mm.allow_tf32, conv.benchmark = False, False, False
+    try:
+        yield
+    finally:
+        conv.allow_tf32, mm.allow_tf32, conv.benchmark = before
 
 
 def of_report(found: Report) -> Row:

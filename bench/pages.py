@@ -23,6 +23,7 @@ from bench.run_tables import (
     networks_table,
     overhead_table,
 )
+from bench.small_types import small_types_table
 from bench.tables import (
     ceilings_table,
     losses_table,
@@ -62,6 +63,9 @@ TABLES = {
     "losses": Table(LAYERS, (*PLAINLY, FUSED), losses_table),
     "products": Table(("h200_products.csv",), ("python -m bench time layers --baselines cl,nchw,gemm",),
                       products_table),
+    "small-types": Table(("h200_small_types.csv",), (
+        "python -m bench time layers --kinds dense --dtypes bf16,int8,fp8,fp8_exact --props fwd "
+        "--baselines gemm",), small_types_table),
     "ceilings": Table(("h200_ceilings.json", "h200_ceilings_gemm.json"), ("python -m bench time layers",),
                       ceilings_table),
     "networks": Table(("h200_networks.csv",), tuple(f"python -m bench networks{way}" for way in (

@@ -20,6 +20,7 @@ from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.plans import Compiled
 from transconv.errors import Unsupported
 from transconv.runtime import kept, readiness, readiness_child, verdicts
+from transconv.selection import forget_lists, is_listed
 from transconv.target import TARGETS, Target
 
 ROOT = Path(__file__).parent.parent
@@ -197,6 +198,18 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
     assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
     assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
                                                     aligned=False).steps]
+
+
+def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launcher, "compile", None)
+    question = compiler.question(PROBLEM, Prop.FWD, SM90)
+    (compute,) = question.workload.computations
+    asked = compute, SM90, question.workload
+    assert not is_listed(*asked)
+    assert "kernels" not in readiness_child.answer(question.job | {"rank": True})
+    assert is_listed(*asked)
+    forget_lists()
+    assert is_listed(*asked), "it is on disk"
 
 
 def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:

@@ -260,3 +260,18 @@ def test_a_sum_over_no_images_is_zero() -> None:
     tensors = {name: torch.zeros(shape) for name, shape in p.shapes.items()}
     assert not spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"])
     assert spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"] + 1)
+
+
+def test_sums_of_8_bit_floats_have_13_bits() -> None:
+    """Too small by 2^-11 of the absolute terms for each 32 of them; if sums move to f32, for 4 times."""
+    x, w = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((2, 512, 6, 6), (32, 512, 1, 1)))
+    sums, size = (torch.nn.functional.conv2d(*t) for t in ((x.double(), w.double()),
+                                                           (x.double().abs(), w.double().abs())))
+    for steps, words, right in ((16, "", True), (16, " math=ieee", False), (4, " math=ieee", True),
+                                (50, "", False)):
+        p = ConvProblem.parse(f"mb2ic512ih6oc32oh6kh1 dt=f8e4m3:f8e4m3:f32{words}")
+        got = (sums - 2.0**-11 * steps * size).float()
+        assert (told(p, Prop.FWD, {"src": x, "wei": w, "dst": got}) is None) is right
+    wide = ConvProblem.parse("mb2ic512ih6oc32oh6kh1 dt=bf16:bf16:f32")
+    given = {"src": x.bfloat16(), "wei": w.bfloat16(), "dst": (sums - 2.0**-11 * size).float()}
+    assert told(wide, Prop.FWD, given) is not None

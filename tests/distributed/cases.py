@@ -111,14 +111,15 @@ def function(module: Any, case: Case) -> Callable[..., Any]:
 
 def wrong(case: Case, mesh: Any, module: Any) -> str:
     """What differs from one process, of the result and the three gradients; empty if nothing does."""
+    given = [None if t is None else t.to(mesh.device_type) for t in case.tensors()]
     whole = [None if t is None else t.clone(memory_format=torch.preserve_format).requires_grad_()
-             for t in case.tensors()]
+             for t in given]
     y = function(torch.nn.functional, case)(*whole, **case.arguments())
-    grad = torch.randint(-3, 4, y.shape, generator=torch.Generator().manual_seed(1)).double()
+    grad = torch.randint(-3, 4, y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     y.backward(grad)
     parts = [None if t is None else distribute_tensor(t, mesh, [
         Replicate() if dims[at] is None or dims[at] >= t.dim() else Shard(dims[at])
-        for dims in case.placed]).requires_grad_() for at, t in enumerate(case.tensors())]
+        for dims in case.placed]).requires_grad_() for at, t in enumerate(given)]
     got = function(module, case)(*parts, **case.arguments())
     found = [] if torch.equal(got.full_tensor(), y) else [f"result, {got.placements}"]
     places = [Replicate() if p.is_partial() else p for p in got.placements]

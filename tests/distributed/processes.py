@@ -1,4 +1,4 @@
-"""Runs a function on several processes of gloo and collects what each returns."""
+"""Runs a function on several processes of gloo, or of NCCL too, and collects what each returns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _one(rank: int, ranks: int, port: int, timeout: float, queue: Any, function:
          arguments: tuple[Any, ...]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks,
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= ranks else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=ranks,
                             timeout=datetime.timedelta(seconds=timeout))
     try:
         queue.put((rank, function(*arguments)))

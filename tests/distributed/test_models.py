@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import transconv
 from tests.distributed import processes
+from transconv.distributed.windows import pool
 
 
 class Small(nn.Module):
@@ -17,7 +21,8 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU())
-        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                                  nn.AvgPool2d(3, 1, 1), nn.InstanceNorm2d(8, affine=True))
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.last = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.GroupNorm(8, 8, affine=False),
                                   nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"))
@@ -44,7 +49,13 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
     result = model(x)
     target = distribute_tensor(torch.zeros_like(y), mesh, result.placements)
     (result - target).square().mean().backward()
+    for (name, b), want in zip(model.named_buffers(), whole.buffers(), strict=True):
+        if not torch.allclose(b.full_tensor(), want):  # type: ignore[operator]
+            return [f"{name}: {b} for {want}"]
     found = [] if result.placements[0].is_shard() else [f"placements {result.placements}"]
+    with torch.no_grad():
+        if not torch.allclose(model.eval()(x).full_tensor(), whole.eval()(x)):
+            found.append("inference")
     if not torch.allclose(result.full_tensor(), y):
         found.append("result")
     for (name, p), want in zip(model.named_parameters(), whole.parameters(), strict=True):
@@ -63,3 +74,57 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
 def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) -> None:
     found = processes.run(torch.Size(shape).numel(), trained, shape, plan)
     assert found == [[] for _ in found], found
+
+
+def beside_fsdp() -> bool:
+    """Images dealt over one mesh dim, rows over another: FSDP averages the gradients over the first."""
+    transconv.config.fallback = "silent"
+    whole, x = made()
+    loss = [whole(image[None]).square().mean() for image in x]
+    torch.stack(loss).mean().backward()
+    model, _ = made()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("images", "rows"))
+    transconv.distributed.parallelize(model, mesh["rows"], {"h": 0})
+    fully_shard(model, mesh=mesh["images"])
+    result = model(x[mesh.get_local_rank("images")][None])
+    result.square().mean().backward()
+    return all(torch.allclose(p.grad.full_tensor(), want.grad)  # type: ignore[union-attr, arg-type]
+               for p, want in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_beside_fsdp() -> None:
+    assert processes.run(4, beside_fsdp) == [True] * 4
+
+
+def pooled(first: int) -> list[str]:
+    """What differs of drawn pools, result and gradient."""
+    mesh = init_device_mesh("cpu", (3,))
+    found = []
+    for seed in range(first, first + 30):
+        r = random.Random(seed)
+        n, kernel, stride = r.randint(1, 3), r.randint(1, 5), r.randint(1, 4)
+        kind = r.choice(("MaxPool", "AvgPool"))
+        numbers = {"kernel_size": kernel, "stride": stride, "padding": r.randint(0, kernel // 2)}
+        if kind == "MaxPool":
+            numbers["dilation"] = r.choice((1, 1, 2))
+        module = getattr(nn, f"{kind}{n}d")(**numbers)
+        x = torch.randint(-9, 10, (2, 3, *(r.randint(9, 14) for _ in range(n)))).double()
+        dim = r.randrange(n + 2)
+        torch.distributed.broadcast(x, 0)
+        a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        want, got = module(a), pool(module, b)  # type: ignore[arg-type]
+        grad = torch.arange(want.numel()).view(want.shape).double()
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
+        if not (torch.equal(got.full_tensor(), want) or torch.allclose(got.full_tensor(), want)):
+            found.append(f"{module} of {list(x.shape)} along {dim}: {got.full_tensor()} for {want}")
+        elif kind == "AvgPool" and not torch.allclose(b.grad.full_tensor(), a.grad):  # type: ignore
+            found.append(f"{module} of {list(x.shape)} along {dim}: gradient")
+    return found
+
+
+@pytest.mark.slow
+def test_drawn_pools() -> None:
+    found = processes.run(3, pooled, 0)
+    assert found == [[]] * 3, found

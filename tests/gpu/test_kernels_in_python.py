@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel.cases import CASES, Case, product
+from tests.kernel import cases, item_cases
+from tests.kernel.cases import Case, product
 from transconv.kernel import Group, kernel
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", (*cases.CASES, *item_cases.CASES), ids=lambda c: c.name)
 def test_a_case(case: Case) -> None:
     given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
     case.kernel(case.group, *given)
@@ -39,7 +40,8 @@ def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "tf32"])
 def test_products(kind: str) -> None:
     dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
-    a, b = torch.randn(200, 333, device="cuda", dtype=dtype), torch.randn(333, 150, device="cuda", dtype=dtype)
+    a = torch.randn(200, 333, device="cuda", dtype=dtype)
+    b = torch.randn(333, 150, device="cuda", dtype=dtype)
     c = torch.zeros(200, 150, device="cuda")
     function = rounded if kind == "tf32" else product
     function(Group((200, 150), (64, 64)), a, b, c)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
 from transconv.graph import KernelRow, TorchRow, backend, report
+from transconv.graph import compiled as regions
 
 Tensor = torch.Tensor
 
@@ -225,3 +226,38 @@ def test_the_name_and_the_options() -> None:
 
 def test_nothing_of_a_graph_is_told_before_its_first_call() -> None:
     assert "no graph yet" in str(report(compiled(torch.sin)))
+
+
+def test_calls_after_the_first_ask_for_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a setting changes, or a tensor is not aligned as those before it."""
+    x = torch.randn(4, 8)
+    run = traced(lambda x: (torch.softmax(x, 1) * 2,), [x])
+    asked: list[object] = []
+    real = regions.launch
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(regions, "launch", counted)
+    for tensor, times in ((x, 1), (x, 1), (torch.randn(40)[1:33].view(4, 8), 2)):
+        torch.testing.assert_close(run(tensor)[0], torch.softmax(tensor, 1) * 2)
+        assert len(asked) == times
+    transconv.config.fallback = "silent"
+    run(x)
+    assert len(asked) == 3
+
+
+def test_what_is_made_of_no_tensor_goes_through_no_memory() -> None:
+    """The indices of an upsampling behind a region of torch are counted where they are needed."""
+    x = torch.randn(1, 2, 4, 4)
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (F.interpolate(torch.cumsum(x + 1, 2) * 2, size=(6, 8)),)
+
+    run = traced(f, [x])
+    with by_meaning():
+        compare(f, run, [x], 1e-5)
+    (found,) = run.transconv.graphs
+    assert [type(r).__name__ for r in found.rows] == ["KernelRow", "TorchRow", "KernelRow"]
+    assert "2 x" not in found.rows[1].operations

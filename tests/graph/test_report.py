@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -41,10 +43,10 @@ def test_regions_of_torch_are_on_the_page() -> None:
 
 
 class Broken(nn.Module):
-    """Two graphs, between which torch's compiler stops."""
+    """Two graphs, between which torch's compiler stops. Its code names a module that names transconv."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.exp()
+        x = x.exp() if sys.modules else x
         torch._dynamo.graph_break()
         return x * 2
 

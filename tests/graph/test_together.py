@@ -15,7 +15,7 @@ from tests.test_ready import Processes
 from transconv.backend_triton.launch import Launcher
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.graph import torch_compile
+from transconv.graph import compiled, torch_compile
 from transconv.runtime import Begun, Question, begin, compiler, is_ready, prepared, readiness
 from transconv.selection import choice, listing
 from transconv.target import TARGETS
@@ -27,10 +27,12 @@ class AtOnce(Processes):
     def __init__(self, *_: Any) -> None:
         super().__init__()
         self.asked: list[str] = []
+        self.jobs: list[dict[str, Any]] = []
         self.says: dict[str, Any] = {"kernels": 1}
 
     def submit(self, job, done) -> None:  # type: ignore[no-untyped-def]
         self.asked.append(job["problem"])
+        self.jobs.append(job)
         done(self.says)
 
 
@@ -70,14 +72,27 @@ def processes(chip: None, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
 
 def called(model: Any, *shape: int) -> None:
     """A model is compiled and called once; torch computes the tensors."""
-    compiled = torch.compile(model, backend=transconv.graph.backend, options={"rest": "eager"})
+    run = torch.compile(model, backend=transconv.graph.backend, options={"rest": "eager"})
     with torch.no_grad():
-        compiled(torch.empty(shape, device="meta"))
+        run(torch.empty(shape, device="meta"))
 
 
 def test_each_kernel_is_handed_over_once(processes: AtOnce) -> None:
     called(Chain().to("meta"), 2, 16, 8, 8)
     assert len(processes.asked) == len(set(processes.asked)) == 4
+
+
+def test_schedules_that_decisions_need_are_ranked_by_processes(
+        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of products with statistics and without, of those that see their factors through a norm and of the
+    plain ones; before any kernel is compiled."""
+    layers = [m for n in (16, 32) for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(compiled, "why_apart", lambda *_: "")
+    monkeypatch.setattr(choice, "ranked", None)  # not by this process
+    called(nn.Sequential(*layers).to("meta").eval(), 2, 16, 12, 12)
+    kinds = [bool(job.get("rank")) for job in processes.jobs]
+    assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 8 < len(kinds)
 
 
 @pytest.mark.parametrize("cores", [1, 4])
@@ -127,11 +142,11 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
 def test_a_compiled_model_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
     x = torch.randn(1, 3, 6, 6)
-    compiled = torch.compile(model, backend=transconv.graph.backend)
-    found = transconv.prepare(compiled, x, progress=False)
+    run = torch.compile(model, backend=transconv.graph.backend)
+    found = transconv.prepare(run, x, progress=False)
     assert any("weight_gradient" in p for p in found.problems) and not found.failures and not found.left
     monkeypatch.setattr(choice, "ranked", None)  # nothing is left to choose
-    y = compiled(x)
+    y = run(x)
     torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-3)
     y.sum().backward()
     assert transconv.stats(reset=True).fallback == {}

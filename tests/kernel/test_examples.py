@@ -26,6 +26,39 @@ def convolved(src: torch.Tensor, wei: torch.Tensor, step: int) -> torch.Tensor:
     return made.permute(0, 2, 3, 1)
 
 
+def priced(price: torch.Tensor, strike: torch.Tensor, years: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    spread, now, both = 0.2 * years.sqrt(), strike * (-0.1 * years).exp(), torch.distributions.Normal(0, 1)
+    d = ((price / strike).log() + 0.12 * years) / spread
+    call = price * both.cdf(d) - now * both.cdf(d - spread)
+    return call, call - price + now
+
+
+def gathered(points: torch.Tensor, centres: torch.Tensor, steps: int) -> tuple[torch.Tensor, ...]:
+    for _ in range(steps):
+        near = torch.cdist(points, centres).argmin(1)
+        centres = torch.stack([points[near == n].sum(0) / max(1, int((near == n).sum()))
+                               for n in range(len(centres))])
+    return centres, near
+
+
+def weighed(a: torch.Tensor, wa: torch.Tensor, b: torch.Tensor, wb: torch.Tensor,
+            radii: torch.Tensor) -> torch.Tensor:
+    apart = ((a[:, None] - b[None])**2).sum(2)
+    return torch.stack([(wa[:, None] * wb[None] * (apart <= r)).sum() for r in radii])
+
+
+def moved(cosines: torch.Tensor, angles: torch.Tensor, energies: torch.Tensor) -> torch.Tensor:
+    c, f, e = 2 * cosines - 1, 2 * torch.pi * angles, -energies.log()
+    s = (1 - c * c).sqrt()
+    return torch.stack([e, e * s * f.sin(), e * s * f.cos(), e * c], 2)
+
+
+def voted(known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: int,
+          kinds: int) -> torch.Tensor:
+    near = torch.cdist(points, known).topk(k, largest=False).indices
+    return torch.stack([torch.bincount(row, minlength=kinds).argmax() for row in classes[near]])
+
+
 # The example, its arguments, and the same in torch.
 EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "softmax": ((drawn(3, 50),), lambda x: x.softmax(1)),
@@ -39,6 +72,13 @@ EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
                   lambda x, bins: torch.bincount(x, minlength=bins)[:bins].int()),
     "scan": ((drawn(2, 75),), lambda x: x.cumsum(1)),
     "top_k": ((drawn(6, 20), 3), lambda x, k: torch.topk(x, k)),
+    "black_scholes": (tuple(drawn(70).abs() + n for n in (9.0, 8.0, 0.5)), priced),
+    "l2_norm": ((drawn(40, 7),), lambda x: x.norm(dim=1)),
+    "k_means": ((drawn(50, 3), drawn(50, 3)[:5], 2), gathered),
+    "gpairs": ((drawn(20, 3), drawn(20), -drawn(35, 3), drawn(35), torch.tensor([0.1, 0.5, 2.0])),
+               weighed),
+    "rambo": ((drawn(9, 20).sigmoid(), drawn(9, 20).cos().abs(), drawn(9, 20).sigmoid()), moved),
+    "nearest_neighbours": ((drawn(30, 4), torch.arange(30) % 3, -drawn(11, 4), 5, 3), voted),
     "attention": ((drawn(20, 24), drawn(45, 24), drawn(45, 20)), functional.scaled_dot_product_attention),
 }
 
@@ -53,9 +93,10 @@ def example(name: str) -> Callable[..., Any]:
     return found
 
 
-def check(name: str) -> None:
+def check(name: str, device: str = "cpu") -> None:
     arguments, meaning = EXAMPLES[name]
-    got, wanted = (f(*arguments) for f in (example(name), meaning))
+    got, wanted = (f(*(a.to(device) if torch.is_tensor(a) else a for a in arguments))
+                   for f in (example(name), meaning))
     for a, b in zip(*((x,) if torch.is_tensor(x) else x for x in (got, wanted)), strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), atol=1e-5, rtol=1e-5)
 

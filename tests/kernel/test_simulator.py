@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernel import item_cases
 from tests.kernel.cases import CASES, Case
 from tests.kernel.test_engines import check, copies
-from transconv.kernel import Group, KernelError, group_scope
+from transconv.kernel import Group, KernelError, group_scope, kernel
 from transconv.kernel.simulator import simulate
 from transconv.kernel.simulator_group import SimulatedGroup
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", (*CASES, *item_cases.CASES), ids=lambda c: c.name)
 def test_cases(case: Case) -> None:
     given = copies(case)
     case.kernel.simulate(case.group, *given)
@@ -207,6 +209,22 @@ def mismatched(group: Any, X: Any) -> None:
 ])
 def test_refusals(function: Any, said: str) -> None:
     assert said in refusal(function)
+
+
+@kernel.func
+def bell(x: Any) -> Any:
+    return math.exp(-x * x)
+
+
+def test_functions_of_python_on_tiles() -> None:
+    def kernel(group: Any, X: Any, Y: Any) -> None:
+        x = group.load(X, shape=(8,))
+        group.store(Y, math.erf(max(x, 0.5, -x)) + sum(x) + max(x) * min(2, 3) + sum((1, 2)) + bell(x))
+
+    x, y = np.linspace(-2, -1, 5, dtype=np.float32), np.zeros(8, np.float32)
+    run(kernel, Group(1), X=x, Y=y)
+    np.testing.assert_allclose(y[:5], [math.erf(-v) - 7.5 - 2.0 + 3 + math.exp(-v * v) for v in x], 1e-5)
+    assert not y[5:].any()
 
 
 def test_a_breakpoint_stops_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,8 @@ class ExprSpeller:
         if self.lanes(e.x) == e.lanes:
             return self.spell(e.x)
         shape = ", ".join(str(x.extent) for x in e.lanes)
+        if isinstance(e.x, Const):  # a number of Python has no shape to broadcast
+            return f"{self.space}.full(({shape}, ), {self.text(e.x)}, {self.type(e.dtype)})", POSTFIX
         return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
 
     def spell_Renamed(self, e: Renamed) -> tuple[str, int]:

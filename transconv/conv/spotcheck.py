@@ -18,12 +18,12 @@ from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Found, with_error
+from transconv.compute import SHORT, Found, with_error
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.sampling import Axes, Points, choose
 from transconv.conv.zero_points import without_zeros
-from transconv.ir import DType, f32, multiplied_as, tf32
+from transconv.ir import EXACT_TERMS, DType, f32, multiplied_as, tf32
 
 if TYPE_CHECKING:
     import torch
@@ -125,13 +125,15 @@ def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
 # -- allowed error ---------------------------------------------------------------------------------
 
 
-def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+def _allowed(p: ConvProblem, terms: int, short: bool, y: torch.Tensor,
+             size: torch.Tensor) -> torch.Tensor:
     """The allowed error of a sum in the accumulator's type, where ``y`` is the f64 sum of the products and
     ``size`` that of their absolute values.
 
     It is at most (n+4) eps size. For very long sums that would allow anything, so beyond 256 terms it is
     16 times the deviation of a random walk of n roundings, plus n/8 eps of the sum: matrix units truncate
-    towards zero, once for several terms. tf32 operands add a relative error of 2^-11 each.
+    towards zero, once for several terms. tf32 operands add a relative error of 2^-11 each. Of ``short``
+    operands, 8-bit floats, some matrix units keep 13 bits of a sum (``SHORT``).
     """
     import torch
 
@@ -144,6 +146,8 @@ def _allowed(p: ConvProblem, terms: int, y: torch.Tensor, size: torch.Tensor) ->
     if p.src.dtype is f32 and p.acc.bits == 32 and p.math != "ieee":
         lost = tf32.spacing if multiplied_as(f32, p.math) is tf32 else 2.0**-19
         allowed = allowed + lost * (walk * size + y.abs())
+    if short:
+        allowed = allowed + SHORT * max(1.0, (min(n, EXACT_TERMS) if p.math == "ieee" else n) / 32) * size
     return allowed
 
 
@@ -216,10 +220,11 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
         wide = not torch.are_deterministic_algorithms_enabled()
         at = choose(axes, points, wide).to(result.device)
         total, size, varied = _sums(p, prop, tensors, at)
+        short = all(p.specs[n].dtype.is_short for n in prop.operands)
         where = _coordinates(p, prop, at)
         got = _gather(result, where).double()
         want, allowed = _after(p, epilogue, tensors, where, total,
-                               _allowed(p, prod(axes.summed), total, size))
+                               _allowed(p, prod(axes.summed), short, total, size))
         want, allowed, most = _stored(getattr(p, prop.result).dtype, want, allowed, p.acc)
         sure = (want.isnan() | (want.abs() + allowed < most)) & (size < most)
         bad = sure & ~((got - want).abs() <= allowed) & ~(got.isnan() & want.isnan())

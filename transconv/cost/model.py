@@ -110,6 +110,7 @@ class Timed:
             self.store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / stored.row - 1))
         elif stored.alone:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
+        self.store += self.work.whole * self.target.rates.issue.whole_ns
 
     def __call__(self, tiles: int, steps: int, traffic: float) -> float:
         schedule, c, store = self.schedule, self.rates, self.store

@@ -71,6 +71,7 @@ class Work:
     kept: float = 0.0  # bytes of a resident operand, which a program loads once
     moved: int = 0  # sums that move to f32, where the matrix unit keeps too few bits of them
     serial: bool = False  # whether each product waits for the one before it, for want of registers
+    whole: int = 0  # sums of integers that are converted, scaled and rounded before they are stored
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
 
 
@@ -92,7 +93,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
-    moved = m * n * group if _moved(schedule, compute) else 0
+    sums, moved = m * n * group, _moved(schedule, compute)
+    whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
@@ -104,7 +106,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]),
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
-        kept=kept, moved=moved, serial=2 * moved > HELD_TWICE * 32 * schedule.warps, small=small)
+        kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
+        serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
 
 
 def _moved(schedule: Schedule, compute: Compute) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor import (
 )
 from torch.utils._pytree import tree_map
 
-from transconv.distributed import rules
+from transconv.distributed import rules, windows
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -56,7 +57,9 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
             after_gradient: Any = parameter.register_post_accumulate_grad_hook
             after_gradient(_sum_gradient)
     for name, module in model.named_modules():
-        if not any(module.children()) and not _shards(module):
+        if forward := windows.forward_of(module):
+            module.forward = partial(forward, module)
+        elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
                             ", gets whole tensors on every rank: there is no rule for its sharded rows")

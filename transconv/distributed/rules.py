@@ -110,5 +110,14 @@ def add_norms() -> None:
             _add(name, function, _norms[0])
 
 
-_add("transconv::fwd", _own_forward, operators.library)
+def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(0) if t is None else t for t in backward(grad, *rest))
+
+
+# The first is called below autograd, the others where there is none, as in inference mode.
+_OWN: dict[str, Callable[..., Any]] = {
+    "transconv::fwd": _own_forward, "transconv::convolution": forward,
+    "transconv::convolution_backward": _own_backward}
+for _name, _rule in _OWN.items():
+    _add(_name, _rule, operators.library)
 subclasses.serve(DTensor, backward, replace)

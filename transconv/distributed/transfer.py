@@ -44,6 +44,33 @@ def extended(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last:
     return torch.cat(parts, dim) if parts else local.narrow(dim, 0, 0)
 
 
+def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Tensor:
+    """The way back of ``extended``, for a gradient of what it gave: rows go to the ranks that own them,
+    which add them in the order of ranks. ``size``: of the rank's own rows."""
+    order = _order(grad.dim(), channels_last)
+    shape = list(grad.shape)
+    shape[dim] = size
+    made, at = grad.new_zeros(shape), 0
+    peers, requests, got = [], [], []
+    for peer, rows in plan.pieces:
+        part, at = grad.narrow(dim, at, rows.size), at + rows.size
+        if peer < 0:
+            made.narrow(dim, rows.start - plan.owned.start, rows.size).copy_(part)
+            continue
+        requests.append(dist.P2POp(_send, part.permute(order).contiguous(), group=group, group_peer=peer))
+        peers.append(f"send {rows.size} rows to")
+    for peer, rows in plan.sends:
+        shape[dim] = rows.size
+        got.append(grad.new_empty([shape[d] for d in order]))
+        requests.append(dist.P2POp(_receive, got[-1], group=group, group_peer=peer))
+        peers.append(f"receive {rows.size} rows from")
+    _run(requests, peers)
+    back = [order.index(d) for d in range(grad.dim())]
+    for (_, rows), part in zip(plan.sends, got, strict=True):
+        made.narrow(dim, rows.start, rows.size).add_(part.permute(back))
+    return made
+
+
 def _order(rank: int, channels_last: bool) -> tuple[int, ...]:
     """The dims as they lie in memory, so that a piece that is sent is dense in this order."""
     return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))

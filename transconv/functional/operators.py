@@ -84,6 +84,8 @@ def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = N
 
 def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
     """The tensor, copied if its strides differ. Raises TensorError for another type or shape."""
+    if t.stride() == m.strides and t.shape == m.shape and t.dtype is m.dtype and not t.is_neg():
+        return t
     if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
         raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
                           f"got {t.dtype} of shape {tuple(t.shape)}")

@@ -31,10 +31,8 @@ DEARER = "is seen through views by every tile: {:.3g} us, written and read in bo
 def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
     """Why the factors of a product's kernel should be written first; empty if they should not, or are."""
     product, work = kernel.group.product, plain(kernel.workload)
-    assert product is not None
-    seen = [f.of for f in product.factors
-            if f.of not in plan.stored and not isinstance(f.of, (Source, Constant))]
-    if not seen:
+    seen = _seen(kernel, plan)
+    if product is None or not seen:
         return ""
     if not _schedules(work, target):
         return REFUSED
@@ -50,6 +48,23 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
     written += rates.moved(sum(x.bytes for x in {*kernel.given} - own))  # what is read behind the sum
     written += sum(_written(x, stored, rates) for x in seen)
     return DEARER.format(through, written) if written < through else ""
+
+
+def weighed(kernel: Kernel, plan: Plan) -> tuple[Workload, ...]:
+    """What ``why_apart`` estimates."""
+    product, work, seen = kernel.group.product, plain(kernel.workload), _seen(kernel, plan)
+    if product is None or not seen or not isinstance(work, Surrounded):
+        return ()
+    try:
+        return work, ConvWorkload(_written_apart(work, product, seen), work.prop)
+    except TransconvError:
+        return ()
+
+
+def _seen(kernel: Kernel, plan: Plan) -> list[Piece]:
+    """The factors of a product that its kernel computes or sees through views."""
+    factors = kernel.group.product.factors if kernel.group.product else ()
+    return [f.of for f in factors if f.of not in plan.stored and not isinstance(f.of, (Source, Constant))]
 
 
 def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:

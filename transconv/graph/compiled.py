@@ -18,16 +18,18 @@ from transconv.functional.launches import (
     Launch,
     Memory,
     aligned,
+    deterministic,
     launch,
     program,
     question,
     refused,
 )
 from transconv.functional.operators import as_wanted
+from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel, Lying
-from transconv.graph.leaving import why_again
+from transconv.graph.leaving import weighed, why_again
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.plan import Plan, planned
@@ -37,10 +39,12 @@ from transconv.graph.sizes import Known, Length, Size, like, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
 from transconv.ir import value_at
-from transconv.runtime import Question
+from transconv.runtime import Question, quickest, rank
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.decide import PASSING
+from transconv.torch_ops.route import current_device
+from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
@@ -63,14 +67,16 @@ class Start(NamedTuple):
     memory: tuple[Memory, ...]
 
 
-class Bound(NamedTuple):
+@dataclass(slots=True)
+class Bound:
     """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ran``:
-    the launches that made the last results."""
+    the launches that made the last results, and ``when``: what they were asked for."""
 
     inputs: tuple[Memory, ...]
     starts: list[Start]
     views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
-    ran: list[LaidOut]
+    ran: list[LaidOut] = field(default_factory=list)
+    when: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)
@@ -103,7 +109,7 @@ class Launches:
                 tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
                 for h in self.handed]
             starts = [_start(k, sizes, value) for k in self.kernels]
-            found = self.known[key] = Bound(inputs, starts, views, [])
+            found = self.known[key] = Bound(inputs, starts, views)
         return found
 
     def questions(self, sizes: Mapping[str, int]) -> list[Question]:
@@ -116,32 +122,37 @@ class Launches:
         raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
         bound = self.bound(sizes)
         tensors = [given[place] for place, _, _ in self.inputs]
-        if why := refused(tensors, [True] * len(tensors)) if tensors else "":
-            raise Unsupported(why)
         values: dict[Piece, Tensor] = {
             piece: as_wanted(node.name, t, wanted)
             for (_, node, piece), t, wanted in zip(self.inputs, tensors, bound.inputs, strict=True)}
-        loose = {piece for piece, t in values.items() if not aligned([t])}
-        starts = [self.started(start, kernel, sizes, loose.isdisjoint(kernel.given))
-                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
-        tensors.clear()
-        if [laid.launch for laid in bound.ran] == starts:
+        whole = aligned([*values.values()])
+        loose = () if whole else tuple(piece for piece, t in values.items() if not aligned([t]))
+        when = (_since[0], launch, deterministic(), loose)
+        if bound.when == when:
+            tensors.clear()
             given.clear()
             self.run(bound, bound.ran, values)
         else:
+            if why := refused(tensors, [True] * len(tensors)) if tensors else "":
+                raise Unsupported(why)
+            tensors.clear()
+            starts = [self.started(start, kernel, sizes, not {*loose} & {*kernel.given})
+                      for kernel, start in zip(self.kernels, bound.starts, strict=True)]
             fresh = [LaidOut(start) for start in starts]
             self.run(bound, fresh, values)
-            bound.ran[:] = fresh
+            bound.ran, bound.when = fresh, when
         stats.add(True, "graph", len(self.kernels))
         return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
 
     def run(self, bound: Bound, starts: Sequence[LaidOut], values: dict[Piece, Tensor]) -> None:
         """Launch the kernels in their order; ``values``: what is in memory. Raises Refused."""
+        here = self.device.type == "cuda" and current_device() == self.device.index
+        empty = quickest() if here else self.empty
         for kernel, start, begin, done in zip(self.kernels, bound.starts, starts, self.last, strict=True):
             tensors = [values[p] for p in kernel.given]
             for p, m in zip(kernel.stored, start.memory, strict=True):
                 if p not in values:  # of others a part is there
-                    values[p] = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+                    values[p] = empty(m.shape, m.strides, m.dtype)
                 tensors.append(values[p])
             try:
                 begin.start(tensors)
@@ -150,6 +161,10 @@ class Launches:
             tensors.clear()
             for unused in done:
                 del values[unused]
+
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory on the device."""
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
     def started(self, start: Start, kernel: Kernel, sizes: Mapping[str, int], whole: bool) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
@@ -169,6 +184,16 @@ class Launches:
             if error.reason in PASSING:
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
+
+
+_since = [object()]  # the last change of a setting
+
+
+def _changed() -> None:
+    _since[0] = object()
+
+
+settings.on_change(_changed)
 
 
 def _start(kernel: Kernel, sizes: Mapping[str, int], value: Callable[[Length], int]) -> Start:
@@ -205,6 +230,8 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
+        work = {w: None for k in kernels if k.group.product for w in (*weighed(k), *apart_or_not(k, plan))}
+        rank(Question(w, target, deterministic()) for w in work)
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
         read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product

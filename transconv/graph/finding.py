@@ -7,11 +7,24 @@ behind a graph break, of the ``forward`` of a class, or, for modules of torch, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._dynamo.symbolic_convert import InstructionTranslator
+
+if TYPE_CHECKING:
+    from transconv.graph.reporting import GraphReport
+
+
+@dataclass(slots=True)
+class Made:
+    """The graphs of one call of the backend, as they come: the backward one at the first backward.
+    ``owner``: the module for which it was called, in torch's words."""
+
+    owner: str
+    graphs: list[GraphReport] = field(default_factory=list)
 
 
 def owner() -> str:
@@ -26,7 +39,7 @@ def owner() -> str:
     return next((str(x) for x in at.f_locals.values() if isinstance(x, nn.Module)), "")
 
 
-def found(compiled: Any) -> list[Any]:
+def found(compiled: Any) -> list[Made]:
     """The calls of the backend for what torch.compile returned. Code is common to modules of a class: of
     its calls those count that were made for modules like the ones here, if there are such. TypeError for
     anything else."""
@@ -34,7 +47,7 @@ def found(compiled: Any) -> list[Any]:
     left = [*_functions(compiled, model)]
     if not left:
         raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
-    calls: dict[int, Any] = {}
+    calls: dict[int, Made] = {}
     like: set[int] = set()
     seen: set[Any] = set()
     while left:
@@ -45,7 +58,7 @@ def found(compiled: Any) -> list[Any]:
         for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):
             for name in entry.code.co_names:
                 value: Any = _original(at.__globals__.get(name))
-                if (made := getattr(value, "transconv", None)) is not None:
+                if isinstance(made := getattr(value, "transconv", None), Made):
                     calls.setdefault(id(made), made)
                     like |= {id(made)} if not owners or made.owner in owners | {""} else set()
                 elif name.startswith("__resume") and hasattr(value, "__code__"):

@@ -93,6 +93,11 @@ def _why_not_place(place: Index) -> str:
     return "" if len(names) == len({*names}) else "its places have an axis twice"
 
 
+def weighed(kernel: Kernel) -> tuple[Workload, ...]:
+    """What ``why_again`` estimates."""
+    return (kernel.workload, plain(kernel.workload)) if kernel.group.statistics else ()
+
+
 def why_again(kernel: Kernel, rates: Price) -> str:
     """Why the result of a product's kernel should be read again; empty if its statistics leave with it, or
     if it has none."""

@@ -81,23 +81,34 @@ class _Partition:
             if _writes(node):
                 self.barrier = level + 1
         nodes = self.region(level, False).nodes
-        nodes += [x for x in node.all_input_nodes if x in self.constants and x not in nodes]
+        nodes += [x for x in self.constants_of(node) if x not in nodes]
         nodes.append(node)
         self.level[node], self.ours[node] = level, False
         if parent is None:
             self.region(level, False).reasons[node.name] = reason
 
     def is_constant(self, node: fx.Node) -> bool:
-        """Whether a node is one number, or counts, without an operand. What is handed out needs memory."""
-        if node.op != "call_function" or node.all_input_nodes or any(u.op == "output" for u in node.users):
+        """Whether a node is one number, or counts, or is made of such ones alone, so that its values are
+        known: the indices of an upsampling. What is handed out needs memory."""
+        if node.op != "call_function" or any(u.op == "output" for u in node.users) or not all(
+                x in self.constants for x in node.all_input_nodes):
             return False
         try:
-            made = translated(node, {}, self.device, self.symbols)
+            made = translated(node, {x: self.constants[x] for x in node.all_input_nodes}, self.device,
+                              self.symbols)
         except NotOurs:
             return False
-        if isinstance(made, (Constant, Counted)):
+        if isinstance(made, (Constant, Counted)) or isinstance(made, Piece) and made.values is not None:
             self.constants[node] = made
         return node in self.constants
+
+    def constants_of(self, node: fx.Node) -> list[fx.Node]:
+        """The constants that a node is made of, operands first."""
+        found: dict[fx.Node, None] = {}
+        for x in node.all_input_nodes:
+            if x in self.constants:
+                found |= dict.fromkeys([*self.constants_of(x), x])
+        return [*found]
 
     def try_ours(self, node: fx.Node) -> str:
         """Translate a node into a region; why that cannot be."""
@@ -117,10 +128,11 @@ class _Partition:
             made = translated(node, known, self.device, self.symbols)
         except NotOurs as why:
             return str(why)
-        for x in node.all_input_nodes:
-            if x in self.constants and x not in region.pieces:
+        for x in self.constants_of(node):
+            if x not in region.pieces:
                 region.nodes.append(x)
-            region.pieces[x] = known[x]
+                region.pieces[x] = self.constants[x]
+        region.pieces |= {x: known[x] for x in node.all_input_nodes}
         region.pieces[node] = made
         region.nodes.append(node)
         self.level[node], self.ours[node] = level, True

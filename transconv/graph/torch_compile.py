@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, quantized_products, reporting
-from transconv.graph.finding import owner
+from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
@@ -31,15 +30,6 @@ PRICED = "sm_90"  # whose rates decide where there is no chip
 MOST = 8  # ways to compute a graph, for different sizes
 NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
           "run them)")
-
-
-@dataclass(slots=True)
-class Made:
-    """The graphs of one call of the backend, as they come: the backward one at the first backward.
-    ``owner``: the module for which it was called, in torch's words."""
-
-    owner: str
-    graphs: list[reporting.GraphReport] = field(default_factory=list)
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,

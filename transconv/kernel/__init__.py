@@ -5,7 +5,8 @@ passes, emitters and launches below it, nothing of convolutions.
 """
 
 from transconv.errors import KernelError
-from transconv.kernel.decorator import KernelFunction, kernel
+from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
+from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.group import Group
 
-__all__ = ["Group", "KernelError", "KernelFunction", "kernel"]
+__all__ = ["DeviceFunction", "Group", "KernelDecorator", "KernelError", "KernelFunction", "kernel"]

@@ -70,6 +70,9 @@ def as_tensor(name: str, value: Any) -> Any:
         return value.detach()
     try:
         if isinstance(value, np.ndarray):
+            if not value.flags.writeable:
+                raise KernelError(f"{name} is a read-only array; expected one that may be written, as "
+                                  f"{name}.copy()")
             return torch.from_numpy(value)
         if hasattr(value, "__cuda_array_interface__"):
             return torch.as_tensor(value, device="cuda")

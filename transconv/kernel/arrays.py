@@ -25,7 +25,7 @@ from transconv.ir import (
     select,
 )
 from transconv.kernel.building import Building
-from transconv.kernel.elementwise import position
+from transconv.kernel.elementwise import aligned, position
 from transconv.kernel.functions import cast
 from transconv.kernel.lanes import Shape, broadcast, ends, lanes_along
 from transconv.kernel.masks import joined
@@ -155,7 +155,7 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
             place = far if place is ZERO else place + far
         coords[along.dim] = place
         inside += [place < stop for stop in _stops(along.stop)]
-    return view.tensor.offset_of(coords), b.proved(tuple(inside))
+    return view.tensor.offset_of(coords), b.inside(view.tensor.name, tuple(inside))
 
 
 def _stops(stop: Expr) -> list[Expr]:
@@ -202,29 +202,64 @@ def store(b: Building, view: ArrayView, value: Any) -> None:
     b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(out)))
 
 
-def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> Tile:
-    """``view[items]`` where tiles are indices: the elements at these places, one for each of the tiles'
-    elements; inactive where a place is outside of the array."""
+def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, int, Expr, Mask]:
+    """The elements of ``view[items]`` where tiles are indices of the first dimensions: their shape, how
+    many of its dimensions are work-items, their offsets, and where they exist."""
     items = _filled(items, view.ndim)
-    if any(isinstance(x, slice) or x is None for x in items):
-        raise Refusal("a slice beside a tile as an index", "an index for each dimension", "X[i, j]")
-    tiles = [tile_of(x) for x in items]
-    shape = broadcast(*(t.shape for t in tiles))
+    items += [slice(None)] * (view.ndim - len(items))
+    count = sum(not (isinstance(x, slice) and x == slice(None)) for x in items)
+    tiles = aligned(b, [tile_of(x) for x in items[:count]])
+    behind = [_known(b, along) for along in view.along[count:]]
+    each = broadcast(*(t.shape for t in tiles))
+    shape = (*each, *behind)
     coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
     masks: list[Mask] = [view.mask]
-    for along, tile in zip(view.along, tiles, strict=True):
+    for along, tile in zip(view.along, tiles, strict=False):
         if not tile.dtype.is_integer:
             raise Refusal(f"{tile} as an index", "whole numbers")
-        place = cast(tile.expr, index)
         if along is None:
             raise Refusal("an index of a dimension that None made", "dimensions of the array")
-        coords[along.dim] = along.start + (place * along.step if along.step != 1 else place)
-        masks.append((*tile.mask, place >= 0, place < size_along(along)))
-    inside = b.proved(joined(*masks))
-    lanes = ends(shape)
-    offset = view.tensor.offset_of(coords)
-    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(inside, lanes))))
-    return Tile(shape, value, inside)
+        of = (*(None for _ in range(len(each) - len(tile.shape))), *range(len(tile.shape)))
+        wide = tuple(1 if i is None else tile.shape[i] for i in of)
+        at = b.placed(tile, (*wide, *(1 for _ in behind)), (*of, *(None for _ in behind)))
+        place = cast(at.expr, index)
+        coords[along.dim] = _plus(along.start, place * along.step if along.step != 1 else place)
+        masks.append((*at.mask, place >= 0, *(coords[along.dim] < stop for stop in _stops(along.stop))))
+    for along, lane in zip(view.along[count:], lanes_along(shape)[len(each):], strict=True):
+        assert along is not None
+        far = ZERO if lane is None else lane if along.step == 1 else lane * along.step
+        coords[along.dim] = _plus(along.start, far)
+    mask = b.inside(view.tensor.name, joined(*masks))
+    return shape, max(t.items for t in tiles), view.tensor.offset_of(coords), mask
+
+
+def _known(b: Building, along: Along | None) -> int:
+    """The size of a dimension behind those with indices."""
+    size = None if along is None else simplify(size_along(along), b.facts)
+    if not isinstance(size, Const) or size.value < 1:
+        raise Refusal("a dimension behind an index whose size is not known, or 0", "whole dimensions",
+                      "X[i]")
+    return int(size.value)
+
+
+def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> Tile:
+    """``view[items]`` where tiles are indices of the first dimensions: the elements at these places, one
+    for each of the tiles' elements; inactive where a place is outside of the array."""
+    shape, work, offset, mask = _places(b, view, items)
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(mask, ends(shape)))))
+    b.zero_unless[value] = frozenset((*mask, *ends(shape)))
+    return Tile(shape, value, mask, items=work)
+
+
+def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask) -> None:
+    """``view[items] = value`` where tiles are indices, for the active elements of the value where a
+    condition holds and that are inside of the array."""
+    shape, _, offset, mask = _places(b, view, items)
+    (tile,) = aligned(b, [tile_of(value)])
+    if broadcast(tile.shape, shape) != shape:
+        raise Refusal(f"{tile} stored to elements of shape {shape}", "a value for each element")
+    out = joined(mask, tile.mask, where, ends(shape))
+    b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(b.proved(out))))
 
 
 def element(b: Building, view: ArrayView, stem: str) -> Tile:

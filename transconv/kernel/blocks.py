@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
@@ -18,6 +19,7 @@ from transconv.ir import (
     Stmt,
     Var,
     bound_vars,
+    conjuncts,
     eq,
     free_vars,
     seq,
@@ -37,8 +39,10 @@ from transconv.kernel.carried import (
 )
 from transconv.kernel.elementwise import position
 from transconv.kernel.expressions import Expressions
+from transconv.kernel.lanes import Shape
 from transconv.kernel.masks import whole
 from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.scopes import Conditions
 from transconv.kernel.values import Mask, Tile, described
 from transconv.simplify import range_of, simplify
 
@@ -58,6 +62,10 @@ class Blocks(Expressions):
         self.depth = 0
         self.counters: list[Var] = []
         self.last: Any = None
+        self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
+        self.base = 0  # the depth at which the current one began
+        self.within = Conditions()
+        self.items_shape: Shape = ()
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -100,7 +108,7 @@ class Blocks(Expressions):
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
         if isinstance(trips, Const) and int(trips.value) <= 0:
-            self.gone |= {n: "a loop without an iteration" for n in [name] if n not in self.env}
+            self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return
         self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
 
@@ -119,7 +127,7 @@ class Blocks(Expressions):
             here = {n: at_iteration(c, eq(var, begin)) for n, c in self.carried.items()
                     if c.depth == self.depth}
             for n, mask in here.items():
-                self.env[n] = Tile(self.carried[n].plan.shape, self.carried[n].var, mask)
+                self.env[n] = self.carried[n].now(mask)
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
             self.env[name] = Tile((), counter)
             self.loops.append(f"{name}:{s.lineno}")
@@ -127,14 +135,14 @@ class Blocks(Expressions):
             self.loops.pop()
             self.counters.pop()
         self.env.pop(name, None)
-        self.gone[name] = f"the loop over {name}"
+        self.gone[name] = ended(f"the loop over {name}")
         until = None if isinstance(trips, Const) else trips
         self.b.add(For(var, low + most, seq(*inner), start=begin, until=until))
         never = None if known.lo is not None and known.lo > 0 else trips < ONE
         for n, held in self.carried.items():
             if held.depth == self.depth + 1:
                 mask = self.b.proved(afterwards(held, never))
-                self.env[n] = Tile(held.plan.shape, held.var, mask)
+                self.env[n] = held.now(mask)
 
     # -- branches --
 
@@ -144,6 +152,9 @@ class Blocks(Expressions):
             self.run(s.body if test else s.orelse)
             return
         self.truth([test])
+        if test.items:
+            self.masked_branches(s, test)
+            return
         if test.mask:
             raise Refusal("a condition that may be inactive", "active numbers", "np.where(c, x, y)")
         condition = simplify(test.expr, self.b.facts)
@@ -151,6 +162,14 @@ class Blocks(Expressions):
             self.run(s.body if condition.value else s.orelse)
             return
         self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition))
+
+    def masked_branches(self, s: ast.If, test: Tile) -> None:
+        """A branch of each work-item: its statements are executed under a mask."""
+        expr = self.b.let("condition", test.expr) if self.b.changes(test.expr) else test.expr
+        for body, holds in ((s.body, expr), (s.orelse, Not(expr))):
+            parts = [*test.mask, *conjuncts(holds)]
+            with self.within.holding([p for p in parts if p not in self.within.within]):
+                self.run(body)
 
     def branches(self, s: ast.If, condition: Expr) -> None:
         made: list[Stmt | None] = []
@@ -179,7 +198,7 @@ class Blocks(Expressions):
         finally:
             self.depth -= 1
             self.fixed = fixed
-        self.gone |= {n: what for n in self.env if n not in before}
+        self.gone |= {n: ended(what) for n in self.env if n not in before}
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
 
@@ -189,6 +208,8 @@ class Blocks(Expressions):
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
             if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
+                if plan.items:  # other work-items may change it otherwise
+                    plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
                 plans[name] = plan
         b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
         mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
@@ -225,7 +246,7 @@ class Blocks(Expressions):
         self.b.update(held.var, tile.expr)
         if held.on is not None:
             self.b.update(held.on, whole(tile.mask))
-        self.env[name] = Tile(held.plan.shape, held.var, mask)
+        self.env[name] = held.now(mask)
 
     def new_mask(self, name: str, held: Carried, new: Mask, now: Mask) -> Mask:
         """The mask of a carried name after an assignment."""
@@ -238,7 +259,12 @@ class Blocks(Expressions):
         for other, value in self.env.items():
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
-                self.env[other] = Tile(value.shape, kept, value.mask, value.vector)
+                self.env[other] = replace(value, expr=kept)
+
+
+def ended(block: str) -> str:
+    """Why a name has no value behind a block."""
+    return f"which is bound inside of {block} alone"
 
 
 def _trips(first: Expr, last: Expr, step: int) -> Expr:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from transconv.ir import (
+    FALSE,
     Alloc,
     Cast,
     Const,
@@ -22,12 +24,13 @@ from transconv.ir import (
     all_of,
     free_vars,
     lanes_of,
+    readable,
     seq,
 )
 from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, range_of
+from transconv.simplify import Facts, range_of, reason
 
 RESERVED = ("tl", "triton", "range", "float")
 
@@ -42,6 +45,7 @@ class Building:
         self.facts = Facts()
         self.taken = {*taken, *RESERVED}
         self.changing: set[Var] = set()
+        self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:
@@ -109,7 +113,7 @@ class Building:
 
     def spread(self, tile: Tile, shape: Shape) -> Tile:
         """A tile as one of a larger shape, along which it does not vary."""
-        return tile if tile.shape == shape else Tile(shape, tile.expr, tile.mask, tile.vector)
+        return tile if tile.shape == shape else replace(tile, shape=shape)
 
     def placed(self, tile: Tile, shape: Shape, of: tuple[int | None, ...]) -> Tile:
         """A tile with its dimensions in other places: dimension ``i`` of the result is ``of[i]`` of the
@@ -130,6 +134,15 @@ class Building:
     def proved(self, mask: Mask) -> Mask:
         """The mask without what the facts prove."""
         return proved(mask, self.facts)
+
+    def inside(self, tensor: str, mask: Mask) -> Mask:
+        """The bounds of an access without what the facts prove, which is noted."""
+        kept = self.proved(mask)
+        for part in mask:
+            if part not in kept and not isinstance(part, Const) and FALSE not in kept:
+                why = reason(part, self.facts)
+                self.notes[f"{tensor}: {readable(part)} is always true: {why}"] = None
+        return kept
 
     def where(self, mask: Mask, yes: Expr, no: Expr) -> Expr:
         """``yes`` where a mask holds, else ``no``; both have one type."""

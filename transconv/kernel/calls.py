@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel import tiles
+from transconv.kernel import scopes, tiles
+from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
 from transconv.kernel.functions import FUNCTIONS, cast, function_of
 from transconv.kernel.group_scope import METHODS, GroupScope
@@ -18,6 +19,7 @@ from transconv.kernel.lanes import broadcast, lanes_along
 from transconv.kernel.products import product
 from transconv.kernel.reductions import REDUCTIONS, reduced, reduction_of
 from transconv.kernel.refusals import Refusal
+from transconv.kernel.scopes import ForItems, Item
 from transconv.kernel.values import (
     ArrayView,
     Bound,
@@ -38,6 +40,8 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     """The result of a call."""
     if isinstance(callee, Bound):
         return _method(at, callee, args, words)
+    if isinstance(callee, (DeviceFunction, ForItems)):
+        return at.inlined(callee, args, words)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
     if known and (any(callee is f for f in STATIC) or _is_plain(callee)):
@@ -66,7 +70,7 @@ def is_static(value: Any) -> bool:
         return all(is_static(v) for v in value)
     if isinstance(value, slice):
         return is_static((value.start, value.stop, value.step))
-    return not isinstance(value, (Tile, ArrayView, GroupScope, Bound))
+    return not isinstance(value, (Tile, ArrayView, GroupScope, Bound, Item, ForItems))
 
 
 def _is_plain(callee: Any) -> bool:
@@ -115,7 +119,10 @@ def _function(at: Expressions, name: str, args: list[Any], words: dict[str, Any]
 def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, Any]) -> Any:
     of = callee.of
     try:
+        if isinstance(of, Item):
+            return scopes.METHODS[callee.name](of.group, *args, **words)
         if isinstance(of, GroupScope):
+            at.of_group(callee.name)
             return METHODS[callee.name](at, of, *args, **words)
         if callee.name in REDUCTIONS:
             return reduced(at.b, REDUCTIONS[callee.name], of, *args, **words)

@@ -40,6 +40,7 @@ class Plan:
     weak: bool
     grows: Mask = ()
     kept: bool = False
+    items: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +53,10 @@ class Carried:
     first: Mask
     on: Var | None
     depth: int
+
+    def now(self, mask: Mask) -> Tile:
+        """The value, with a mask."""
+        return Tile(self.plan.shape, self.var, mask, items=self.plan.items)
 
 
 class Again(Exception):
@@ -82,7 +87,7 @@ def plan_of(value: Any) -> Plan | None:
         return Plan(WEAK[type(value)], (), True)
     if isinstance(value, Tile):
         weak = value.dtype.kind == "index"
-        return Plan(i32 if weak else value.dtype, value.shape, weak)
+        return Plan(i32 if weak else value.dtype, value.shape, weak, items=value.items)
     return None
 
 
@@ -91,7 +96,7 @@ def begun(b: Building, name: str, value: Any, plan: Plan, depth: int) -> tuple[C
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
     on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
-    now = Tile(plan.shape, var, tile.mask if on is None else (on,))
+    now = Tile(plan.shape, var, tile.mask if on is None else (on,), items=plan.items)
     return Carried(plan, var, tile.mask, on, depth), now
 
 
@@ -119,7 +124,7 @@ def fitted(name: str, held: Carried, value: Any) -> Tile:
             promote(plan.dtype, dtype))
         shape = broadcast(plan.shape, tile.shape)
         if (wanted, shape) != (plan.dtype, plan.shape):
-            raise Again(name, replace(plan, dtype=wanted, shape=shape))
+            raise Again(name, replace(plan, dtype=wanted, shape=shape, items=max(plan.items, tile.items)))
     elif broadcast(tile.shape, plan.shape) != plan.shape:
         raise Refusal(f"{name} with shape {tile.shape} in a loop or branch, and {plan.shape} before it",
                       "one shape", f"{name} = group.zeros(shape={tile.shape}, dtype=...)")
@@ -128,7 +133,7 @@ def fitted(name: str, held: Carried, value: Any) -> Tile:
             plan.dtype):
         raise Refusal(f"{name} of type {named(tile.dtype)} in a loop or branch, and {named(plan.dtype)} "
                       "before it", "one type", f"{name} = {name}.astype(np.{named(dtype)})")
-    return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask)
+    return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask, items=plan.items)
 
 
 def masked(name: str, held: Carried, new: Mask, now: Mask, depth: int, inner: Iterable[Var]) -> Mask:

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.kernel.arguments import described, tensors_of
+from transconv.kernel.device_functions import func
 from transconv.kernel.group import Group
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered, lowered
@@ -115,16 +116,8 @@ def _checked(source: Source) -> Source:
     return source
 
 
-@overload
-def kernel(function: Callable[..., Any]) -> KernelFunction: ...
-
-
-@overload
-def kernel(*, precision: str = "ieee") -> Callable[[Callable[..., Any]], KernelFunction]: ...
-
-
-def kernel(function: Callable[..., Any] | None = None, *, precision: str = "ieee") -> Any:
-    """Make a kernel of a function whose first parameter is the group:
+class KernelDecorator:
+    """The decorator ``kernel``: makes a kernel of a function whose first parameter is the group.
 
         @kernel
         def double(group, X, Y):
@@ -134,8 +127,24 @@ def kernel(function: Callable[..., Any] | None = None, *, precision: str = "ieee
 
         double(Group(work_shape=X.shape[0]), X, Y)
 
-    ``precision`` of products of float32: ``ieee`` (float32), ``tf32`` or ``tf32x3`` (the matrix unit).
+    ``@kernel(precision="tf32")``: the precision of products of float32, ``ieee`` (float32), ``tf32`` or
+    ``tf32x3`` (the matrix unit). ``@kernel.func`` makes a function that kernels may call.
     """
-    if function is not None:
-        return KernelFunction(function, precision)
-    return lambda made: KernelFunction(made, precision)
+
+    func = staticmethod(func)
+
+    @overload
+    def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...
+
+    @overload
+    def __call__(self, *, precision: str = "ieee") -> Callable[[Callable[..., Any]], KernelFunction]: ...
+
+    def __call__(self, function: Callable[..., Any] | None = None, *, precision: str = "ieee") -> Any:
+        """The kernel of a function; a decorator where only a precision is given."""
+        if function is not None:
+            return KernelFunction(function, precision)
+        return lambda made: KernelFunction(made, precision)
+
+
+kernel = KernelDecorator()
+"""Makes a kernel of a function, see ``KernelDecorator``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from transconv.compute import OPS
@@ -25,7 +26,7 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
     """A row applied to tiles and numbers: active where all of them are."""
     if len(values) != row.arity:
         raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
-    tiles = [tile_of(v) for v in values]
+    tiles = aligned(b, [tile_of(v) for v in values])
     shape = broadcast(*(t.shape for t in tiles))
     if row.types == "choice":
         args = [_condition(tiles[0]), *_cast(tiles[1:], _shared(tiles[1:], values[1:]))]
@@ -37,7 +38,22 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
         if row.often:
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
         made = cast(row.expression(*args), gives if work is not gives else row_type(row, work))
-    return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles))
+    return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles),
+                max(t.items for t in tiles))
+
+
+def aligned(b: Building, tiles: list[Tile]) -> list[Tile]:
+    """Tiles of which those of work-items have own values of one rank."""
+    rank = max(len(t.own) for t in tiles)
+    found = []
+    for t in tiles:
+        if t.items and len(t.own) < rank:
+            new, at = rank - len(t.own), t.items
+            shape = (*t.shape[:at], *(1 for _ in range(new)), *t.own)
+            of = (*range(at), *(None for _ in range(new)), *range(at, len(t.shape)))
+            t = replace(b.placed(t, shape, of), items=at)
+        found.append(t)
+    return found
 
 
 def row_type(row: Function, work: DType) -> DType:
@@ -61,7 +77,7 @@ def power(b: Building, base: Any, exponent: Any) -> Tile:
             return named(b, "power", base, float(exponent))
         exponent = int(exponent)
         if exponent == 0:
-            return Tile(x.shape, Const(1, x.dtype), x.mask, x.vector)
+            return replace(x, expr=Const(1, x.dtype))
         work = x.dtype
     else:
         shared = common([x.dtype], [])
@@ -70,7 +86,7 @@ def power(b: Building, base: Any, exponent: Any) -> Tile:
     e = e if is_leaf(e) else b.let("base", e)
     made = _product(e, exponent) if work.is_integer else OPS["pow"](e, Const(float(exponent), work))
     gives = x.dtype if work.is_integer else common([x.dtype], [])
-    return Tile(x.shape, cast(made, gives), x.mask, x.vector)
+    return replace(x, expr=cast(made, gives))
 
 
 def _product(e: Expr, times: int) -> Expr:
@@ -90,7 +106,7 @@ def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
 
 def as_type(tile: Tile, dtype: DType) -> Tile:
     """The tile in another type."""
-    return Tile(tile.shape, cast(tile.expr, dtype), tile.mask, tile.vector)
+    return replace(tile, expr=cast(tile.expr, dtype))
 
 
 def position(value: Any, what: str = "an index") -> Expr:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr
-from transconv.kernel import arrays, tiles
+from transconv.ir import Expr, Let, Load, Store
+from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
 from transconv.kernel.calls import TILE_METHODS, called, is_static
 from transconv.kernel.elementwise import apply, named, power
@@ -20,9 +20,11 @@ from transconv.kernel.order import Access
 from transconv.kernel.products import Chip, Product, computed, product
 from transconv.kernel.reductions import REDUCTIONS
 from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.scopes import Item
 from transconv.kernel.source import Source
 from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
 from transconv.kernel.values import named as type_name
+from transconv.simplify import simplify
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -36,6 +38,9 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
+OF_ITEMS = ("id", "group_id", "work_offset")  # methods of the group that work-items may call
+
+
 class Expressions:
     """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next."""
 
@@ -47,6 +52,7 @@ class Expressions:
         self.stem = ""
         self.at: ast.AST = source.tree
         self.accesses: list[Access] = []
+        self.items = False  # whether the current function is that of work-items
         self.loops: list[str] = []  # the loops at run time around the current line
 
     # -- entry --
@@ -87,8 +93,7 @@ class Expressions:
         if node.id in self.env:
             return self.env[node.id]
         if node.id in self.gone:
-            raise Refusal(f"{node.id}, which is bound inside of {self.gone[node.id]} alone",
-                          "names that are bound before it", f"{node.id} = 0.0")
+            raise Refusal(f"{node.id}, {self.gone[node.id]}", "names that have a value here")
         if node.id in self.outside:
             found = self.outside[node.id]
             if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
@@ -183,7 +188,7 @@ class Expressions:
     def truth(self, values: list[Any], negated: bool = False, either: bool = False) -> Tile:
         """``and``, ``or``, ``not`` of numbers that are known at run time only."""
         for value in values:
-            if not isinstance(value, (Tile, bool)) or isinstance(value, Tile) and value.shape:
+            if not isinstance(value, (Tile, bool)) or isinstance(value, Tile) and value.own:
                 raise Refusal(f"the truth of {described(value)}", "numbers; of tiles & | ~",
                               "(x > 0) & (x < 1)")
         made = tile_of(values[0])
@@ -213,6 +218,10 @@ class Expressions:
             raise Refusal(f"group.{name}", " ".join([*ATTRIBUTES, *METHODS]))
         if isinstance(of, ArrayView):
             return self.of_array(of, name)
+        if isinstance(of, Item):
+            if name in scopes.METHODS:
+                return Bound(name, of)
+            raise Refusal(f"`.{name}` of a work-item", " ".join(scopes.METHODS))
         if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
             raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
         if isinstance(of, Tile):
@@ -234,9 +243,12 @@ class Expressions:
 
     def of_tile(self, of: Tile, name: str) -> Any:
         if name in ("shape", "dtype"):
-            return getattr(of, name)
+            return of.own if name == "shape" else of.dtype
         if name == "ndim":
-            return len(of.shape)
+            return len(of.own)
+        if of.items and name not in REDUCTIONS and name != "astype":
+            raise Refusal(f"`.{name}` of a value of each work-item",
+                          " ".join(["shape", "dtype", "ndim", "astype", *REDUCTIONS]))
         if name == "T":
             return tiles.transposed(self.b, of)
         if name == "mask":
@@ -251,14 +263,18 @@ class Expressions:
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
             if any(isinstance(i, Tile) and i.shape for i in items):
+                made = arrays.gathered(self.b, of, items, self.stem)
                 self.accessed(of)
-                return arrays.gathered(self.b, of, items, self.stem)
+                return made
             view = arrays.sliced(self.b, of, items)
             if view.ndim:
                 return view
+            value = arrays.element(self.b, view, self.stem)
             self.accessed(view)
-            return arrays.element(self.b, view, self.stem)
+            return value
         if isinstance(of, Tile):
+            if of.items:
+                raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")
             return tiles.taken(self.b, of, items)
         if is_static(item):
             return self.python(operator.getitem, of, item)
@@ -280,19 +296,32 @@ class Expressions:
     # -- effects --
 
     def accessed(self, view: ArrayView, writes: bool = False) -> None:
-        """Note an access to an array."""
+        """Note the access to an array in the last statement; there is none where nothing is active."""
+        last = self.b.stmts[-1] if self.b.stmts else None
+        access = last.value if isinstance(last, Let) else last
+        if not isinstance(access, Store if writes else Load) or access.tensor is not view.tensor:
+            return
+        offset = simplify(access.offset, self.b.facts)
         place = self.source.place(self.at)
-        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops)))
+        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
 
     def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
         """``group.load``, ``group.vload``"""
+        made = arrays.load(self.b, view, shape, self.stem, vector)
         self.accessed(view)
-        return arrays.load(self.b, view, shape, self.stem, vector)
+        return made
 
     def store(self, view: ArrayView, value: Any) -> None:
         """``group.store``"""
-        self.accessed(view, writes=True)
+        self.check_written(view)
         arrays.store(self.b, view, value)
+        self.accessed(view, writes=True)
+
+    def check_written(self, view: ArrayView) -> None:
+        """Refuse a store to an array with several elements in one place."""
+        if view.tensor.layout.overlaps and all(view.tensor.shape):
+            raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
+                          "elements of their own, such as those of a contiguous copy")
 
     def write_out(self, out: Any, made: Tile) -> Any:
         """``out=``: the active elements of a result are written to a tile."""
@@ -303,6 +332,16 @@ class Expressions:
         value = tiles.written(self.b, out, _cast(made, out), made.mask, ())
         self.replaced(out, value)
         return value
+
+    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+        """A call of a function whose body is read here."""
+        raise NotImplementedError
+
+    def of_group(self, method: str) -> None:
+        """Refuse methods of the group where these have no meaning."""
+        if self.items and method not in OF_ITEMS:
+            raise Refusal(f"group.{method} inside of work-items",
+                          "elements of arrays: X[i, j], Y[i, j] = x")
 
     def replaced(self, old: Tile, new: Tile) -> None:
         """Every name of a tile is a name of the other one from here on."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from transconv import knobs
 from transconv.backend_triton import Launcher, grid_size, write
 from transconv.errors import KernelError
-from transconv.ir import Store, find
 from transconv.kernel.arguments import Arguments, tensors_of
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
@@ -72,19 +71,11 @@ class Launches:
         if found is None:
             low = lowered(self.owner.source, group, arguments.specs, target, self.owner.precision,
                           arguments.alike)
-            self._check_written(low)
             with self.lock:
                 if len(self.known) >= KEPT:
                     self.known.clear()
                 found = self.known[key] = low, launcher_of(low)
         return found
-
-    def _check_written(self, low: Lowered) -> None:
-        for tensor in dict.fromkeys(s.tensor for s in find(low.kernel, Store)):
-            if tensor.layout.overlaps and all(tensor.shape):
-                raise KernelError(f"{tensor.name} is written, and several of its elements are one in "
-                                  f"memory (shape {tensor.shape}, layout {tensor.layout}); expected "
-                                  "elements of their own")
 
 
 def launcher_of(low: Lowered) -> Launcher:

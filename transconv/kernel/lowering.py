@@ -126,7 +126,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any],
             tracer.env[name] = whole(given) if isinstance(given, Tensor) else given
     tracer.run(source.tree.body)
     body = For(program, max(1, group.count), b.body(), "grid")
-    kernel = Kernel(source.name, tuple(tensors.values()), body)
+    kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes))
     return Written(kernel, tuple(numbers), tuple(tracer.accesses))
 
 

@@ -1,10 +1,12 @@
-"""Refuses kernels that read what they have written: threads of a group would need a barrier between."""
+"""Refuses kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads.
+Threads of a group would need a barrier between, and groups run in no order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from transconv.ir import Expr
 from transconv.kernel.refusals import Place, Refusal
 
 
@@ -16,6 +18,7 @@ class Access:
     writes: bool
     place: Place
     loops: tuple[str, ...]
+    offset: Expr
 
 
 def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
@@ -34,6 +37,17 @@ def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
             seen.setdefault(memory, access)
         elif first is not None and (memory in seen or _again(access, first)):
             raise _refusal(access, first, memory).at(access.place)
+    for access in (a for a in accesses if not a.writes):
+        for write in (w for w in accesses if w.writes):
+            same = alike.get(access.array, access.array) == alike.get(write.array, write.array)
+            if same and access.offset is not write.offset:
+                raise _elsewhere(access, write).at(access.place)
+
+
+def _elsewhere(read: Access, write: Access) -> Refusal:
+    return Refusal(f"a read of other elements of {read.array} than line {write.place.line} writes, which "
+                   "another group or thread may have written before", "reads of the elements that are "
+                   "written, of the same shape; results in another array", "group.store(Y[i:], x)")
 
 
 def _again(read: Access, write: Access) -> bool:

@@ -7,7 +7,7 @@ is active where at least one element is, as in numpy.ma. Sums of 16-bit floats a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -80,8 +80,10 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
         return _place(b, row, x, axes, keepdims)
     if row.types == "mean":
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
-        ones = Tile(x.shape, Const(1.0, wide), x.mask)
+        ones = replace(x, expr=Const(1.0, wide))
         total = reduced(b, REDUCTIONS["sum"], as_type(x, wide), axis, keepdims)
+        if FALSE in x.mask:
+            return as_type(total, x.dtype if x.dtype.kind == "float" else f32)
         mean = named(b, "divide", total, reduced(b, REDUCTIONS["sum"], ones, axis, keepdims))
         return as_type(mean, x.dtype if x.dtype.kind == "float" else f32)
     gives, work = _types(row, x.dtype)
@@ -90,7 +92,7 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
         value = cast(cast(x.expr, boolean), i32)
     made = _over(b, row, value, x, axes)
     kept, active = _shape(x, axes, keepdims), _active(b, x, axes)
-    result = Tile(x.shape, cast(made, gives), active, x.vector)
+    result = replace(x, expr=cast(made, gives), mask=active)
     return _without(b, result, axes, kept)
 
 
@@ -142,32 +144,30 @@ def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
 def _place(b: Building, row: Reduction, x: Tile, axes: Sequence[int], keepdims: bool) -> Tile:
     """The first index of the extreme element."""
     if len(axes) != 1:
-        if x.shape and len(x.shape) != 1:
-            raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
-        axes = (0,)
+        raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
     (at,) = axes
     lane = lanes_along(x.shape)[at]
     kept, active = _shape(x, axes, keepdims), _active(b, x, axes)
     if lane is None:
-        return _without(b, Tile(x.shape, Const(0, i32), active), axes, kept)
+        return _without(b, replace(x, expr=Const(0, i32), mask=active), axes, kept)
     value = b.named("value", cast(x.expr, i32 if x.dtype is boolean else x.dtype))
-    whole = Tile(x.shape, value, x.mask)
+    whole = replace(x, expr=value)
     extreme = _over(b, row, value, whole, axes)
     part = joined([m for m in x.mask if mentions(m, [lane], b.scope)],
                   [m for m in ends(x.shape) if mentions(m, [lane], b.scope)])
     here = all_of([eq(value, extreme), *part])
     index_of = Cast(lane, i32)
     first = Reduce("min", select(here, index_of, Const(lane.extent, i32)), lane)
-    return _without(b, Tile(x.shape, b.let(row.name, first), active), axes, kept)
+    return _without(b, replace(x, expr=b.let(row.name, first), mask=active), axes, kept)
 
 
 def _without(b: Building, x: Tile, axes: Sequence[int], kept: bool) -> Tile:
     """A reduced tile without the reduced dimensions, or with one element along them."""
+    alone = replace(x, shape=tuple(1 if i in axes else n for i, n in enumerate(x.shape)))
     if kept:
-        return Tile(tuple(1 if i in axes else n for i, n in enumerate(x.shape)), x.expr, x.mask, x.vector)
+        return alone
     left = [i for i in range(len(x.shape)) if i not in axes]
-    alone = Tile(tuple(1 if i in axes else n for i, n in enumerate(x.shape)), x.expr, x.mask, x.vector)
-    return b.placed(alone, tuple(x.shape[i] for i in left), tuple(left))
+    return replace(b.placed(alone, tuple(x.shape[i] for i in left), tuple(left)), items=x.items)
 
 
 def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
@@ -194,16 +194,16 @@ def _shape(x: Tile, axes: Sequence[int], keepdims: Any) -> bool:
 
 
 def _axes(x: Tile, axis: Any) -> tuple[int, ...]:
+    """The reduced dimensions; those of a work-item's value are counted behind the items'."""
+    rank = len(x.own)
     if axis is None:
-        return tuple(range(len(x.shape)))
+        return tuple(range(x.items, len(x.shape)))
     given = axis if isinstance(axis, tuple) else (axis,)
     found = []
     for a in given:
-        if not isinstance(a, int) or not -len(x.shape) <= a < len(x.shape):
-            raise Refusal(f"axis {a} of {x}", f"a number from {-len(x.shape)} to {len(x.shape) - 1}")
-        found.append(a % len(x.shape))
+        if not isinstance(a, int) or not -rank <= a < rank:
+            raise Refusal(f"axis {a} of {x}", f"a number from {-rank} to {rank - 1}")
+        found.append(a % rank + x.items)
     if len(set(found)) < len(found):
         raise Refusal(f"an axis twice in {given}", "each axis once")
     return tuple(sorted(found))
-
-

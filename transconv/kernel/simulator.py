@@ -19,20 +19,21 @@ from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_arrays import Memory
 from transconv.kernel.simulator_group import SimulatedGroup
 from transconv.kernel.simulator_math import Array
+from transconv.kernel.simulator_names import seen_by_tiles
 from transconv.kernel.simulator_order import Order, failed_line
 
 
 def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any]) -> None:
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
     names of the function's parameters behind the group. Raises KernelError with the user's line."""
-    order, lent = Order(), _Lent()
+    order, lent, running = Order(), _Lent(), seen_by_tiles(function)
     given = {name: lent.argument(order, name, value) for name, value in arguments.items()}
     try:
         for number, ids in enumerate(np.ndindex(*group.groups)):
             order.group = number
             order.here = SimulatedGroup(order, group, ids)
             order.who = f"group {ids}"
-            function(order.here, **given)
+            running(order.here, **given)
     except Refusal as refusal:
         raise refusal.at(failed_line(refusal.__traceback__)) from None
     finally:

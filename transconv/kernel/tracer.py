@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from transconv.ir import Expr, Lane, Var, walk
+from transconv.ir import Expr, Lane, Not, Or, Var, all_of, walk
 from transconv.kernel import arrays, carried, tiles
 from transconv.kernel.blocks import Blocks
 from transconv.kernel.calls import is_static
+from transconv.kernel.elementwise import named
 from transconv.kernel.expressions import BINARY
 from transconv.kernel.group_scope import GroupScope
-from transconv.kernel.masks import joined, whole
+from transconv.kernel.masks import either, joined, whole
 from transconv.kernel.products import Product, active, added
 from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.values import ArrayView, Tile, described
+from transconv.kernel.scopes import ForItems, Item
+from transconv.kernel.values import ArrayView, Tile, described, is_number, tile_of
 
 INSTEAD = {
     "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
@@ -29,7 +33,6 @@ INSTEAD = {
     "Raise": ("raise", "kernels raise nothing", ""),
     "ClassDef": ("a class", "tiles, numbers and tuples", ""),
     "AsyncFunctionDef": ("an async function", "plain statements", ""),
-    "FunctionDef": ("a function inside of a kernel", "statements of the kernel", ""),
     "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
     "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
     "Match": ("match", "if", "if n == 1:"),
@@ -55,10 +58,75 @@ class Tracer(Blocks):
     def do_Pass(self, s: ast.Pass) -> None:
         pass
 
+    def do_FunctionDef(self, s: ast.FunctionDef) -> None:
+        """``@group.workitems def inner(item): ...``"""
+        kinds = [d.attr for d in s.decorator_list if isinstance(d, ast.Attribute)
+                 and isinstance(self.value(d.value), GroupScope)]
+        if kinds == ["subgroups"]:
+            raise Refusal("@group.subgroups, whose warps this compiler cannot tell apart",
+                          "statements of the group, @group.workitems")
+        if kinds != ["workitems"] or len(s.decorator_list) != 1 or self.items or self.calls:
+            raise Refusal("a function inside of a kernel", "@group.workitems there, @kernel.func outside")
+        if len(s.args.args) != 1 or s.args.defaults or s.args.vararg or s.args.kwonlyargs or s.args.kwarg:
+            raise Refusal("a function of work-items with other parameters", "one, the item",
+                          "def inner(item):")
+        first = s.decorator_list[0]
+        assert isinstance(first, ast.Attribute)
+        self.env[s.name] = ForItems(s, self.value(first.value))
+
+    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+        if isinstance(callee, ForItems):
+            if args or words:
+                raise Refusal("arguments for a function of work-items", "none", f"{callee.node.name}()")
+            seen = {n: v for n, v in self.env.items() if not (isinstance(v, Tile) and v.shape)}
+            hidden = {n: "a tile of the group, inside of work-items" for n in self.env if n not in seen}
+            with self.apart(seen | {callee.node.args.args[0].arg: Item(callee.group)}, hidden):
+                self.items, self.items_shape = True, callee.group.shape
+                return self.returned(callee.node.body)
+        if callee in self.calls:
+            raise Refusal(f"{callee.source.name}, which calls itself", "loops", "for k in range(n):")
+        names = callee.source.parameters
+        given = dict(zip(names, args, strict=False)) | words
+        if len(args) + len(words) != len(names) or set(given) != set(names):
+            raise Refusal(f"a call of {callee.source.name} with other arguments than it takes",
+                          f"{callee.source.name}({', '.join(names)})")
+        before = self.source, self.outside
+        self.calls.append(callee)
+        try:
+            with self.apart(given, {}):
+                self.source, self.outside = callee.source, callee.source.outside()
+                return self.returned(callee.source.tree.body)
+        finally:
+            self.calls.pop()
+            self.source, self.outside = before
+
+    @contextmanager
+    def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
+        """The names of another function."""
+        before = self.env, self.gone, self.carried, self.fixed, self.items, self.at, self.base
+        self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
+        try:
+            yield
+        finally:
+            self.env, self.gone, self.carried, self.fixed, self.items, self.at, self.base = before
+
+    def returned(self, body: Sequence[ast.stmt]) -> Any:
+        """The result of a function's statements."""
+        try:
+            self.run(body)
+        except Returned as made:
+            return made.value
+        return None
+
     def do_Return(self, s: ast.Return) -> None:
+        if self.calls:
+            if self.depth != self.base:
+                raise Refusal("a return inside of a loop or branch at run time", "one behind it",
+                              "return np.where(x > 0, x, y)")
+            raise Returned(None if s.value is None else self.value(s.value))
         if s.value is not None:
             raise Refusal("a result", "results are stored to arrays", "group.store(Y[i:], y)")
-        if self.depth or s is not self.source.tree.body[-1]:
+        if self.depth or self.items or s is not self.source.tree.body[-1]:
             raise Refusal("a return before the end", "an if around the rest")
 
     def do_Assert(self, s: ast.Assert) -> None:
@@ -96,7 +164,7 @@ class Tracer(Blocks):
 
     def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
         (first, *_) = targets
-        self.stem = first.id if isinstance(first, ast.Name) and isinstance(node, ast.Call) else ""
+        self.stem = first.id if isinstance(first, ast.Name) and _is_read(node) else ""
         match first, node:
             case ast.Name(name), ast.BinOp(ast.Name(left), ast.Add(), right) if (
                     name == left and name in self.carried and len(targets) == 1):
@@ -123,7 +191,7 @@ class Tracer(Blocks):
             return False
         if held.on is not None:
             self.b.update(held.on, whole(new))
-        self.env[name] = Tile(held.plan.shape, held.var, mask)
+        self.env[name] = held.now(mask)
         return True
 
     def bind(self, target: ast.expr, value: Any) -> None:
@@ -150,12 +218,14 @@ class Tracer(Blocks):
     def steady(self, value: Any) -> Any:
         """A value that later assignments do not change."""
         if isinstance(value, Tile) and self.b.changes(value.expr):
-            return Tile(value.shape, self.b.let("old", value.expr), value.mask, value.vector)
+            return replace(value, expr=self.b.let("old", value.expr))
         return value
 
     def bind_name(self, name: str, value: Any) -> None:
         if isinstance(self.env.get(name), (ArrayView, GroupScope)) and name in self.source.parameters:
             raise Refusal(f"an assignment to the argument {name}", "other names", f"{name}_2 = {name}[1:]")
+        if self.within.within and not isinstance(value, (ArrayView, tuple, Item)):
+            value = self.guarded(name, value)
         if (held := self.carried.get(name)) is not None:
             self.bind_carried(name, held, value)
             return
@@ -164,14 +234,47 @@ class Tracer(Blocks):
         if isinstance(value, Tile):
             plain = _is_position(value.expr)
             expr = value.expr if plain else self.b.named(name, value.expr)
-            value = value if expr is value.expr else Tile(value.shape, expr, value.mask, value.vector)
+            value = value if expr is value.expr else replace(value, expr=expr)
         self.env[name] = value
         self.gone.pop(name, None)
+
+    def guarded(self, name: str, value: Any) -> Tile:
+        """A value that is assigned where the conditions of branches hold; elsewhere a name keeps what it
+        has, or has nothing."""
+        tile, rank = tile_of(value), len(self.items_shape)
+        if not tile.items:
+            tile = Tile(self.items_shape, tile.expr, tile.mask, items=rank)
+        within, old = tuple(self.within.within), self.env.get(name)
+        part = joined(within, tile.mask)
+        if not (is_number(old) or isinstance(old, Tile)):
+            return replace(tile, mask=part)
+        kept = tile_of(old)
+        if {*part} <= {*kept.mask}:  # the old value is nowhere active but where the new one is
+            return replace(tile, mask=part)
+        here = Tile(self.items_shape, whole(within), items=rank)
+        chosen = named(self.b, "where", here, replace(tile, mask=()), replace(kept, mask=()))
+        own = tuple(p for p in tile.mask if p not in within)
+        rest = tuple(p for p in kept.mask if p not in own)
+        if {*own} <= {*kept.mask}:
+            mask = joined(own, either(rest, within))
+        else:  # inside of the branch where the new value is active, elsewhere where the old one was
+            mask = (Or(all_of(part), all_of([Not(all_of(within)), *kept.mask])),)
+        return replace(chosen, mask=self.b.proved(mask))
+
+    def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
+        """A store of all work-items."""
+        if not any(isinstance(i, Tile) and i.items for i in items):
+            raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
+        self.check_written(of)
+        arrays.scattered(self.b, of, items, value, tuple(self.within.within))
+        self.accessed(of, writes=True)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
         items = item if isinstance(item, tuple) else (item,)
-        if isinstance(of, ArrayView):
+        if isinstance(of, ArrayView) and self.items:
+            self.scatter(of, items, value)
+        elif isinstance(of, ArrayView):
             view = arrays.sliced(self.b, of, items)
             if view.ndim and not (isinstance(value, Tile) and len(value.shape) == view.ndim):
                 raise Refusal(f"{described(value)} assigned to a slice of an array", "group.store",
@@ -189,6 +292,21 @@ class Tracer(Blocks):
         for name in names:
             self.bind_name(name, new)
             new = self.env[name]
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether an expression is nothing but a load or an element."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
+    return isinstance(node, ast.Subscript)
+
+
+class Returned(Exception):
+    """The end of a function that a kernel calls."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
 
 
 def _placed(load: ast.expr, at: ast.AST) -> ast.expr:

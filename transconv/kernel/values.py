@@ -33,12 +33,19 @@ Mask: TypeAlias = tuple[Expr, ...]
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
     """A value of a group: an expression over the lanes of its shape, and where it is active. ``vector``:
-    of the immutable kind."""
+    of the immutable kind. ``items``: how many of its first dimensions are the group's work-items, each of
+    which has the rest as its own value."""
 
     shape: Shape
     expr: Expr
     mask: Mask = ()
     vector: bool = False
+    items: int = 0
+
+    @property
+    def own(self) -> Shape:
+        """The shape of the value of one work-item."""
+        return self.shape[self.items:]
 
     @property
     def dtype(self) -> DType:
@@ -51,8 +58,9 @@ class Tile:
         return own_lanes(self.shape)
 
     def __str__(self) -> str:
-        if not self.shape:
-            return f"a number of type {named(self.dtype)}"
+        if not self.own:
+            each = " of each work-item" * bool(self.items)
+            return f"a number of type {named(self.dtype)}{each}"
         return f"a tile {named(self.dtype)}{list(self.shape)}"
 
 

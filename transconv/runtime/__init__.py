@@ -3,12 +3,13 @@
 In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below.
 """
 
+from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
-from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare
+from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare, rank
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
@@ -28,6 +29,6 @@ __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "NEVER", "Plan", "Planned",
     "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
     "check_indices", "collect", "collecting", "cores", "forget", "header", "info", "is_collecting",
-    "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "ready", "replan",
-    "state", "unpack",
+    "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "quickest",
+    "rank", "ready", "replan", "state", "unpack",
 ]

@@ -1,4 +1,5 @@
-"""Beside the compiler. Many questions at once: their kernels compiled by processes, and a report."""
+"""Beside the compiler. Many questions at once: their schedules ranked or their kernels compiled by
+processes, and a report."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.plans import Plan
 from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
+from transconv.selection import is_listed
 
 FEW = 2  # kernels that are compiled here before a process has started
 log = logging.getLogger("transconv.ready")
@@ -91,11 +93,12 @@ def _compiled(questions: list[Question], workers: int,
 class _Jobs:
     """Questions that were handed to processes, all at once."""
 
-    def __init__(self, questions: Sequence[Question], pool: Compilers) -> None:
+    def __init__(self, questions: Sequence[Question], pool: Compilers, rank: bool = False) -> None:
         self.pool, self.ended = pool, threading.Semaphore(0)
         self.found: list[dict[str, Any]] = [{} for _ in questions]
         for at, question in enumerate(questions):
-            pool.submit(question.job, partial(self._take, at))
+            job = question.job | {"rank": True} if rank else question.job
+            pool.submit(job, partial(self._take, at))
 
     def _take(self, at: int, answer: dict[str, Any]) -> None:
         self.found[at] = answer
@@ -133,11 +136,26 @@ def begin(questions: Iterable[Question]) -> Begun | None:
     """Have processes, one for each core, compile the kernels of all questions that have none, each once.
     None where they would gain nothing: there is one core, or hardly a kernel, or no folder in which they
     could leave what they make."""
-    waiting = [q for q in dict.fromkeys(questions) if readiness.compiles(q.target)]
-    if len(waiting) <= FEW or cores() < 2 or kept.DRAWER.path("plan") is None:
-        return None
-    waiting = [q for q in waiting if not _is_ready(q)]
+    waiting = [q for q in _many(questions) if not _is_ready(q)]
     return Begun(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
+
+
+def rank(questions: Iterable[Question]) -> None:
+    """Have processes, one for each core, rank the schedules of questions of which no list is there, and
+    wait: they leave the lists on disk. Does nothing where ``begin`` begins nothing."""
+    waiting = [q for q in _many(questions) if not all(
+        is_listed(c, q.target, q.workload) for c in q.workload.computations)]
+    if len(waiting) > FEW:
+        log.info("ranking the schedules of %d problems in processes", len(waiting))
+        _Jobs(waiting, readiness.compilers(min(cores(), len(waiting))), rank=True).answers()
+
+
+def _many(questions: Iterable[Question]) -> list[Question]:
+    """Those that processes may answer; none where they would gain nothing."""
+    found = [q for q in dict.fromkeys(questions) if readiness.compiles(q.target)]
+    if len(found) <= FEW or cores() < 2 or kept.DRAWER.path("plan") is None:
+        return []
+    return found
 
 
 def _is_ready(question: Question) -> bool:

@@ -43,7 +43,7 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     """The first ``count`` schedules of ``choice.ranked``, from disk if they are there. Raises
     ScheduleError as that does."""
     workload = workload.about(compute)
-    if compute.does != "compute" or not workload.group(machine(target)):
+    if _is_alone(compute, target, workload):
         return estimated(count, compute, target)
     count, asked = max(count, KEPT), count
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
@@ -57,6 +57,20 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
                                      for k in made],
                          "problem": workload.text, "direction": workload.direction})
     return made[:asked]
+
+
+def is_listed(compute: Compute, target: Target, workload: Workload) -> bool:
+    """Whether the shortlist of a computation is there, or none is kept of it."""
+    workload = workload.about(compute)
+    if _is_alone(compute, target, workload) or knobs.schedule() or registered_words():
+        return True
+    key = _key(KEPT, compute, target, workload)
+    return key in _listed or DRAWER.get(key) is not None
+
+
+def _is_alone(compute: Compute, target: Target, workload: Workload) -> bool:
+    """Whether the estimate alone ranks schedules, which takes no time worth keeping."""
+    return compute.does != "compute" or not workload.group(machine(target))
 
 
 _listed: dict[str, list[Listed]] = {}

@@ -1,0 +1,27 @@
+"""Momenta of particles from uniform random numbers (the generator RAMBO's first step)."""
+
+import math
+
+import numpy as np
+import torch
+
+from transconv.kernel import Group, kernel
+
+
+@kernel
+def momenta(group, cosines, angles, energies, out):
+    i, j = group.work_offset()
+    c = 2.0 * group.load(cosines[i:, j:], shape=group.shape) - 1.0
+    f = 2.0 * math.pi * group.load(angles[i:, j:], shape=group.shape)
+    e = -np.log(group.load(energies[i:, j:], shape=group.shape))
+    across = e * np.sqrt(1.0 - c * c)
+    group.store(out[i:, j:, 0], e)
+    group.store(out[i:, j:, 1], across * np.sin(f))
+    group.store(out[i:, j:, 2], across * np.cos(f))
+    group.store(out[i:, j:, 3], e * c)
+
+
+def rambo(cosines, angles, energies):
+    out = torch.empty(*cosines.shape, 4, device=cosines.device)
+    momenta(Group(tuple(cosines.shape), (8, 16)), cosines, angles, energies, out)
+    return out

@@ -1,0 +1,125 @@
+"""Kernels with work-items and with functions, as cases.py has them."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.kernel.cases import Case, floats, out
+from transconv.kernel import Group, kernel
+
+
+@kernel
+def pairwise_of_items(group, X1, X2, D):
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+
+        if i < X1.shape[0] and j < X2.shape[0]:
+            d = ((X1[i] - X2[j])**2).sum()
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def pairwise_by_hand(group, X1, X2, D):
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+        if i < X1.shape[0] and j < X2.shape[0]:
+            d = 0.0
+            for k in range(X1.shape[1]):
+                tmp = X1[i, k] - X2[j, k]
+                d += tmp * tmp
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def branches_of_items(group, X, Y, Z):
+    @group.workitems
+    def inner(item):
+        i, = item.global_id()
+        local, = item.local_id()
+        x = X[i]
+        y = x * 2.0
+        if x > 0.5:
+            y = y + 100.0
+            if i % 2 == 0:
+                y = y + 1000.0
+        elif x < -0.5:
+            y = -y
+            only = 5.0
+        else:
+            y = 0.0
+        Y[i] = y
+        if x < -0.5:
+            Z[i] = only + local
+
+    inner()
+
+
+@kernel.func
+def scaled(x, factor):
+    if factor == 1:
+        return x
+    return x * factor
+
+
+@kernel.func
+def total_of(x, rows):
+    acc = 0.0
+    for k in range(rows):
+        acc = acc + scaled(x, 2) * k
+    return acc
+
+
+@kernel
+def with_functions(group, X, Y):
+    i, = group.work_offset()
+    acc = scaled(group.load(X[i:], shape=group.shape), 1)
+    for _ in range(2):
+        acc = acc + total_of(acc, 3)
+    group.store(Y[i:], scaled(factor=3, x=acc))
+
+
+@kernel
+def functions_of_items(group, X, I, Y):  # noqa: E741
+    @group.workitems
+    def inner(item):
+        i, = item.global_id()
+        if i < 11:
+            Y[I[i], 1] = scaled(X[i], 4).max() + total_of(X[i, 0], 2)
+
+    inner()
+
+
+def distances(a, b, d):
+    return {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}
+
+
+def _branches(x, y, z):
+    i = np.arange(len(x))
+    high = x * 2 + 100 + np.where(i % 2 == 0, 1000, 0)
+    made = np.where(x > 0.5, high, np.where(x < -0.5, -x * 2, 0))
+    return {1: made, 2: np.where(x < -0.5, 5.0 + i % 8, z)}
+
+
+def _scatter(x, i, y):
+    made = y.copy()
+    made[i, 1] = (x * 4).max(1) + x[:, 0] * 2
+    return {2: made}
+
+
+PLACES = np.random.default_rng(5).permutation(12)[:11].astype(np.int32)
+PAIRS = floats(9, 5), floats(11, 5, seed=2), out(9, 11)
+CASES = (
+    Case(pairwise_of_items, Group((9, 11), (4, 8)), PAIRS, distances),
+    Case(pairwise_by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
+    Case(branches_of_items, Group(24, 8), (floats(24), out(24), out(24)), _branches),
+    Case(with_functions, Group(10, 8), (floats(10), out(10)), lambda x, y: {1: x * 49 * 3}, 1e-4),
+    Case(functions_of_items, Group(11, 4), (floats(11, 3), PLACES, out(12, 2)), _scatter),
+)

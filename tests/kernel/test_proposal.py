@@ -1,0 +1,172 @@
+"""The examples of the API's proposal, as it writes them: what they compute in the simulator."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernel.cases import floats
+from transconv.kernel import Group, KernelFunction, kernel
+
+
+@kernel
+def by_hand(group, X1, X2, D):
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+
+        if i < X1.shape[0] and j < X2.shape[0]:
+            d = 0.0
+            # calculating distance with loop by dimensions
+            for k in range(X1.shape[1]):
+                tmp = X1[i, k] - X2[j, k]
+                d += tmp * tmp
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def of_items(group, X1, X2, D):
+    # switch to workitem level
+    # parallel loop over work items
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+
+        if i < X1.shape[0] and j < X2.shape[0]:
+            # using high-level array api to calculate distance
+            d = ((X1[i] - X2[j])**2).sum()
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def of_groups(group, X1, X2, D):
+    gid = group.work_offset() # global offset to current WG (i.e. group_size * group_id)
+
+    # Create tensor of specified shape, but with boundary checks of X1 and X2
+    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[0]:], shape=(group.shape[0], X2.shape[1]))
+
+    # calculating pairwise distance with numpy-style broadcasting
+    diff = ((x1[None, :, :] - x2[:, None, :])**2).sum(axis=2)
+
+    # store result to D, but with boundary checks
+    group.store(D[gid[0]:, gid[1]:], np.sqrt(diff))
+
+
+@kernel
+def of_other_groups(group, X1, X2, D):
+    gid = group.work_offset()
+    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[1]:], shape=(group.shape[1], X2.shape[1]))
+    diff = ((x1[:, None, :] - x2[None, :, :])**2).sum(axis=2)
+    group.store(D[gid[0]:, gid[1]:], np.sqrt(diff))
+
+
+def distances(function: KernelFunction, group: Group, x1, x2):
+    d = np.full((len(x1), len(x2)), -1, np.float32)
+    function.simulate(group, x1, x2, d)
+    return d
+
+
+def test_the_pairwise_distances_have_the_same_bits() -> None:
+    x1, x2 = floats(9, 21), floats(14, 21, seed=1)
+    wanted = np.sqrt(((x1[:, None] - x2[None])**2).sum(2))
+    group = Group((9, 14), (4, 8))
+    first = distances(by_hand, group, x1, x2)
+    np.testing.assert_allclose(first, wanted, 1e-5)
+    for function in (of_items, of_other_groups):
+        np.testing.assert_array_equal(distances(function, group, x1, x2), first)
+
+
+def test_the_third_as_it_is_written() -> None:
+    """It takes rows of both arrays at one place and transposes: one group, one set of points."""
+    x = floats(9, 21)
+    group = Group((9, 9), (12, 12))
+    np.testing.assert_array_equal(distances(of_groups, group, x, x), distances(by_hand, group, x, x))
+
+
+@kernel
+def tensors(group, X1, X2, D):
+    gid = group.work_offset()
+    dtyp, W, H = np.float32, 4, 3
+    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[0]:], shape=(group.shape[0], X1.shape[1]))
+    arr = group.empty(shape=(W, H), dtype=dtyp)
+    assert arr.mask.sum() == W * H and not group.ones(shape=(W, H), dtype=dtyp).mask.any()
+    arr = group.zeros(shape=x1.shape, dtype=dtyp)
+    res = np.subtract(x1, x2, out=arr)
+    assert res is arr
+    group.store(D[gid[0]:, gid[1]:], res)
+
+
+def test_tensors() -> None:
+    x1, x2 = floats(5, 7), floats(5, 7, seed=1)
+    d = np.full((5, 7), -1, np.float32)
+    tensors.simulate(Group((5, 1), (2, 1)), x1, x2, d)
+    np.testing.assert_array_equal(d, x1 - x2)
+
+
+@kernel
+def vectors(group, X1, D, x, y):
+    gid = group.work_offset()
+    W, H = 4, 3
+    v1 = group.vload(X1[gid[0]:], shape=(W, H))
+    x1 = group.load(X1[gid[0]:], shape=(W, H)).vec()
+    x2 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))[x:x+W,y:y+W].vec()
+    x3 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1])).vec(shape=(W,H))
+    group.store(D[0], v1 + group.vzeros(shape=(W, H), dtype=np.float32))
+    group.store(D[1], x1 * group.vones(shape=(W, H), dtype=np.float32))
+    group.store(D[2], x2)
+    group.store(D[3], x3)
+
+
+def test_vectors() -> None:
+    x = floats(5, 7)
+    d = np.full((4, 6, 6), -1, np.float32)
+    vectors.simulate(Group(6, 6), x, d, 2, 1)
+    wanted = np.full((4, 6, 6), -1, np.float32)
+    wanted[:, :4, :3] = x[:4, :3]
+    wanted[2, :4, :4] = -1
+    wanted[2, :3, :4] = x[2:, 1:5]
+    np.testing.assert_array_equal(d, wanted)
+
+
+@kernel
+def scopes(group, Y):
+    @group.subgroups
+    def inner(sg):
+        id = sg.subgroup_id()
+        size = sg.size()
+        group.store(Y[1, id:], group.vfull((1,), np.float32, size))
+
+    inner()
+
+    @group.workitems
+    def inner(wi):
+        i, j, k = wi.global_id()
+        Y[0, (i * 2 + j) * 3 + k] = i * 100 + j * 10 + k
+
+    inner()
+
+
+def test_scopes() -> None:
+    y = np.full((2, 12), -1, np.float32)
+    scopes.simulate(Group((2, 2, 3), (2, 2, 3), 4), y)
+    assert y[0].tolist() == [100 * i + 10 * j + k for i in (0, 1) for j in (0, 1) for k in (0, 1, 2)]
+    assert y[1].tolist() == [4.0] * 3 + [-1] * 9
+
+
+@pytest.mark.parametrize("name", ["masked", "unmask", "soften_mask"])
+def test_nothing_makes_an_element_inactive(name: str) -> None:
+    @kernel
+    def asks(group, X):
+        getattr(group.load(X), name)
+
+    with pytest.raises(AttributeError, match=name):
+        asks.simulate(Group(1), np.zeros(3, np.float32))

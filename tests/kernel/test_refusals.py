@@ -1,0 +1,86 @@
+"""Wrong programs and the messages that they get, compared with wrong_programs.txt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernel import wrong_programs
+from transconv.errors import KernelError
+from transconv.kernel import Group, KernelFunction, kernel
+
+GOLDEN = Path(__file__).with_name("wrong_programs.txt")
+X = np.zeros((8, 16), np.float32)
+
+
+def message(function: KernelFunction) -> str:
+    try:
+        function.lower(Group((8, 16), (4, 8)), X, X.copy(), target="sm_90")
+    except KernelError as error:
+        return f"{error}\n"
+    return f"{function.python.__name__} is not refused\n"
+
+
+def test_every_message(request: pytest.FixtureRequest) -> None:
+    """Each begins with the file and the line, and says what was found."""
+    made = [message(f) for f in vars(wrong_programs).values() if isinstance(f, KernelFunction)]
+    text = "\n".join(made)
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(text)
+    assert len(made) >= 60 and "not refused" not in text
+    assert all(m.startswith("wrong_programs.py:") and ": found " in m for m in made)
+    assert text == GOLDEN.read_text()
+
+
+@kernel
+def copied(group: Any, A: Any, B: Any) -> None:
+    group.store(B, group.load(A))
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: copied(X, X), "expected a Group first: copied(Group(work_shape=...), ...)"),
+    (lambda: copied(Group(1), X), "expected copied(group, A, B)"),
+    (lambda: copied(Group(1), X, C=X), "expected copied(group, A, B)"),
+    (lambda: copied(Group(1), 1, 2), "without an array"),
+    (lambda: copied(Group(1), X, "text"), "B is 'text' (str); expected a torch tensor"),
+    (lambda: copied(Group(1), X, np.zeros((8, 16), np.complex64)), "elements of type complex64"),
+    (lambda: copied(Group(1), X, np.broadcast_to(X[0], (8, 16))), "B is a read-only array"),
+    (lambda: copied(Group(1), X, torch.zeros(16).expand(8, 16)), "several of whose elements are one"),
+    (lambda: Group((8, 16), 4), "group_shape_hint=(4,) has 1 dimensions; work_shape=(8, 16) has 2"),
+    (lambda: Group(-1), "whole numbers from 0 on"),
+    (lambda: Group(4, subgroup_size_hint=3), "expected a power of two"),
+    (lambda: kernel(precision="bf16")(copied.python), "expected one of ieee tf32 tf32x3"),
+    (lambda: kernel(lambda group, A: A).lower(Group(1), X, target="sm_90"), "defined by def"),
+])
+def test_a_wrong_call(call: Any, said: str) -> None:
+    with pytest.raises(KernelError) as caught:
+        call()
+    assert said in str(caught.value), caught.value
+
+
+def test_arrays_of_the_cpu_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(KernelError, match="TRITON_INTERPRET=1"):
+        copied(Group(1), X, X.copy())
+
+
+def test_arrays_that_share_memory_are_one() -> None:
+    """A read behind a store is refused where another name has the same memory."""
+    with pytest.raises(KernelError, match="which shares memory with B"):
+        twice(Group(1), X.copy(), *[X.copy()] * 2)
+
+
+@kernel
+def twice(group: Any, A: Any, B: Any, C: Any) -> None:
+    group.store(B, group.load(A))
+    group.store(B, group.load(C))
+
+
+def test_work_without_elements_launches_nothing() -> None:
+    given = X.copy(), np.ones_like(X)
+    copied(Group((0, 16)), *given)
+    assert (given[1] == 1).all()
