@@ -17,21 +17,21 @@ aten = torch.ops.aten
 
 
 def gradients() -> list[MapCase]:
-    """Of all operands."""
+    """Of all operands, and all are returned: torch.compile leaves out what is not."""
     rows, features, channels = (Strided.dense(n, bf16) for n in ((16384, 4096), (4096,), (256,)))
     images = last(64, 256, 56, 56)
     return [
         _case("layer norm backward 16384x4096", library.layer_norm(rows, 1, features, features),
               lambda t: aten.native_layer_norm_backward(
-                  t["G"], t["X"], [4096], t["M"][:, None], t["R"][:, None], t["W"], t["W"], ALL)[0]),
+                  t["G"], t["X"], [4096], t["M"][:, None], t["R"][:, None], t["W"], t["W"], ALL)),
         _case("rms norm backward 16384x4096", library.rms_norm(rows, 1, features),
               lambda t: aten._fused_rms_norm_backward(
-                  t["G"], t["X"], [4096], t["R"][:, None], t["W"], ALL[:2])[0]),
+                  t["G"], t["X"], [4096], t["R"][:, None], t["W"], ALL[:2])),
         _group_norm(256, 512), _group_norm(512, 128),
         _case("batch norm backward resnet", library.batch_norm(images, w=channels, b=channels),
               lambda t: aten.native_batch_norm_backward(
                   image(t["G"], *images.shape), image(t["X"], *images.shape), t["W"], None, None, t["M"],
-                  t["R"], True, 1e-5, ALL)[0]),
+                  t["R"], True, 1e-5, ALL)),
         _case("reflect pad backward 256x512x512", views.pad(
             last(1, 256, 512, 512), last(1, 256, 514, 514), (0, 0, 1, 1), "reflect"),
             lambda t: aten.reflection_pad2d_backward(
@@ -52,12 +52,11 @@ def _case(name: str, formula: Formula, instead: Callable[[Tensors], object],
 def _group_norm(c: int, size: int) -> MapCase:
     weights = Strided.dense((c,), bf16)
 
-    def theirs(t: Tensors) -> torch.Tensor:
+    def theirs(t: Tensors) -> object:
         g, x = (image(t[n].flatten(), 1, c, size, size) if t[n].dim() < 4 else t[n] for n in "GX")
         mean, rstd = (t[n][None].to(x.dtype) for n in "MR")  # torch keeps them in the image's type
-        made: torch.Tensor = aten.native_group_norm_backward(
-            g, x, mean, rstd, t["W"].flatten(), 1, c, size * size, 32, ALL)[0]
-        return made
+        return aten.native_group_norm_backward(
+            g, x, mean, rstd, t["W"].flatten(), 1, c, size * size, 32, ALL)
 
     def first(t: Tensors) -> Tensors:
         return t | {n: image(t[n].flatten(), 1, c, size, size).contiguous() for n in "GX"}

@@ -238,7 +238,8 @@ def error_of(case: MapCase, plans: list[Plan], computes: list[Compute]) -> float
         plan.launch(**{t.name: tensors[t.name] for t in compute.tensors})
     result = computes[0].writes[0].view.tensor
     ours = tensors[result.name].double()
-    want = case.instead(tensors).double()  # type: ignore[attr-defined]
+    theirs = case.instead(tensors)
+    want = (theirs[0] if isinstance(theirs, tuple) else theirs).double()  # type: ignore[attr-defined]
     if want.dim() >= ours.dim() and want.shape != ours.shape:  # an image, channels last
         want = want.movedim(1, -1)
     return float(((ours - want.reshape(ours.shape)).norm() / want.norm().clamp_min(1e-30)).item())

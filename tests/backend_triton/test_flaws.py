@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
 from transconv.backend_triton.offline import Resources, compile_offline
 from transconv.conv.problem import ConvProblem, Prop
@@ -97,6 +98,20 @@ def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     schedule = Schedule.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
     (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], schedule))
     assert isinstance(found, Resources) and "registers that the next step writes" in found.flaw
+
+
+# Of the 64 rows of a tile three are stored: "an illegal instruction was encountered" on an H200.
+BRANCHING = ConvProblem.parse("g6ic96ih6oc96oh3kh4sh2ph1 dt=f16 tag=nhwc")
+BRANCH_SCHEDULE = "qw:64 ic:16 oc:16 | mma | a=box b=box | group_m=1 stages=4 warps=4 via=gluon"
+
+
+def test_a_branch_of_threads_that_disagree() -> None:
+    words = (BRANCH_SCHEDULE, BRANCH_SCHEDULE.replace("stages", "programs=132 stages"))
+    right, wrong = compile_offline([jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0]
+                                    for w in words])
+    assert isinstance(right, Resources) and isinstance(wrong, Resources)
+    assert not right.flaw and "threads disagree" in wrong.flaw
+    assert not takes_uniform_branches(b"") and not takes_uniform_branches(b"no file of machine code")
 
 
 def test_what_cannot_be_read_is_not_believed() -> None:

@@ -8,8 +8,10 @@ import torch
 
 import tests.torch_ops.conftest  # noqa: F401  (stands for what torch's samples import and do not need)
 import transconv
+from tests.functional import elementwise
 from tests.functional.samples import NONE, transformed, tried
 from transconv import functional
+from transconv.compute import Op
 
 EVERY = {"max_pool1d": 97, "max_pool2d": 301, "max_pool3d": 401, "cross_entropy": 3, "prod": 4,
          "group_norm": 3, "sum": 3, "mean": 3, "amax": 3, "amin": 3, "any": 4, "all": 4, "logsumexp": 2,
@@ -34,6 +36,14 @@ def test_samples(name: str) -> None:
     assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
 
 
+@pytest.mark.parametrize("op", elementwise.rows(), ids=str)
+def test_samples_of_operations(op: Op) -> None:
+    """As texts of one line; torch's other forms of an operation have none."""
+    found = elementwise.tried(op, "cpu", torch.float32, every=4 if op.arity == 1 else 10)
+    assert found.pop("passed", 0) or op.numbers
+    assert {*found} <= {"shape:empty", "another form", "other operands"}
+
+
 @pytest.mark.parametrize("name", functional.__all__)
 def test_tracers_and_transforms(name: str) -> None:
     """Calls that torch must see itself fall back for that reason; traced calls contain the operator."""
@@ -50,3 +60,5 @@ if __name__ == "__main__":
     transconv.config.cpu = "interpret"
     for name in sys.argv[1:] or sorted({*functional.__all__} - NONE):
         print(name, dict(tried(name, "cpu", torch.float32)), flush=True)
+    for op in elementwise.rows():
+        print(op, dict(elementwise.tried(op, "cpu", torch.float32)), flush=True)

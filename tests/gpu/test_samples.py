@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.functional import elementwise
 from tests.functional.samples import NONE, tried
 from tests.functional.test_samples import HANDED
 from tests.gpu import cases as c
 from transconv import functional
+from transconv.compute import Op
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +25,11 @@ def test_all_samples(name: str, dtype: torch.dtype) -> None:
     found = tried(name, c.DEVICE, dtype, MANY.get(name, 1), NEAR[dtype])
     assert found.pop("passed")
     assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("op", elementwise.rows(), ids=str)
+def test_all_samples_of_operations(op: Op, dtype: torch.dtype) -> None:
+    found = elementwise.tried(op, c.DEVICE, dtype, NEAR[dtype])
+    assert found.pop("passed", 0) or op.numbers
+    assert {*found} <= {"shape:empty", "another form", "other operands"}

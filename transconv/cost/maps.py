@@ -8,9 +8,10 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
                      + launches and bytes of the kernels that combine statistics
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
-again come from the L2 cache if all rows in flight fit it. Persistent programs with ``stages`` load the
-next tiles while they compute. The constants are round figures, fitted to trials on an H200
-(bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules is right.
+again come from the L2 cache if all rows in flight fit it. Persistent programs with ``stages=3`` load the
+next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled when it is free. The
+constants are round figures, fitted to trials on an H200 (bench/results/h200_map_trials.csv,
+h200_part_trials.csv) so that the order of schedules is right.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     carries = carried(compute, schedule)
     if carries:
         places = tiled.elements if schedule.late else tiled.reduced
-        registers += len(compute.statistics) * places / threads
+        registers += (len(compute.statistics) * places + facts.shared * tiled.reduced) / threads
     tiles = tiled.programs * schedule.split_k
     started = min(schedule.programs or tiles, tiles)
     turns = ceil(tiles / started)  # tiles of a program
@@ -105,9 +106,9 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
     works = meets + thread * max(STALL, schedule.warps / chip.schedulers)
     turn = waits * LATENCY_NS + moved / share + works
-    if deep:  # the loads of tiles go on beside, but not those of one element for a tile
+    if deep > 2:  # the loads of tiles go on beside, but not those of one element for a tile
         turn = max(works + LATENCY_NS * _lone(schedule.blocks, compute), moved / share,
-                   (LATENCY_NS + moved / share) / (deep - 1))
+                   (LATENCY_NS + moved / share) / (deep - 2))
     alone = START_NS + turns * turn
     issued = thread * schedule.warps / chip.schedulers / ISSUED
     if compute.statistics and not (carries and schedule.late):
@@ -134,12 +135,13 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
 class _Facts:
     """Properties of a computation that are the same for all schedules. ``sizes``: the bytes that each view
     must move at least; ``small``: views that stay in the L2 cache; ``everything``: the sum of ``sizes``;
-    ``live``: see ``_live``."""
+    ``live``: see ``_live``; ``shared``: registers of an element for what is the same in all rows."""
 
     sizes: dict[View, int]
     small: frozenset[View]
     everything: int
     live: float
+    shared: float
     sweeps: tuple[tuple[Step, ...], ...]
 
 
@@ -149,6 +151,8 @@ def _facts(compute: Compute, target: Target) -> _Facts:
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
     return _Facts(sizes, frozenset(small), sum(sizes.values()), _live(compute),
+                  sum(_words(v) for v in {r.view for r in compute.reads} if not any(
+                      axis_strides(v, compute)[x.name] for x in compute.axes_of("M"))),
                   tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,))
 
 
@@ -299,4 +303,9 @@ def _live(compute: Compute) -> float:
     views = {r.view for r in compute.reads}
     if len(each) > 1:
         views = {v for v in views if sum(v in read for read in each) > 1}
-    return sum(max(0.5, v.tensor.dtype.bytes / 4) for v in views) + compute.acc.bytes / 4
+    return sum(map(_words, views)) + compute.acc.bytes / 4
+
+
+def _words(view: View) -> float:
+    """Registers for an element of a view; two of 16 bits share one."""
+    return max(0.5, view.tensor.dtype.bytes / 4)

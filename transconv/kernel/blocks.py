@@ -208,6 +208,8 @@ class Blocks(Expressions):
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
             if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
+                if plan.items:  # other work-items may change it otherwise
+                    plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
                 plans[name] = plan
         b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
         mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)

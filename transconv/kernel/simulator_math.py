@@ -113,6 +113,8 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False) -
     given = x.data.astype(bool) if row.types == "bool" else x.data
     data, active = _last(convert(given, work), axes), _last(x.active, axes)
     data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
+    if not data.shape[-1]:  # as if there were one element, and it inactive
+        data, active = (np.zeros((*data.shape[:-1], 1), a.dtype) for a in (data, active))
     with np.errstate(all="ignore"):
         found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
     if row.types == "place":

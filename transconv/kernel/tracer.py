@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import Expr, Lane, Var, walk
+from transconv.ir import Expr, Lane, Not, Or, Var, all_of, walk
 from transconv.kernel import arrays, carried, tiles
 from transconv.kernel.blocks import Blocks
 from transconv.kernel.calls import is_static
@@ -244,15 +244,22 @@ class Tracer(Blocks):
         tile, rank = tile_of(value), len(self.items_shape)
         if not tile.items:
             tile = Tile(self.items_shape, tile.expr, tile.mask, items=rank)
-        part, old = joined(self.within.within, tile.mask), self.env.get(name)
+        within, old = tuple(self.within.within), self.env.get(name)
+        part = joined(within, tile.mask)
         if not (is_number(old) or isinstance(old, Tile)):
             return replace(tile, mask=part)
         kept = tile_of(old)
-        if {*part} <= {*kept.mask}:  # nothing is known of the old value elsewhere
-            return replace(tile, mask=kept.mask)
-        here = Tile(self.items_shape, whole(part), items=rank)
+        if {*part} <= {*kept.mask}:  # the old value is nowhere active but where the new one is
+            return replace(tile, mask=part)
+        here = Tile(self.items_shape, whole(within), items=rank)
         chosen = named(self.b, "where", here, replace(tile, mask=()), replace(kept, mask=()))
-        return replace(chosen, mask=self.b.proved(either(kept.mask, part)))
+        own = tuple(p for p in tile.mask if p not in within)
+        rest = tuple(p for p in kept.mask if p not in own)
+        if {*own} <= {*kept.mask}:
+            mask = joined(own, either(rest, within))
+        else:  # inside of the branch where the new value is active, elsewhere where the old one was
+            mask = (Or(all_of(part), all_of([Not(all_of(within)), *kept.mask])),)
+        return replace(chosen, mask=self.b.proved(mask))
 
     def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
         """A store of all work-items."""

@@ -29,7 +29,7 @@ WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
-AHEAD = (1, 2, 3)  # stages of persistent programs: above 1, the next tiles are loaded ahead
+AHEAD = (1, 3)  # stages of persistent programs: with 3 the next tile is loaded while one is computed
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
@@ -87,18 +87,19 @@ def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
 def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
-    the best, schedules that hold rows come first, then those whose threads have close to ``USUAL``
-    elements. A sum of few elements is unrolled whatever the estimate: its coordinates are then constants,
-    while a loop computes masks for each iteration."""
+    the best, schedules that hold rows come first, then those that load tiles ahead, then those whose
+    threads have close to ``USUAL`` elements. A sum of few elements is unrolled whatever the estimate: its
+    coordinates are then constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
     first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
-    def odd(s: Schedule) -> tuple[bool, float]:
+    def odd(s: Schedule) -> tuple[bool, bool, float]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
-        return again, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
+        waits = bool(s.programs) and not ahead(s, compute)
+        return again, waits, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

@@ -1,0 +1,83 @@
+"""torch's own samples of the operations that work element by element, each as a text of one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import transconv
+from tests.functional.samples import _same
+from transconv.compute import OPS, Op
+from transconv.ir import DTYPES
+
+NAMES = {f"torch.{t.torch}": t.name for t in DTYPES.values() if t.torch and not t.within}
+
+CONDITIONS = {"lt", "le", "gt", "ge", "eq", "ne"}
+
+
+def entries(op: Op) -> Iterator[Any]:
+    """torch's entries for an operation."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    dotted = str(op.torch).removeprefix("torch.")
+    yield from (e for e in op_db if e.name == dotted and not e.variant_test_name)
+
+
+def text_of(op: Op, tensors: list[torch.Tensor], numbers: list[float]) -> str:
+    """The text of an operation on tensors, which are broadcast, with the numbers behind
+    them. Its result is stored in their type, a condition as 0 or 1."""
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    shape = shape or torch.Size((1,))
+    axes = [f"d{i}" for i in range(len(shape))]
+    lines = [f"compute {op.name}_sample"]
+    reads = []
+    for name, t in zip("XYZ", tensors, strict=False):
+        sizes, dtype = ", ".join(map(str, t.shape or (1,))), NAMES[str(t.dtype)]
+        strides = ",".join(map(str, t.stride() or (1,)))
+        lines.append(f"tensor {name} {dtype} [{sizes}] strides({strides})")
+        own = axes[len(axes) - t.dim():]
+        coords = ["0" if n == 1 else a for a, n in zip(own, t.shape, strict=True)]
+        reads.append(f"read {name.lower()} = {name}[{', '.join(coords or ['0'])}]")
+    lines.append(f"tensor R {NAMES[str(tensors[0].dtype)]} [{', '.join(map(str, shape))}]")
+    lines.append("axes " + " ".join(f"{a}={n}" for a, n in zip(axes, shape, strict=True)))
+    value = f"{op.name}({', '.join([*'xyz'[:len(tensors)], *map(repr, numbers)])})"
+    value = f"where({value}, 1.0, 0.0)" if op.name in CONDITIONS else value
+    return " ;; ".join([*lines, *reads, f"store R[{', '.join(axes)}] = {value}"])
+
+
+def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: int = 1) -> Counter[str]:
+    """How many samples passed (under ``passed``), and how many have no text, by reason; AssertionError for
+    one whose result is not torch's."""
+    found: Counter[str] = Counter()
+    for entry in entries(op):
+        for at, sample in enumerate(entry.sample_inputs(device, dtype)):
+            given = [sample.input, *sample.args]
+            if at % every:
+                continue
+            tensors = [t for t in given if isinstance(t, torch.Tensor)]
+            named = dict(op.numbers) | {n: v for n, v in sample.kwargs.items() if (n, v) not in op.options}
+            if {*named} != {n for n, _ in op.numbers} or dict(op.options) != {
+                    n: v for n, v in sample.kwargs.items() if n not in named}:
+                found["another form"] += 1
+            elif len(tensors) != op.arity or len(given) > op.arity:
+                found["other operands"] += 1
+            elif not all(t.numel() for t in tensors):
+                found["shape:empty"] += 1
+            else:
+                want = entry.op(*given, **sample.kwargs)
+                transconv.stats(reset=True)
+                text = text_of(op, tensors, [float(v) for v in named.values()])
+                got = transconv.computation(text)(*(t if t.dim() else t.view(1) for t in tensors))
+                _same(got.view(want.shape).to(want.dtype), want, near)
+                away = transconv.stats().fallback
+                found.update(away)
+                found["passed"] += not away
+    return found
+
+
+def rows() -> list[Op]:
+    """The operations of which torch has samples, and whose operands and result are floats."""
+    return [op for op in OPS.values() if op.arity in (1, 2) and any(True for _ in entries(op))]

@@ -1,0 +1,41 @@
+"""Finds branches in NVIDIA machine code that ptxas takes for uniform although threads of a warp disagree.
+
+    @P1 BRA.U `(.L_x_17)        P1 = R5 >= 3, and R5 is the row of a thread
+
+The chip stops such a kernel with "an illegal instruction was encountered". ptxas of CUDA 12.8, 12.9 and
+13.0 makes one of a predicated store behind asynchronous products, in persistent kernels whose tile has
+more rows than the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+CODE = 16  # bytes of an instruction from sm_70 on
+BRANCH, OPCODE = 0x947, 0xFFF  # the lowest bits of the first word
+UNIFORM = 1 << 32
+ALWAYS = 7  # the predicate of a branch that all threads take, in bits 12 to 14
+PROGBITS, EXECUTABLE = 1, 0x4  # type and flag of a section
+
+
+def takes_uniform_branches(cubin: bytes) -> bool:
+    """Whether a kernel in an ELF file (64 bits, little endian) has a conditional branch of whole warps."""
+    return any(word & OPCODE == BRANCH and word & UNIFORM and word >> 12 & 7 != ALWAYS
+               for code in _sections(cubin) for word in _words(code))
+
+
+def _words(code: bytes) -> Iterator[int]:
+    """The first word of each instruction."""
+    return (word for word, _ in struct.iter_unpack("<QQ", code[:len(code) // CODE * CODE]))
+
+
+def _sections(cubin: bytes) -> Iterator[bytes]:
+    """The machine code of each function."""
+    if cubin[:4] != b"\x7fELF":
+        return
+    (table,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    for n in range(count):
+        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, table + n * size)
+        if kind == PROGBITS and flags & EXECUTABLE:
+            yield cubin[begin:begin + length]
