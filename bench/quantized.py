@@ -32,10 +32,11 @@ PARTS = ("resnet50", "sdxl", "train")
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int8", {"kind": "int8"}), ("fp8", {"kind": "fp8"}),
     ("fp8 fast", {"kind": "fp8", "use_fast_accum": True}), ("int8 weights", {"kind": "int8_weight_only"}))
-COLUMNS = ("model", "kind", "ms", "bf16_ms", "convolutions", "left", "equal", "elements", "off",
+COLUMNS = ("model", "kind", "ms", "bf16_ms", "convolutions", "left", "other", "elements", "off",
            "prepare_s", "device", "torch", "triton", "commit")
 TRAIN = ("step", "fp8", "bf16", "device", "torch", "triton", "commit")
 STEPS = 50
+FUSED = 1e-3  # of elements that one rounding less may change: a bias is added in the same instruction
 LEAST_CHANNELS = 16  # of convolutions that train in 8 bits
 
 
@@ -47,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure; 1 if a result of int8 is not the integer reference's, or a loss goes another way."""
+    """Measure; 1 if results of int8 are not the integer reference's, or a loss goes another way."""
     out, parts = Path(options.out), options.only.split(",")
     out.mkdir(parents=True, exist_ok=True)
     wrong = 0
@@ -60,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
                     print(" ".join(f"{k}={v}" for k, v in row.items() if k not in versions()), flush=True)
                     lines.writerow(row)
                     file.flush()
-                    wrong += row["kind"] == "int8" and row["equal"] != row["elements"]
+                    wrong += row["kind"] == "int8" and row["other"] > FUSED * row["elements"]
     if "train" in parts:
         with (out / "quantized_train.csv").open("w", newline="", encoding="utf-8") as file:
             lines = csv.DictWriter(file, TRAIN, lineterminator="\n")
@@ -117,11 +118,11 @@ def inference(part: str, small: bool) -> Iterator[dict[str, object]]:
             if device == "cuda":
                 print(transconv.prepare(made, *given, backward=False, progress=False), flush=True)
             seconds = time.perf_counter() - begun
-            equal, elements = compared(made, given) if name == "int8" else (0, 0)
+            other, elements = compared(made, given) if name == "int8" else (0, 0)
             off = float((_flat(made(*given)) - want).norm() / want.norm())
             us = clock.one(lambda i, made=made: lambda: made(*given), 1 << 30).us  # type: ignore[misc]
             yield {"model": part, "kind": name, "ms": f"{us / 1e3:.4g}", "bf16_ms": f"{base:.4g}",
-                   "convolutions": len(report.quantized), "left": len(report.left), "equal": equal,
+                   "convolutions": len(report.quantized), "left": len(report.left), "other": other,
                    "elements": elements, "off": f"{off:.2e}", "prepare_s": f"{seconds:.1f}", **versions()}
 
 
@@ -131,13 +132,13 @@ def _flat(made: Any) -> Tensor:
 
 
 def compared(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[int, int]:
-    """How many elements of the first image, behind every int8 convolution, are those of exact sums of
-    integers with the same operations behind them, and how many there are."""
+    """How many elements of the first image, behind every int8 convolution, are other ones than exact sums
+    of integers give with the same operations behind them, and how many there are."""
     counts = [0, 0]
 
     def seen(module: Any, inputs: tuple[Tensor, ...], result: Tensor) -> None:
         want = reference(module, inputs[0][:1])
-        counts[0] += int((want == result[:1]).sum())
+        counts[0] += int((want != result[:1]).sum())
         counts[1] += want.numel()
 
     hooks = [m.register_forward_hook(seen) for m in model.modules()

@@ -9,10 +9,10 @@ import pytest
 
 from transconv.backend_triton import SizedLauncher, sized_launch
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
-from transconv.conv.any_size import every, spelled
+from transconv.conv.any_size import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import compiler, kept
+from transconv.runtime import build_compute, compiler, kept
 from transconv.selection import choice, rows, store
 from transconv.target import Target
 
@@ -52,10 +52,15 @@ def test_the_estimate_chooses(layer: Registry) -> None:
 
 
 def test_addresses_are_as_wide_as_the_requirements_need(gathered: Registry) -> None:
-    """Its largest images have 2^36 elements: 32 bits would lead elsewhere."""
-    chosen = gathered.choose((128, 1024, 8192), "now")
-    (load,) = [line for line in chosen.plan.source.splitlines() if "src_m = " in line]
-    assert load.count("int64") >= 2
+    """Images of 2^36 elements need 64 bits: they are not for kernels of a layer whose examples do not."""
+    chosen = gathered.choose((8, 300, 400), "now")
+    assert "int64" not in chosen.plan.source
+    with pytest.raises(Unsupported, match="does not hold for"):
+        gathered.choose((128, 1024, 8192), "now")
+    problem = ConvProblem.parse("mb512ic64ih1024oc64oh1024kh1 dt=bf16 tag=nhwc")
+    (compute,) = any_size(problem, Prop.FWD)
+    assert compute.named and not compute.named.why_not({"MB": 512, "IH": 1024, "IW": 1024})
+    assert "int64" in build_compute(compute, SM80).source
     with pytest.raises(TensorError, match="the plan requires MB="):
         chosen.plan.at({"MB": 1, "IH": 16385, "IW": 1})
 

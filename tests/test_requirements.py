@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,7 +15,20 @@ from transconv.backend_triton import SizedLauncher
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import TensorError
-from transconv.ir import LARGEST_SIZE, Sizes, text_of
+from transconv.ir import (
+    LARGEST_SIZE,
+    Expr,
+    Lane,
+    Sizes,
+    Var,
+    as_expr,
+    maximum,
+    minimum,
+    substitute,
+    text_of,
+    value_at,
+)
+from transconv.passes.reach import Reach
 from transconv.runtime import Plan, build_compute
 from transconv.runtime.sized import Required
 from transconv.schedule import Schedule
@@ -38,7 +52,7 @@ PRODUCT = """compute product
     read   w = W[n, k]
     store  Y[m, n] = sum(x*w; k)"""
 BOXES = "m:32 n:16 k:16 | mma | a=box b=box | c=box stages=2 warps=4"
-FAR = "mb2?ic16384ih6?oc16oh6kh3ph1 dt=f32 tag=nhwc"
+FAR = "mb2?ic16384ih4096?oc16oh4096kh3ph1 dt=f32 tag=nhwc"  # the example needs 64 bits
 FAR_BOXES = "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"
 SMALL, SQUARE = "M=8 in 2..4096, K=8 in 1..64", "M=64 in 1..65536, K=64 in 1..65536"
 LONG = "M=64 in 1..1048576, K=64 in 1..1048576"
@@ -48,8 +62,8 @@ KINDS: dict[str, tuple[str, str, dict[str, int], dict[str, int], str]] = {
     "most": (MAP.format(sizes=SMALL), "m.k:64 | fma", {"M": 4096, "K": 8}, {"M": 4097, "K": 8}, "2..4096"),
     "divisor": (MAP.format(sizes=f"{SMALL}, K % 4 == 0"), "m.k:64 | fma",
                 {"M": 3, "K": 12}, {"M": 3, "K": 13}, "(K % 4) == 0"),
-    "32 bits": (MAP.format(sizes=f"{SQUARE}, M*K < 2147483648"), "m.k:64 | fma",
-                {"M": 46340, "K": 46341}, {"M": 46341, "K": 46341}, "(M * K) < 2147483648"),
+    "32 bits": (MAP.format(sizes=f"{SQUARE}, M*K < 2147400000"), "m.k:64 | fma",
+                {"M": 46339, "K": 46340}, {"M": 46340, "K": 46341}, "(M * K) < 2147400000"),
     "box": (PRODUCT, BOXES, {"M": 33, "K": 24}, {"M": 33, "K": 20}, "(K % 8) == 0"),
     "stride": (FAR, FAR_BOXES, {"MB": 1, "IH": 4095, "IW": 4096}, {"MB": 1, "IH": 4097, "IW": 4096},
                "1099511627775"),
@@ -112,5 +126,31 @@ def test_the_plan_refuses_what_is_just_outside(kind: str, monkeypatch: pytest.Mo
 def test_the_kernel_relies_on_it() -> None:
     """Why they are required: without a requirement the kernel would be another one, or wrong."""
     narrow, _ = KINDS["32 bits"][:2]
-    wide = built(narrow.replace(", M*K < 2147483648", ""), "m.k:64 | fma")
+    wide = built(narrow.replace(", M*K < 2147400000", ""), "m.k:64 | fma")
     assert "int64" in wide.source and "int64" not in built(narrow, "m.k:64 | fma").source
+
+
+def test_no_index_reaches_farther_than_is_said() -> None:
+    """Drawn indices of a loop, a lane and two sizes: their largest values, against what Reach says."""
+    kernel = built(MAP.format(sizes=f"{SQUARE}, M*K < 2147400000"), "m.k:64 | fma").steps[0].kernel
+    reach, rng = Reach(kernel, 2**31 - 1, lambda e: e), random.Random(3)
+    m, k, i, lane = Var("M"), Var("K"), Var("i"), Lane("m", 4, 1)
+    reach.far[i] = (m * k + 3) // 4 - 1
+
+    def drawn(depth: int) -> Expr:
+        if not depth:
+            return rng.choice([i, lane, m, k, as_expr(rng.randint(0, 5))])
+        a, b = drawn(depth - 1), drawn(depth - 1)
+        of_sizes = rng.choice([m, k, m * k, as_expr(rng.randint(1, 6))])
+        return rng.choice([a + b, a - b, a * b, a // of_sizes, a % of_sizes, minimum(a, b), maximum(a, b)])
+
+    for _ in range(150):
+        index = drawn(3)
+        far = reach.of(index)
+        assert far is not None
+        for sizes in ({"M": 1, "K": 1}, {"M": 5, "K": 3}, {"M": 2, "K": 8}):
+            most = value_at(far, sizes)
+            for turn in range(-(-sizes["M"] * sizes["K"] // 4)):
+                for place in range(4):
+                    at = substitute(index, {lane: as_expr(place)})
+                    assert abs(value_at(at, {**sizes, "i": turn})) <= most, (str(index), str(far))

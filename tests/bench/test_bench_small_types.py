@@ -72,7 +72,7 @@ def test_models_with_8_bit_convolutions(tmp_path: Path) -> None:
     rows = read(tmp_path / "quantized.csv")
     assert [(r["model"], r["kind"]) for r in rows[:5]] == [*(("resnet50", name) for name, _ in WAYS),
                                                          ("sdxl", "int8")]
-    assert all(r["equal"] == r["elements"] != "0" for r in rows if r["kind"] == "int8")
+    assert all(r["other"] == "0" != r["elements"] for r in rows if r["kind"] == "int8")
     assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in rows)
     losses = read(tmp_path / "quantized_train.csv")
     assert len(losses) == 3 and float(losses[2]["fp8"]) < 0.8 * float(losses[0]["fp8"])
@@ -82,7 +82,7 @@ def test_the_reference_finds_a_wrong_integer() -> None:
     layer = transconv.nn.QuantConv2d.from_float(torch.nn.Conv2d(4, 4, 3), 0.02, 5)
     x = torch.randn(2, 4, 6, 6)
     with torch.no_grad():
-        same, elements = quantized.compared(layer, (x,))
+        other, elements = quantized.compared(layer, (x,))
         layer.function = lambda *given, **named: transconv.quantized.conv2d(
             *given, **named | {"input_zero_point": 6})
-        assert same == elements == 4 * 16 > quantized.compared(layer, (x,))[0]
+        assert other == 0 and elements == 4 * 16 and quantized.compared(layer, (x,))[0] > 0

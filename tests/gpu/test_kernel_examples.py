@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernel import drawn_items
 from tests.kernel.test_drawn import agree
 from tests.kernel.test_examples import EXAMPLES, check
 
@@ -22,3 +23,8 @@ def test_examples(name: str) -> None:
 def test_drawn_kernels(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 20):
         agree(seed, tmp_path, "cuda")
+
+
+def test_drawn_work_items(tmp_path: Path) -> None:
+    for seed in range(30):
+        agree(seed, tmp_path, "cuda", drawn_items.source, 1)

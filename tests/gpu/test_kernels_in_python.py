@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
+from tests.kernel.test_drawn import agree
 from transconv.kernel import Group, kernel
 
 pytestmark = pytest.mark.gpu
@@ -25,6 +27,11 @@ def test_a_case(case: Case) -> None:
             value = np.asarray(wanted.get(at, before), np.float64)
             np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
                                        rtol=4 * case.within, atol=4 * case.within)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_drawn_kernel(seed: int, tmp_path: Path) -> None:
+    agree(seed, tmp_path, "cuda")
 
 
 @kernel(precision="tf32")

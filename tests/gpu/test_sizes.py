@@ -119,7 +119,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
 
 @pytest.mark.gpu
 def test_a_layer_beyond_two_to_the_31() -> None:
-    """More than 2^31 elements on either side, by a kernel that smaller images have compiled."""
+    """More than 2^31 elements on either side have a kernel of their own, with addresses of 64 bits."""
     import torch
 
     import transconv

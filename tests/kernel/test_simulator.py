@@ -227,6 +227,15 @@ def test_functions_of_python_on_tiles() -> None:
     assert not y[5:].any()
 
 
+def test_nothing_is_reduced_to_something_inactive() -> None:
+    def kernel(group: Any, X: Any, Y: Any) -> None:
+        group.store(Y, X[0].sum()[None])
+
+    y = np.full(1, 7, np.float32)
+    run(kernel, Group(1), X=np.zeros((2, 0), np.float32), Y=y)
+    assert y.tolist() == [7]
+
+
 def test_a_breakpoint_stops_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(group: Any, X: Any) -> None:
         @group.workitems

@@ -13,6 +13,7 @@ from tests.kernel.cases import product, softmax
 from transconv.__main__ import main
 from transconv.errors import KernelError
 from transconv.kernel import Group
+from transconv.kernel.arguments import tensors_of
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/softmax_kernel.py")
 CALL = ("--group", "64", "--shape", "1", "--args", "f32[64,1000]", "f32[64,1000]", "--target", "sm_90")
@@ -64,3 +65,15 @@ def test_an_unknown_stage() -> None:
     x = np.zeros((3, 20), np.float32)
     with pytest.raises(KernelError, match="expected one of written unroll reuse simplify"):
         softmax.show(Group(3, 1), x, x.copy(), stage="optimise", target="sm_90")
+
+
+def test_operands_of_products_have_all_their_dimensions() -> None:
+    """Also those of an array with one row in memory, which is loaded once."""
+    given = meta(1, 512).expand(64, 512), meta(512, 64), meta(64, 64, dtype=torch.float32)
+    text = product.show(Group((64, 64), (64, 64)), *given, target="sm_90")
+    assert "tl.broadcast_to(a[None, :], (64, 16))" in text
+
+
+def test_a_number_and_a_truth_value_are_not_one_kernel() -> None:
+    assert tensors_of({"n": 1}).key != tensors_of({"n": True}).key
+    assert tensors_of({"a": 0.5}).key == tensors_of({"a": 2.0}).key  # floats are read at run time

@@ -521,3 +521,8 @@ def items_in_place(group, X, Y):
         Y[i, j] = Y[i, j] + Y[j, i]
 
     inner()
+
+
+@kernel
+def pythons_sum_of_rows(group, X, Y):
+    y = sum(group.load(X))

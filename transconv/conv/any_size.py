@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 from transconv.compute import Compute, Write, of_sizes, parse, with_examples
 from transconv.conv.epilogue import Epilogue
@@ -129,18 +130,28 @@ class _Written:
 
     def line(self, points: str, phased: bool) -> str:
         """The ``sizes`` line. The smallest sizes are those for which dst has an element, and if ``phased``
-        every stride phase; the product of the axes in ``points`` is at most ``POSITIONS``."""
+        every stride phase; the product of the axes in ``points`` is at most ``POSITIONS``, and so are the
+        elements of src and dst, if the example's are."""
         p, words = self.p, []
         longest = LONGEST[p.ndims]
         if "mb" in self.names:
-            words.append(f"MB in 1..{MOST_IMAGES}")
+            words.append(f"MB=1 in 1..{MOST_IMAGES}")
         for x, n in enumerate(p.spatial):
             if f"i{n}" in self.names:
                 least = next(i for i in range(1, longest)
                              if (i >= p.stride[x] or not phased) and self.length(x, i) >= 1)
-                words.append(f"I{n.upper()} in {least}..{longest}")
-        factors = [f"({size})" for size in (word.partition("=")[2] for word in points.split())]
-        return ", ".join([*words, f"{'*'.join(factors)} <= {POSITIONS}"])
+                words.append(f"I{n.upper()}={least} in {least}..{longest}")
+        most = {"*".join(f"({n})" for n in (word.partition("=")[2] for word in points.split())): POSITIONS}
+        for name in ("src", "dst") if self.is_narrow() else ():
+            images, channels, *sides = self.shapes()[name]
+            number = "*".join(f"({n})" for n in (images, *sides))
+            most[number] = min(most.get(number, POSITIONS), POSITIONS // int(channels))
+        return ", ".join([*words, *(f"{number} <= {limit}" for number, limit in most.items())])
+
+    def is_narrow(self) -> bool:
+        """Whether the example's tensors have at most ``POSITIONS`` elements."""
+        p = self.p
+        return max(p.mb * p.ic * prod(p.i), p.mb * p.oc * prod(p.o)) <= POSITIONS
 
     def length(self, x: int, i: int) -> int:
         """The size of dst along dimension ``x`` if that of src is ``i``."""

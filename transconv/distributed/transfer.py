@@ -91,13 +91,15 @@ def _run(requests: list[Any], does: list[str]) -> None:
                            f"convolution: {error}") from error
 
 
-_agreed: set[tuple[Any, str]] = set()
+MOST = 1 << 12  # texts of one mesh that are remembered
+_agreed: dict[Any, set[str]] = {}
 
 
 def agree(mesh: Any, text: str) -> None:
     """RuntimeError on every rank of the mesh unless all ranks call it with one text. Asked once for each
     text; ranks that disagree after that wait for each other until torch.distributed's time is over."""
-    if (mesh, text) in _agreed:
+    known = _agreed.setdefault(mesh, set())
+    if text in known:
         return
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     both = torch.tensor([number, -number], dtype=torch.int64, device=mesh.device_type)
@@ -107,4 +109,6 @@ def agree(mesh: Any, text: str) -> None:
     if most != -least:
         raise RuntimeError("the ranks of a mesh disagree about a sharded convolution. Rank "
                            f"{dist.get_rank()} has: {text}")
-    _agreed.add((mesh, text))
+    if len(known) >= MOST:
+        known.clear()  # all ranks of a mesh do, at the same call
+    known.add(text)

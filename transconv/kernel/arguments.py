@@ -47,7 +47,8 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
         told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())
         raise KernelError(f"arrays on several devices: {told}; expected one device")
     alike = sharing(tensors)
-    key = tuple((n, s) for n, s in specs.items()), tuple(sorted(alike.items()))
+    # With the types of numbers: 1 and True are equal in Python.
+    key = tuple((n, type(s), s) for n, s in specs.items()), tuple(sorted(alike.items()))
     return Arguments(specs, tensors, floats, key, alike, next(iter(devices), None))
 
 

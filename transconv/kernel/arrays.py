@@ -155,7 +155,12 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
             place = far if place is ZERO else place + far
         coords[along.dim] = place
         inside += [place < stop for stop in _stops(along.stop)]
-    return view.tensor.offset_of(coords), b.inside(view.tensor.name, tuple(inside))
+    return _offset(b, view, coords), b.inside(view.tensor.name, tuple(inside))
+
+
+def _offset(b: Building, view: ArrayView, coords: Sequence[Expr]) -> Expr:
+    """The offset of elements, with the lanes along which it varies and no others."""
+    return simplify(view.tensor.offset_of(coords), b.facts)
 
 
 def _stops(stop: Expr) -> list[Expr]:
@@ -230,7 +235,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
         far = ZERO if lane is None else lane if along.step == 1 else lane * along.step
         coords[along.dim] = _plus(along.start, far)
     mask = b.inside(view.tensor.name, joined(*masks))
-    return shape, max(t.items for t in tiles), view.tensor.offset_of(coords), mask
+    return shape, max(t.items for t in tiles), _offset(b, view, coords), mask
 
 
 def _known(b: Building, along: Along | None) -> int:
@@ -264,6 +269,6 @@ def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, wh
 
 def element(b: Building, view: ArrayView, stem: str) -> Tile:
     """The element of a view without dimensions."""
-    offset = view.tensor.offset_of([view.at[d] for d in range(len(view.tensor.shape))])
+    offset = _offset(b, view, [view.at[d] for d in range(len(view.tensor.shape))])
     return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
 

@@ -83,6 +83,8 @@ class Building:
 
     def update(self, var: Var, value: Expr) -> None:
         """Assign to a name that may change; the value gets all lanes of the name."""
+        if value is var:
+            return
         lanes = self.scope[var]
         spread = value if lanes_of(value, self.scope) == lanes else Spread(value, lanes)
         self.stmts.append(Update(var, spread if value.dtype is var.type else Cast(spread, var.type)))

@@ -36,6 +36,9 @@ STATIC = (len, tuple, list, zip, enumerate, reversed, sorted, divmod, isinstance
           slice, hasattr, getattr, str, range, min, max, abs, sum, any, all)
 
 
+BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
+
+
 def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
     """The result of a call."""
     if isinstance(callee, Bound):
@@ -51,6 +54,9 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     if any(callee is f for f in (min, max)) and len(args) > 1 and not words:
         return _extremum(at, "minimum" if callee is min else "maximum", args)
     if (reduction := reduction_of(callee)) is not None and args:
+        if callee is not reduction.numpy and callee in BUILTIN and len(tile_of(args[0]).own) != 1:
+            raise Refusal(f"Python's {callee.__name__} of {args[0]}, which goes along the first dimension",
+                          "tiles of one dimension", f"np.{callee.__name__}(x, axis=0)")
         return reduced(at.b, reduction, tile_of(args[0]), *args[1:], **words)
     for function, made in NAMED:
         if callee is function:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from transconv.compute import OPS
-from transconv.ir import Const, DType, Expr, boolean, index
+from transconv.ir import Const, DType, Expr, boolean, convert, index
 from transconv.kernel.building import Building
 from transconv.kernel.functions import (
     FUNCTIONS,
@@ -37,7 +39,9 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
         args = _cast(tiles, work)
         if row.often:
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
-        made = cast(row.expression(*args), gives if work is not gives else row_type(row, work))
+        known = [e for e in args if isinstance(e, Const)]
+        made = folded(row, known, gives) if len(known) == row.arity else cast(
+            row.expression(*args), gives if work is not gives else row_type(row, work))
     return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles),
                 max(t.items for t in tiles))
 
@@ -54,6 +58,13 @@ def aligned(b: Building, tiles: list[Tile]) -> list[Tile]:
             t = replace(b.placed(t, shape, of), items=at)
         found.append(t)
     return found
+
+
+def folded(row: Function, operands: list[Const], gives: DType) -> Const:
+    """The value of a row of constants, as NumPy computes it: 0.0 / 0.0 is NaN."""
+    held = [convert(np.asarray(c.value), c.type) for c in operands]
+    with np.errstate(all="ignore"):
+        return Const(convert(np.asarray(row.numpy(*held)), gives).item(), gives)
 
 
 def row_type(row: Function, work: DType) -> DType:

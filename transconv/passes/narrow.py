@@ -4,6 +4,8 @@ An index expression has 32 bits if all values in it, including intermediate ones
 Otherwise its largest parts that fit are computed in 32 bits and cast to 64:
 
     n*4294967296 + h*8192 + w    ->    index64(n)*4294967296 + index64(h*8192 + w)
+
+Where sizes are arguments, what cannot be proved may become a requirement (reach.py).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from transconv.ir import (
     Compare,
     Const,
     Expr,
+    For,
     FuncCall,
     Kernel,
     Lane,
@@ -26,7 +29,6 @@ from transconv.ir import (
     Load,
     Node,
     Select,
-    Sizes,
     Stmt,
     Store,
     Update,
@@ -36,6 +38,7 @@ from transconv.ir import (
     index64,
     substitute,
 )
+from transconv.passes.reach import Reach, required
 from transconv.passes.simplification import Scope
 from transconv.simplify import range_of
 
@@ -45,14 +48,16 @@ B = TypeVar("B", BoxLoad, BoxStore)
 
 def narrow(kernel: Kernel) -> Kernel:
     """Insert casts to index64 where a 32-bit index could overflow."""
-    body = _Narrow(kernel.sizes).mutate(kernel.body)
-    return replace(kernel, body=body)
+    pass_ = _Narrow(kernel)
+    body = pass_.mutate(kernel.body)
+    return replace(required(kernel, pass_.reach.required if pass_.reach else {}), body=body)
 
 
 class _Narrow(Scope):
-    def __init__(self, sizes: Sizes | None) -> None:
-        super().__init__(sizes)
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.sizes)
         self.wide: dict[Node, Expr] = {}
+        self.reach = Reach(kernel, LIMIT, self.whole) if kernel.sizes else None
 
     def fits(self, e: Expr) -> bool:
         """Whether every value in the expression is proved to fit into 32 bits."""
@@ -66,7 +71,7 @@ class _Narrow(Scope):
 
     def index(self, e: Expr) -> Expr:
         e = substitute(e, self.wide)
-        return e if self.fits(e) else self.widen(e)
+        return e if self.fits(e) or self.reach and self.reach.fits(e) else self.widen(e)
 
     def widen(self, e: Expr) -> Expr:
         """The same value in 64 bits."""
@@ -89,6 +94,16 @@ class _Narrow(Scope):
     def bound(self, e: Expr) -> Expr:
         return self.index(e)
 
+    def mutate_For(self, loop: For) -> Stmt:
+        """Tiles are counted in 32 bits, also where their number is computed in 64."""
+        if self.reach:
+            self.reach.learn(loop)
+        made = super().mutate_For(loop)
+        if isinstance(made, For) and made.programs and made.until is not None and made.stop <= LIMIT and (
+                made.until.dtype is index64):
+            made = replace(made, until=Cast(made.until, index))
+        return made
+
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(let.value, BoxLoad):
             return Let(let.var, self.box(let.value), let.origin)
@@ -96,6 +111,8 @@ class _Narrow(Scope):
             load = let.value
             narrow = replace(load, offset=self.index(load.offset), mask=self.index(load.mask))
             return Let(let.var, narrow, let.origin)
+        if self.reach:
+            self.reach.learn(let)
         value = self.index(let.value)
         if value.dtype is index64 and let.var.type is index:
             var = Var(let.var.name, index64)

@@ -1,0 +1,153 @@
+"""How far indices reach, as expressions of sizes that are arguments.
+
+    n_h = blk*8 + lane          blk < (N*H + 7)//8, lane < 8        n_h <= ((N*H + 7)//8 - 1)*8 + 7
+
+Where all tensors have fewer than 2^31 elements by the requirements, an index that the last tiles may
+carry beyond 32 bits becomes a requirement, too: a kernel then computes in 32 bits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from transconv.ir import (
+    Add,
+    Cast,
+    Const,
+    Expr,
+    FloorDiv,
+    For,
+    Kernel,
+    Lane,
+    Let,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Neg,
+    Select,
+    Sizes,
+    Spread,
+    Sub,
+    Tensor,
+    Values,
+    Var,
+    as_expr,
+    free_vars,
+    maximum,
+    value_at,
+    walk,
+)
+from transconv.simplify import Facts, facts_of, range_of, simplify
+
+ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exclude
+
+
+class Reach:
+    """The farthest value of each index of a kernel, and what is required of its sizes so that indices fit
+    ``limit``. ``whole`` expands the lets of an expression."""
+
+    def __init__(self, kernel: Kernel, limit: int, whole: Callable[[Expr], Expr]) -> None:
+        assert isinstance(kernel.sizes, Sizes)
+        self.sizes, self.limit, self.whole = kernel.sizes, limit, whole
+        self.facts: Facts = facts_of(kernel.sizes)
+        self.names = frozenset(Var(n) for n in kernel.sizes.names)
+        self.far: dict[Var, Expr] = {}
+        self.required: dict[Expr, None] = {}
+        counts = [_elements(t) for t in kernel.params if t.extents]
+        self.limited = all(self.is_within(n) for n in counts)
+        self.probes = list(_probes(kernel.sizes, counts)) if self.limited else []
+
+    def is_within(self, e: Expr) -> bool:
+        """Whether a value is proved not to exceed the limit."""
+        most = range_of(e, self.facts).hi
+        return most is not None and most <= self.limit
+
+    def learn(self, of: Let | For) -> None:
+        """Note how far a let, or the variable of a loop, reaches."""
+        end = of.value if isinstance(of, Let) else as_expr(of.stop - 1) if of.until is None else of.until
+        if end.dtype.kind == "index" and (far := self.of(end)) is not None:
+            self.far[of.var] = far
+
+    def fits(self, e: Expr) -> bool:
+        """Whether all values in an expression fit, if the kernel requires it: then it does."""
+        if not self.limited or any(v.dtype.bits == 64 for v in free_vars(e)):
+            return False
+        found = []
+        for part in _tops(e):
+            far = self.of(part)
+            if far is None:
+                return False
+            found.append(simplify(far, self.facts))
+        more = [far for far in found if not self.is_within(far)]
+        if not all(value_at(far, at) <= self.limit for far in more for at in self.probes):
+            return False
+        self.required |= dict.fromkeys(far <= self.limit for far in more)
+        return True
+
+    def of(self, e: Expr) -> Expr | None:
+        """The largest absolute value of an index, as an expression of sizes; None if it is not known."""
+        match e:
+            case Const(value):
+                return as_expr(abs(int(value)))
+            case Lane():
+                return as_expr(e.extent - 1)
+            case Var():
+                return e if e in self.names else self.far.get(e)
+            case Cast(x) | Spread(x) | Neg(x):
+                return self.of(x)
+            case Mod(_, b):
+                return self.whole(b) - 1 if self._is_of_sizes(b) else None
+            case FloorDiv(a, b):
+                far, low = self.of(a), range_of(self.whole(a), self.facts).lo
+                if far is None or not self._is_of_sizes(b):
+                    return far
+                return far // self.whole(b) + (0 if low is not None and low >= 0 else 1)
+            case Select(_, a, b) | Min(a, b) | Max(a, b):
+                one, two = self.of(a), self.of(b)
+                return None if one is None or two is None else maximum(one, two)
+            case Add(a, b) | Sub(a, b) | Mul(a, b):
+                one, two = self.of(a), self.of(b)
+                if one is None or two is None:
+                    return None
+                return one * two if isinstance(e, Mul) else one + two
+        return None
+
+    def _is_of_sizes(self, e: Expr) -> bool:
+        return free_vars(self.whole(e)) <= self.names
+
+
+def required(kernel: Kernel, more: dict[Expr, None]) -> Kernel:
+    """The kernel with more requirements."""
+    if not more:
+        return kernel
+    assert isinstance(kernel.sizes, Sizes)
+    return replace(kernel, sizes=replace(kernel.sizes, where=(*kernel.sizes.where, *more)))
+
+
+def _tops(e: Expr) -> Iterator[Expr]:
+    """The indices in an expression that are no terms or factors of larger ones."""
+    inside = {c for n in walk(e) if isinstance(n, (Add, Sub, Mul)) for c in (n.a, n.b)}
+    for n in walk(e):
+        if isinstance(n, Expr) and n.dtype.kind == "index" and n not in inside:
+            yield n
+
+
+def _elements(tensor: Tensor) -> Expr:
+    found = as_expr(1)
+    for extent in tensor.extents:
+        found = found * extent
+    return found
+
+
+def _probes(sizes: Sizes, counts: list[Expr]) -> Iterator[Values]:
+    """Sizes of large tensors: the examples, some or all of them doubled as often as that is possible."""
+    for grown in ({*sizes.names}, *({n} for n in sizes.names)):
+        at = dict(sizes.like)
+        while True:
+            more = {n: 2 * at[n] if n in grown else at[n] for n in at}
+            if sizes.why_not(more) or any(value_at(n, more) > ENOUGH for n in counts):
+                break
+            at = more
+        yield at
