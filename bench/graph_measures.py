@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,8 +33,8 @@ MOVES = re.compile(r"copy|catarray|memcpy|pad|nchwtonhwc|nhwctonchw|transpose", 
 
 
 def measure(model: str, side: str, layout: str, device: str, quick: bool, seconds: float = 2.0,
-            steps: int = STEPS) -> Row:
-    """The row of a model."""
+            steps: int = STEPS, pages: str = "") -> Row:
+    """The row of a model. ``pages``: a folder for the report of its kernels, each with its time."""
     torch._dynamo.reset()
     torch.backends.cudnn.benchmark = True
     if device == "cpu":  # only results are compared there
@@ -47,6 +48,10 @@ def measure(model: str, side: str, layout: str, device: str, quick: bool, second
     row |= run.memory()
     row["ms"] = run.milliseconds(seconds)
     row |= run.launched()
+    if pages and side == "transconv":
+        found = transconv.graph.report(run.compiled, measure=True)
+        for ending, text in (("txt", str(found)), ("html", found.html())):
+            (Path(pages) / f"{model}_{layout}.{ending}").write_text(text)
     if run.model.classes:
         row["losses"] = " ".join(f"{x:.5g}" for x in run.losses(steps))
     return row

@@ -35,6 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="max-autotune and transconv are measured in the first alone")
     parser.add_argument("--quick", action="store_true", help="a small size of every model")
     parser.add_argument("--device", type=at_hand, default=at_hand())
+    parser.add_argument("--pages", action="store_true",
+                        help="write reports of the kernels, with their times, beside the table")
     parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
     parser.add_argument("--steps", type=ranges.at_least(1), default=STEPS, help="of training")
     parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds for one row")
@@ -65,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     if options.device == "cpu":
         variables["TRITON_INTERPRET"] = "1"
     setting = {"device": options.device, "quick": options.quick, "seconds": options.seconds,
-               "steps": options.steps}
+               "steps": options.steps, "pages": str(Path(options.out).resolve()) if options.pages else ""}
     progress, about = Progress(len(todo), "row"), versions()
     end = time.monotonic() + options.time_budget
     for row in todo:  # a process each, so that caches and memory of one do not affect the next

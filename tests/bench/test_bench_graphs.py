@@ -47,11 +47,13 @@ def switches() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [
     "vae_block", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "vae_block")])
-def test_models_by_our_kernels(name: str, fresh: None, switches: None) -> None:
+def test_models_by_our_kernels(name: str, fresh: None, switches: None, tmp_path: Path) -> None:
     if name == "efficientnet_v2_s":
         pytest.importorskip("torchvision")
     transconv.config.fallback = "warn"
-    row = measure(name, "transconv", "nhwc", "cpu", quick=True, seconds=0.0, steps=1)
+    row = measure(name, "transconv", "nhwc", "cpu", quick=True, seconds=0.0, steps=1,
+                  pages=str(tmp_path))
+    assert "<table" in (tmp_path / f"{name}_nhwc.html").read_text()
     assert row["rmse"] < 1e-5 and row["ours"] and row["copies"] <= 1, row["note"]
 
 

@@ -15,7 +15,7 @@ from tests.kernel import drawn_items
 from tests.kernel.drawn import source
 from transconv.kernel import Group, KernelFunction
 
-QUICK = 6
+QUICK = 4
 
 
 def made(text: str, seed: int, folder: Path) -> KernelFunction:
