@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import ablation_table, plots
 from bench.environment import ROOT
+from bench.graph_table import graphs_table
 from bench.issue_table import issues_table
 from bench.run_tables import (
     check_table,
@@ -23,6 +24,7 @@ from bench.run_tables import (
     networks_table,
     overhead_table,
 )
+from bench.size_table import models_table, sizes_table
 from bench.small_types import small_types_table
 from bench.tables import (
     ceilings_table,
@@ -35,7 +37,7 @@ from transconv.tuning.table import Row, read
 
 RESULTS = ROOT / "bench" / "results"
 # A table elsewhere stands in a text that says it.
-WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md")
+WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -80,6 +82,10 @@ TABLES = {
     "fuzz": Table(("h200_fuzz.csv",), ("python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
                                        "python -m bench fuzz-runs fuzz.json"), fuzz_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
+    "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
+    "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
+                         models_table),
+    "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
 }
 
 
@@ -121,9 +127,12 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
 
 def pages() -> dict[Path, str]:
     """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
-    rows = {name: table.rows() for name, table in TABLES.items()}
-    bare = {name: table.make(rows[name]) for name, table in TABLES.items()}
-    whole = {name: f"{bare[name]}\n\n{origin(table, rows[name])}" for name, table in TABLES.items()}
+    # What was not measured has no file, and its markers hold nothing.
+    there = {name: table for name, table in TABLES.items()
+             if all((RESULTS / file).exists() for file in table.files)}
+    rows = {name: table.rows() for name, table in there.items()}
+    bare = {name: table.make(rows[name]) for name, table in there.items()}
+    whole = {name: f"{bare[name]}\n\n{origin(table, rows[name])}" for name, table in there.items()}
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
