@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from transconv.backend_triton.offline import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler, epilogue, zero_points
 from transconv.errors import ProblemError, ScheduleError, Unsupported
 from transconv.ir import Call, Cast, Const, Evaluator, Expr, Memory, saturated
+from transconv.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target import TARGETS
 from transconv.torch_ops import execute
@@ -146,6 +148,14 @@ def test_explicit_kernels(types: str, words: str) -> None:
     case = Case(problem, Prop.FWD, words, "cpu", target=TARGETS["sm_90"], numpy=True,
                 bia="f32" if words else "")
     assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
+
+
+def test_zero_points_without_a_border() -> None:
+    """What they add is the same in all places: its address varies along channels alone."""
+    schedule = "mb.oh.ow:128 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4 via=gluon"
+    *_, main = compiler.build(ConvProblem.parse("mb32ic64ih7oc64oh7kh1 dt=s8:s8:bf16 tag=nhwc"), Prop.FWD,
+                              TARGETS["sm_90"], Schedule.parse(schedule), Epilogue.parse("zero:src")).steps
+    assert re.search(r"gl\.load\(src_zero_sums \+ [^,]*\)$", main.source, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -138,6 +138,8 @@ class States:
         """The state of a position."""
         if self.size == self.positions:
             return o
+        if self.size == 1:
+            return ZERO
         return minimum(o, self.low) + maximum(o - (self.positions - self.size + self.low), 0)
 
 
