@@ -120,7 +120,7 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
         if text.count(start) != 1 or text.count(stop) != 1:
             raise ValueError(f"'{start}' must occur once and be followed by one '{stop}'")
         pattern = re.escape(start) + ".*?" + re.escape(stop)
-        filled = f"{start}\n{table}\n{stop}"
+        filled = f"{start}\n{table}\n{stop}" if table else f"{start}\n{stop}"
         text = re.sub(pattern, lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
     return text
 
@@ -133,12 +133,13 @@ def pages() -> dict[Path, str]:
     rows = {name: table.rows() for name, table in there.items()}
     bare = {name: table.make(rows[name]) for name, table in there.items()}
     whole = {name: f"{bare[name]}\n\n{origin(table, rows[name])}" for name, table in there.items()}
+    nothing = dict.fromkeys({*TABLES} - {*there}, "")
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if "<!-- table:" in text:
             own = str(path.relative_to(ROOT)) in WITH_ORIGIN
-            found[path] = fill_markers(text, whole if own else bare)
+            found[path] = fill_markers(text, nothing | (whole if own else bare))
     found[ROOT / "docs" / "ablation.md"] = ablation_table.document(read(RESULTS / ABLATION))
     return found
 

@@ -41,3 +41,15 @@ def test_images_between_convolutions_have_their_features_last(form: Any) -> None
     assert stored.shape == (16, 30) and stored.layout.strides() == (1, 16), "rows of features"
     first = next(parse(k.text) for k in rest if "convolution" in k.operations)
     assert first.reads[0].view.tensor.layout.strides() == (480, 1, 80, 16)
+
+
+def test_values_are_stored_as_narrow_as_they_are() -> None:
+    """torch upsamples bf16 in f32: the cast is computed where it is read, not stored."""
+    network = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Upsample(scale_factor=2.0), nn.Conv2d(16, 16, 3))
+    network.eval().requires_grad_(False).bfloat16()
+    x = torch.randn(1, 16, 6, 5).bfloat16()
+    run: Any = torch.compile(network, backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        compare(network, run, [x], 2e-2)
+    kernels = report(run).graphs[0].kernels
+    assert kernels and {parse(k.text).writes[0].view.tensor.dtype.name for k in kernels} == {"bf16"}

@@ -202,10 +202,10 @@ class Planner:
     # -- stores ----------------------------------------------------------------------------------
 
     def keep(self, piece: Piece, user: Piece | None, reason: str) -> None:
-        """Have a value in memory: for a user, that of which it is a view."""
-        while user is not None and isinstance(piece, Seen) and piece.back and self.home.get(
-                piece.of) is self.home.get(piece) is not None:
-            piece = piece.of
+        """Have a value in memory: for a user, that of which it is a view, or which it only widens."""
+        while user is not None and (_viewed(piece) or _widens(piece)) and self.home.get(
+                piece.operands[0]) is self.home.get(piece) is not None:
+            piece = piece.operands[0]
         if user is not None:
             self.plan.edges.append(Edge(piece.label or "a value", user.label or "a value", reason))
         if piece in self.plan.stored or isinstance(piece, Source):
@@ -377,3 +377,15 @@ class Planner:
         once = self.rates.kernel(read + piece.bytes, own, None) + self.rates.moved(piece.bytes)
         if once < again:
             self.keep(piece, user, STORED_DEARER.format(count, again, once))
+
+
+def _viewed(piece: Piece) -> bool:
+    """Whether a value is another one, seen from elsewhere, of which it has all elements."""
+    return isinstance(piece, Seen) and piece.back is not None
+
+
+def _widens(piece: Piece) -> bool:
+    """Whether a value is cheap to compute from one of a narrower type, such as its cast."""
+    return (isinstance(piece, Mapped) and len(piece.inputs) == 1 and piece.work <= 1.0
+            and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
+            and same(piece.inputs[0].shape, piece.shape))
