@@ -13,6 +13,7 @@ from math import prod
 
 from bench import layers
 from transconv.conv import ConvProblem, Layer
+from transconv.tuning.table import Row
 
 NAMES = ("rn50_l1_3x3_64", "rn50_l1_1x1_64_256", "rn50_l2_3x3_128_s2", "rn50_stem7x7s2",
          "mbv2_dw3_384", "convnext_t_dw7_96", "resnext50_g32_256", "whisper_l3_conv1",
@@ -97,3 +98,9 @@ def chunks(sizes: Sequence[Size], length: int) -> Iterator[Sequence[Size]]:
     """Pieces of a list, in its order."""
     for start in range(0, len(sizes), length):
         yield sizes[start:start + length]
+
+
+def allowed(row: Row) -> float:
+    """The error of a model, as a share of its largest element, beyond which a row of it is wrong: for a
+    model in tf32 each layer rounds both factors to 11 binary digits."""
+    return len(OCR_LAYERS) * 2.0**-10 if row["plans"] else 1e-3

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import environment
 from bench.issues import short
-from bench.size_layers import Size, chosen, chunks, drawn
+from bench.size_layers import Size, allowed, chosen, chunks, drawn
 from bench.size_table import models_table, sizes_table
 from transconv.cli import ranges
 from transconv.conv import DIRECTIONS, Layer
@@ -40,7 +40,6 @@ SIDES = (("ocr", "torch heuristics"), ("ocr", "torch benchmark"), ("ocr", "prepa
          ("ocr", "background"), ("dynamic", "ours"))
 COMPILING = 0.4  # of the time limit, at most, before measurements begin
 MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit
-OFF = 1e-2  # the error of a tf32 model, as a share of its largest element, beyond which it is wrong
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +105,7 @@ class Run:
         print(f"{len(self.table.rows)} rows are in {self.table.path}\n\n{sizes_table(self.table.rows)}\n\n"
               f"{models_table(self.models.rows)}", flush=True)
         wrong = [r for r in self.table.rows if r["wrong"]]
-        wrong += [r for r in self.models.rows if float(r["far"] or 0) > OFF]
+        wrong += [r for r in self.models.rows if float(r["far"] or 0) > allowed(r)]
         for row in wrong:
             print(f"wrong: {row}", file=sys.stderr)
         return int(bool(wrong or self.lost))

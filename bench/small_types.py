@@ -34,7 +34,7 @@ MIXTURES = {
 
 
 def mixed(plain: ConvProblem, prop: Prop, name: str) -> tuple[ConvProblem, str] | None:
-    """The problem in a mixture, and its epilogue; None where nobody computes it."""
+    """The problem in a mixture, and its epilogue; None if it is not timed in this mixture."""
     how = MIXTURES[name]
     types = how.types.get(prop.value)
     if types is None:

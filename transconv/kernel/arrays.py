@@ -27,7 +27,7 @@ from transconv.ir import (
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import aligned, position
 from transconv.kernel.functions import cast
-from transconv.kernel.lanes import Shape, broadcast, ends, lanes_along
+from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
@@ -61,7 +61,7 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
 
 def sliced(b: Building, view: ArrayView, items: Sequence[Any]) -> ArrayView:
     """``view[items]`` for slices, whole numbers, None and an ellipsis."""
-    items = _filled(items, view.ndim)
+    items = each_dimension(items, view.ndim)
     made: list[Along | None] = []
     at, masks, rest = dict(view.at), [view.mask], list(view.along)
     for item in items:
@@ -78,17 +78,6 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any]) -> ArrayView:
             at[along.dim], mask = _element(b, along, item)
             masks.append(mask)
     return ArrayView(view.tensor, (*made, *rest), at, joined(*masks))
-
-
-def _filled(items: Sequence[Any], ndim: int) -> list[Any]:
-    """The items with slices in place of an ellipsis."""
-    used = sum(x is not None and x is not Ellipsis for x in items)
-    if used > ndim:
-        raise Refusal(f"{used} indices of an array of {ndim} dimensions", f"up to {ndim}")
-    found: list[Any] = []
-    for x in items:
-        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
-    return found
 
 
 def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
@@ -210,8 +199,7 @@ def store(b: Building, view: ArrayView, value: Any) -> None:
 def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, int, Expr, Mask]:
     """The elements of ``view[items]`` where tiles are indices of the first dimensions: their shape, how
     many of its dimensions are work-items, their offsets, and where they exist."""
-    items = _filled(items, view.ndim)
-    items += [slice(None)] * (view.ndim - len(items))
+    items = each_dimension(items, view.ndim)
     count = sum(not (isinstance(x, slice) and x == slice(None)) for x in items)
     tiles = aligned(b, [tile_of(x) for x in items[:count]])
     behind = [_known(b, along) for along in view.along[count:]]

@@ -27,6 +27,7 @@ from transconv.ir import (
     boolean,
     eq,
     f32,
+    f64,
     i32,
     index,
     ne,
@@ -214,3 +215,12 @@ def cast(e: Expr, dtype: DType) -> Expr:
     if dtype.kind == "index" and e.dtype.kind == "float":
         raise Refusal(f"{named(e.dtype)} as a position", "integers", "x.astype(np.int32)")
     return Cast(e, dtype)
+
+
+def of_product(shared: DType) -> DType | None:
+    """The type of the sums of a matrix product of a type; None if there is none."""
+    if shared.kind == "float":
+        return f64 if shared is f64 else f32
+    if shared.is_integer:
+        return i32 if shared.bits <= 32 else shared
+    return None

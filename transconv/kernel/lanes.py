@@ -9,6 +9,7 @@ moves to another place (``x[:, None]``, a transpose, what is left of a reduction
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transconv.ir import Expr, ExprMutator, Lane, Reduce, Renamed, Var
 from transconv.kernel.refusals import Refusal
@@ -30,6 +31,18 @@ def lane_at(place: int, size: int) -> Lane | None:
     if size == 1:
         return None
     return Lane(f"{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place)
+
+
+def each_dimension(items: Sequence[Any], ndim: int, of: str = "an array") -> list[Any]:
+    """Indices, one for each dimension and each None, with slices in place of an ellipsis and behind the
+    last."""
+    used = sum(x is not None and x is not Ellipsis for x in items)
+    if used > ndim:
+        raise Refusal(f"{used} indices of {of} of {ndim} dimensions", f"up to {ndim}")
+    found: list[Any] = []
+    for x in items if any(x is Ellipsis for x in items) else (*items, Ellipsis):
+        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
+    return found
 
 
 def lanes_along(shape: Sequence[int]) -> tuple[Lane | None, ...]:

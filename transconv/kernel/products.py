@@ -23,15 +23,13 @@ from transconv.ir import (
     Var,
     all_of,
     dot,
-    f32,
-    f64,
     i32,
     lanes_of,
     multiplied_as,
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import as_type, named
-from transconv.kernel.functions import common
+from transconv.kernel.functions import common, of_product
 from transconv.kernel.lanes import ends, inner_lane, lanes_along
 from transconv.kernel.masks import at_first, joined, mentions
 from transconv.kernel.reductions import REDUCTIONS, reduced
@@ -77,11 +75,8 @@ def product(a: Tile, b: Tile) -> Product:
     if a.shape[1] != b.shape[0]:
         raise Refusal(f"a product of shapes {a.shape} and {b.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])
-    if shared.kind == "float":
-        result = f64 if shared is f64 else f32
-    elif shared.is_integer:
-        result = i32 if shared.bits <= 32 else shared
-    else:
+    result = of_product(shared)
+    if result is None:
         raise Refusal(f"a product of {a} and {b}", "floats or integers", "x.astype(np.float32) @ y")
     return Product(a, b, result)
 

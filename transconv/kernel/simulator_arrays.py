@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, convert
-from transconv.kernel.lanes import broadcast
+from transconv.kernel.lanes import broadcast, each_dimension
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_math import Array, Part
 from transconv.kernel.simulator_order import Order, Trace
@@ -65,7 +65,7 @@ class View(Operand):
         return load(self, self.shape).part()
 
     def __getitem__(self, items: Any) -> View | Masked:
-        items = _filled(items if isinstance(items, tuple) else (items,), self.ndim)
+        items = each_dimension(items if isinstance(items, tuple) else (items,), self.ndim)
         if any(isinstance(i, (Operand, np.ndarray)) and i.ndim for i in items):
             return self.gathered(items)
         view = self.sliced(items)
@@ -108,22 +108,11 @@ class View(Operand):
         return Masked(self.order, data, inside, self.dtype, self.order.inside)
 
     def __setitem__(self, items: Any, value: Any) -> None:
-        view = self.sliced(_filled(items if isinstance(items, tuple) else (items,), self.ndim))
+        view = self.sliced(each_dimension(items if isinstance(items, tuple) else (items,), self.ndim))
         if view.ndim and part_of(value).data.ndim != view.ndim:
             raise Refusal("a value of other dimensions assigned to a slice of an array", "group.store",
                           "group.store(Y[i:], y)")
         store(view, value)
-
-
-def _filled(items: tuple[Any, ...], ndim: int) -> list[Any]:
-    """The items, one for each dimension, with slices in place of an ellipsis."""
-    used = sum(i is not None and i is not Ellipsis for i in items)
-    if used > ndim:
-        raise Refusal(f"{used} indices of an array of {ndim} dimensions", f"up to {ndim}")
-    found: list[Any] = []
-    for i in items if any(i is Ellipsis for i in items) else (*items, Ellipsis):
-        found += [slice(None)] * (ndim - used) if i is Ellipsis else [i]
-    return found
 
 
 def load(view: View, shape: tuple[int, ...], vector: bool = False) -> Masked:

@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import REDUCERS, DType, boolean, convert, f32, f64, i32
-from transconv.kernel.functions import FUNCTIONS, Function, common, operand_type, result_type
+from transconv.ir import REDUCERS, DType, boolean, convert, f32, i32
+from transconv.kernel.functions import (
+    FUNCTIONS,
+    Function,
+    common,
+    of_product,
+    operand_type,
+    result_type,
+)
 from transconv.kernel.reductions import REDUCTIONS, Reduction
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import named
@@ -171,11 +178,8 @@ def product(a: Part, b: Part) -> Part:
     if a.data.shape[1] != b.data.shape[0]:
         raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])
-    if shared.kind == "float":
-        result = f64 if shared is f64 else f32
-    elif shared.is_integer:
-        result = i32 if shared.bits <= 32 else shared
-    else:
+    result = of_product(shared)
+    if result is None:
         raise Refusal(f"a product of {named(shared)}", "floats or integers", "x.astype(np.float32) @ y")
     left, right = (np.where(p.active, convert(convert(p.data, shared), result), 0) for p in (a, b))
     with np.errstate(all="ignore"):

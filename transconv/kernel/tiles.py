@@ -23,7 +23,7 @@ from transconv.ir import (
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
 from transconv.kernel.functions import cast
-from transconv.kernel.lanes import Shape, broadcast, lanes_along
+from transconv.kernel.lanes import Shape, broadcast, each_dimension, lanes_along
 from transconv.kernel.masks import either, joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Mask, Tile, tile_of
@@ -31,7 +31,7 @@ from transconv.kernel.values import Mask, Tile, tile_of
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
-    items = _filled(items, len(x.shape))
+    items = each_dimension(items, len(x.shape), "a tile")
     picked, at = x, 0
     for item in items:
         if item is None:
@@ -55,17 +55,6 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
             shape.append(picked.shape[at])
         at += 1
     return b.placed(picked, tuple(shape), tuple(of))
-
-
-def _filled(items: Sequence[Any], ndim: int) -> list[Any]:
-    used = sum(x is not None and x is not Ellipsis for x in items)
-    if used > ndim:
-        raise Refusal(f"{used} indices of a tile of {ndim} dimensions", f"up to {ndim}")
-    found: list[Any] = []
-    for x in items:
-        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
-    missing = ndim - sum(x is not None for x in found)
-    return found + [slice(None)] * missing
 
 
 def _is_whole(item: slice, size: int) -> bool:
@@ -114,7 +103,7 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     if x.vector:
         raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
                       "x = np.where(mask, y, x)")
-    items = _filled(items, len(x.shape))
+    items = each_dimension(items, len(x.shape), "a tile")
     if any(i is None for i in items):
         raise Refusal("None in the place of an assignment", "slices and indices")
     where: list[Expr] = []
