@@ -3,7 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.box_rules import ROW
+from transconv.schedule.box_rules import ENGINE_ALIGN, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     ahead,
