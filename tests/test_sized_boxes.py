@@ -86,11 +86,13 @@ def test_kernels_are_read_back(at: int) -> None:
 def test_phases_store_planes_of_any_size() -> None:
     """Some of which have a row less; a size that would leave a phase without rows is refused."""
     plain, names = marked("mb2?ic16ih8?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc")
-    schedule = Schedule.parse("qh:4 qw:8 ic:16 oc:16 | mma | a=box b=gather | c=box swap=1 stages=2 warps=4")
+    words = "mma | a=box b=gather | c=box swap=1 stages=2 warps=4"
+    schedule = Schedule.parse(f"qh:4 qw:8 ic:16 oc:16 | {words}")
     for compute in any_size(ConvProblem.parse(plain), Prop.BWD_D, names):
         kernel = build_compute(compute, SM90, schedule).steps[0].kernel
         assert find(kernel, BoxStore) and compute.named is not None
-        for drawn in ({"MB": 1, "IH": 2, "IW": 2}, {"MB": 2, "IH": 9, "IW": 5}, {"MB": 1, "IH": 4, "IW": 19}):
+        for images, h, w in ((1, 2, 2), (2, 9, 5), (1, 4, 19)):
+            drawn = {"MB": images, "IH": h, "IW": w}
             assert not Case(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem, drawn
         assert compute.named.why_not({"MB": 1, "IH": 1, "IW": 2}) == "IH=1 is not in 2..16384"
 

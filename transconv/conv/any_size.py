@@ -35,7 +35,7 @@ def marked(text: str) -> tuple[str, frozenset[str]]:
     for said, follows in (("id", "ih"), ("ih", "iw")):  # in benchdnn a size left out equals the one before
         if said in found and not re.search(rf"{follows}\d", text):
             found[follows] = found[said]
-    names = frozenset({*found, *(name + share for name, share in found.items() if int(share[1:] or 1) > 1)})
+    names = frozenset({*found, *(n + share for n, share in found.items() if int(share[1:] or 1) > 1)})
     plain = ANY.sub(r"\1\2", text)
     if "?" in plain:
         raise ProblemError(f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
@@ -54,7 +54,8 @@ def every(problem: ConvProblem) -> frozenset[str]:
 
 def whole(problem: ConvProblem) -> frozenset[str]:
     """The same where each side of src is a multiple of its stride."""
-    return every(problem) | {f"i{n}%{s}" for n, s in zip(problem.spatial, problem.stride, strict=True) if s > 1}
+    strides = zip(problem.spatial, problem.stride, strict=True)
+    return every(problem) | {f"i{n}%{s}" for n, s in strides if s > 1}
 
 
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
@@ -161,7 +162,7 @@ class _Written:
             images, channels, *sides = self.shapes()[name]
             number = "*".join(f"({n})" for n in (images, *sides))
             most[number] = min(most.get(number, POSITIONS), POSITIONS // int(channels))
-        multiples = sorted(f"{name.upper().replace('%', ' % ')} == 0" for name in self.names if "%" in name)
+        multiples = sorted(f"{n.upper().replace('%', ' % ')} == 0" for n in self.names if "%" in n)
         return ", ".join([*words, *multiples, *(f"{number} <= {limit}" for number, limit in most.items())])
 
     def share(self, name: str) -> int:

@@ -48,7 +48,7 @@ class Tensor(Node):
         return self.layout.dtype
 
     def children(self) -> tuple[Node, ...]:
-        """Without extents and pitches: they are part of the tensor's type, not values that the kernel computes."""
+        """Without extents and pitches: they are part of the tensor's type, not values of the kernel."""
         return tuple(c for c in Node.children(self) if not isinstance(c, Expr))
 
     @property

@@ -81,8 +81,8 @@ def _alike(a: Kernel, b: Kernel) -> bool:
     assert isinstance(a.body, For) and isinstance(b.body, For)
     shapes = [[(r.name, r.warps, r.registers) for r in find(k, Role)] for k in (a, b)]
     each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
-    return (a.params == b.params and each[0] == each[1] and a.body.stop == b.body.stop and shapes[0] == shapes[1]
-            and find(a, Shared) == find(b, Shared))
+    return (a.params == b.params and each[0] == each[1] and a.body.stop == b.body.stop
+            and shapes[0] == shapes[1] and find(a, Shared) == find(b, Shared))
 
 
 def _dealt(k: Kernel) -> bool:

@@ -59,8 +59,8 @@ class _Kernels(Generic[Made]):
 
 class Registry(Generic[Made]):
     """The plans that answer ``questions``, each for any size: ``made`` is their type, ``kind`` what a size
-    is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels with
-    those before them are left out (0: none is)."""
+    is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
+    with those before them are left out (0: none is)."""
 
     def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
                  most: int = 0) -> None:

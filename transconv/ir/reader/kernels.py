@@ -158,7 +158,8 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
                   said.get("parts of", ""), "planes" in flags,
-                  *(Expressions(Words(text), scope).several() if text else () for text in found.group(6, 7)))
+                  *(Expressions(Words(sizes_of), scope).several() if sizes_of else ()
+                    for sizes_of in found.group(6, 7)))
 
 
 def _about(line: Line, scope: Scope) -> None:
