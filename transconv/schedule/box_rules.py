@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
-ENGINE_ALIGN = 16  # bytes
+ENGINE_ALIGN = 16
+"""Bytes of which a box's strides, and its begin along the innermost dimension, are multiples."""
 LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
 ROW = 128  # bytes of a row of shared memory
 """Bytes of a row of shared memory."""
