@@ -17,6 +17,8 @@ from itertools import product as every
 from math import prod
 from typing import NamedTuple
 
+import torch
+
 from transconv.graph import moves
 from transconv.graph.lying import features_last
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Seen
@@ -86,12 +88,20 @@ def _repeats(e: Expr, name: str, large: int, small: int) -> int:
 
 
 def _again(piece: Piece, maps: Sequence[Mapped]) -> Piece:
-    """The same arithmetic on the small image."""
+    """The same arithmetic on the small image; none where it only widens elements and narrows them."""
+    if maps and maps[0].dtype is piece.dtype and all(m.label == "cast" and _holds(m.dtype, piece.dtype)
+                                                     for m in maps):
+        return piece
     for m in reversed(maps):
         inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, Constant) else piece
                        for x in m.inputs)
         piece = replace(m, shape=piece.shape, inputs=inputs, strides=None)
     return piece
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a type has all numbers of another one."""
+    return wide is narrow or wide.is_floating_point and wide.itemsize > narrow.itemsize
 
 
 def _varying(piece: Mapped) -> list[Piece]:
