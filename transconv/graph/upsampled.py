@@ -89,9 +89,13 @@ def _repeats(e: Expr, name: str, large: int, small: int) -> int:
 
 def _again(piece: Piece, maps: Sequence[Mapped]) -> Piece:
     """The same arithmetic on the small image; none where it only widens elements and narrows them."""
-    if maps and maps[0].dtype is piece.dtype and all(m.label == "cast" and _holds(m.dtype, piece.dtype)
-                                                     for m in maps):
-        return piece
+    found, casts = piece, [*maps]
+    while isinstance(found, Mapped) and found.label == "cast":
+        casts.append(found)
+        found = found.inputs[0]
+    if casts and casts[0].dtype is found.dtype and all(m.label == "cast" and _holds(m.dtype, found.dtype)
+                                                       for m in casts):
+        return found
     for m in reversed(maps):
         inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, Constant) else piece
                        for x in m.inputs)
