@@ -33,8 +33,8 @@ def prepare_interpreter() -> None:
 
     It combines the elements of a reduction one at a time unless it knows the function.
 
-    It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing. It
-    lacks ``map_elementwise``, too: functions of numbers are functions of tiles here.
+    It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing.
+    It lacks ``map_elementwise``, too: functions of numbers are functions of tiles here.
     """
     from triton.language import bfloat16, float32, int1
     from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle

@@ -5,8 +5,8 @@
     result  of the two neighbours of a number the one farther from 0, if the number lies farther above the
             other one than chance says, as a share of their distance
 
-A word depends on the seed and on the place of an element alone, so results are the same in every kernel and
-every interpreter. For seeds that are not negative it is Triton's ``tl.randint(seed, element)``.
+A word depends on the seed and on the place of an element alone, so results are the same in every kernel
+and every interpreter. For seeds that are not negative it is Triton's ``tl.randint(seed, element)``.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Quantities:
     such as "relu".
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
     where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
-    ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up or
-    down at random then, by this seed and their place alone."""
+    ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
+    or down at random then, by this seed and their place alone."""
 
     input_scale: Number = 1.0
     weight_scale: Number = 1.0
