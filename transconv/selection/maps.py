@@ -87,9 +87,10 @@ def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
 def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
-    the best, schedules that hold rows come first, then those that load tiles ahead, then those in which one
-    thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements. A sum of few elements is unrolled whatever the estimate: its
-    coordinates are then constants, while a loop computes masks for each iteration."""
+    the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
+    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements. A sum
+    of few elements is unrolled whatever the estimate: its coordinates are then constants, while a loop
+    computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
