@@ -8,38 +8,35 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
 from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.work import Work, count
-from transconv.ir import Expr, View, as_expr, minimum, values_of
+from transconv.ir import Expr, View, as_expr, minimum
 from transconv.schedule import Schedule, k_steps, programs
 from transconv.target import Target
 
 
 @dataclass(slots=True)
 class AtSizes:
-    """The estimates of one kernel. Called with sizes in the order of their names: microseconds on the
+    """The estimates of one kernel. Called with the values of ``counts`` for some sizes: microseconds on the
     target, or units of a step on the interpreter."""
 
     schedule: Schedule
     compute: Compute
     target: Target
     work: Work = field(init=False)
-    counts: Callable[..., tuple[int, ...]] = field(init=False)
+    counts: tuple[Expr, Expr, Expr] = field(init=False)  # tiles, steps, bytes
     timed: Timed = field(init=False)
     issued: issue.Issued | None = None  # of a kernel that keeps sums and operands in registers
     unit: float = 0.0  # of a step on the interpreter
 
     def __post_init__(self) -> None:
         compute, schedule = self.compute, self.schedule
-        assert compute.named is not None
         self.work = count(schedule, compute, self.target)
-        self.counts = values_of((tiles(schedule, compute), steps(schedule, compute), moved(compute)),
-                                compute.named.names)
+        self.counts = tiles(schedule, compute), steps(schedule, compute), moved(compute)
         if self.target.backend == "interpreter":
             each = interpreted(schedule, compute) / programs(schedule, compute)
             self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
@@ -49,8 +46,7 @@ class AtSizes:
         if schedule.regs or schedule.late:
             self.issued = issue.Issued.of(schedule, compute, self.target)
 
-    def __call__(self, *sizes: int) -> float:
-        many, long, traffic = self.counts(*sizes)
+    def __call__(self, many: int, long: int, traffic: int) -> float:
         many, long = many * self.schedule.split_k, -(-long // self.schedule.split_k)
         if self.target.backend == "interpreter":
             return many * (long * self.unit + 2)

@@ -64,9 +64,14 @@ class Sizes(Node):
         return {s.name: s.like for s in self.each}
 
     @property
+    def ranges(self) -> tuple[ex.Expr, ...]:
+        """The ranges, as conditions. Where one does not hold, others may have no value."""
+        return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most))
+
+    @property
     def requirements(self) -> tuple[ex.Expr, ...]:
         """The ranges and ``where``, as conditions."""
-        return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most)) + self.where
+        return self.ranges + self.where
 
     def why_not(self, values: Values) -> str:
         """The first requirement that sizes do not meet, as a sentence; empty if they meet all."""
@@ -84,6 +89,24 @@ class Sizes(Node):
 
     def __str__(self) -> str:
         return ", ".join([*map(str, self.each), *map(text_of, self.where)])
+
+
+def strictest(conditions: Iterable[ex.Expr]) -> tuple[ex.Expr, ...]:
+    """Conditions without those that follow from another one: of ``x + 3 <= 9`` and ``x <= 5`` the second."""
+    found: dict[ex.Expr, tuple[int, ex.Expr]] = {}
+    for condition in conditions:
+        match condition:
+            case ex.Le(ex.Add(x, ex.Const(more)), ex.Const(limit)):
+                key, room = x, int(limit) - int(more)
+            case ex.Le(ex.Sub(x, ex.Const(less)), ex.Const(limit)):
+                key, room = x, int(limit) + int(less)
+            case ex.Le(x, ex.Const(limit)):
+                key, room = x, int(limit)
+            case _:
+                key, room = condition, 0
+        if key not in found or room < found[key][0]:
+            found[key] = room, condition
+    return tuple(condition for _, condition in found.values())
 
 
 def sizes_told(given: Iterable[tuple[Tensor, Sequence[int]]]) -> dict[str, int]:

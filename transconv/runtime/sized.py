@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, values_of
+from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -20,12 +20,14 @@ class Required:
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
     names: tuple[str, ...] = field(init=False, repr=False)
-    meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
+    inside: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
+    holds: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of those inside the ranges
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names = self.sizes.names
-        self.meets = values_of(self.sizes.requirements, self.names)
+        self.inside = values_of(self.sizes.ranges, self.names)
+        self.holds = values_of(self.sizes.where, self.names)
         self.lying = []
 
     def wanted(self, values: Values) -> tuple[Wanted, ...]:
@@ -36,7 +38,8 @@ class Required:
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
-        if not all(self.meets(*[values[n] for n in self.names])):
+        given = [values[n] for n in self.names]
+        if not (all(self.inside(*given)) and all(self.holds(*given))):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")
 
@@ -72,5 +75,5 @@ def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
 def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
     """What kernels together require, all of which take the same sizes; None where they take none."""
     first = each[0]
-    where = dict.fromkeys(c for s in each for c in (s.where if s.each == first.each else s.requirements))
-    return Required(Sizes(first.each, tuple(where)), tensors, about)
+    where = strictest(c for s in each for c in (s.where if s.each == first.each else s.requirements))
+    return Required(Sizes(first.each, where), tensors, about)
