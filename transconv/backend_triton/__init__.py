@@ -24,6 +24,6 @@ from transconv.backend_triton.sized_launch import SizedLauncher, StarterAt, prog
 
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit", "parameters",
-    "pretend", "programs", "serve", "triton_version", "write",
+    "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit",
+    "parameters", "pretend", "programs", "serve", "triton_version", "write",
 ]

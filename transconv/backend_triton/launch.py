@@ -207,11 +207,11 @@ def encodings(boxes: tuple[Boxed | None, ...], meta: Any) -> list[Encode | None]
 
 
 class Encoder:
-    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``each``: what
-    encodes them; ``lying``: how the tensors lie."""
+    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``each``:
+    what encodes them; ``places``: how the tensors lie."""
 
-    def __init__(self, each: Sequence[Encode | None], lying: Sequence[Lying | None]) -> None:
-        self.each, self.lying = each, lying
+    def __init__(self, each: Sequence[Encode | None], places: Sequence[Lying | None]) -> None:
+        self.each, self.places = each, places
         self.maps: list[dict[int, list[Any]]] = [{} for _ in each]
         self.calls: dict[tuple[int, ...], list[Any]] = {}
 
@@ -221,15 +221,15 @@ class Encoder:
         if args is not None:
             return args
         args = []
-        for pointer, encode, lying, known in zip(at, self.each, self.lying, self.maps, strict=True):
-            if encode is None or lying is None:
+        for pointer, encode, place, known in zip(at, self.each, self.places, self.maps, strict=True):
+            if encode is None or place is None:
                 args.append(pointer)
                 continue
             found = known.get(pointer)
             if found is None:
                 if len(known) >= MAPS_KEPT:
                     known.clear()
-                found = known[pointer] = encode(pointer, lying)
+                found = known[pointer] = encode(pointer, place)
             args += found
         if len(self.calls) >= MAPS_KEPT:
             self.calls.clear()

@@ -92,7 +92,8 @@ class Sizes(Node):
 
 
 def strictest(conditions: Iterable[ex.Expr]) -> tuple[ex.Expr, ...]:
-    """Conditions without those that follow from another one: of ``x + 3 <= 9`` and ``x <= 5`` the second."""
+    """Conditions without those that follow from another one: of ``x + 3 <= 9`` and ``x <= 5`` the
+    second."""
     found: dict[ex.Expr, tuple[int, ex.Expr]] = {}
     for condition in conditions:
         match condition:

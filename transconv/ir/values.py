@@ -44,7 +44,7 @@ SPELLING = {ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.FloorDiv: "//", ex.Mod: "%
 
 def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
     """A function of sizes, in the order of their names, that computes expressions as ``value_at`` does, as
-    fast as Python can: what occurs more than once is computed once. KeyError for a name that has no size."""
+    fast as Python can: what occurs more than once is computed once. KeyError for a name without a size."""
     text = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)}).text
     made: Callable[..., tuple[int, ...]] = eval(text, {"__builtins__": {"min": min, "max": max}})
     return made
@@ -62,8 +62,8 @@ class _Spelled:
         self.text = f"lambda {', '.join(given.values())}: ({''.join(first)}({texts}),)[-1]"
 
     def count(self, e: ex.Expr) -> None:
-        """Note how often an expression is used, what it is made of before itself. The two sides of a choice
-        are left out: one of them may have no value."""
+        """Note how often an expression is used, and before that how often its parts are. The two sides of
+        a choice are left out: one of them may have no value."""
         if isinstance(e, (ex.Const, ex.Var)):
             return
         if e not in self.uses:

@@ -6,9 +6,9 @@ estimates to be the fastest for it is taken. A new size makes no other kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Generic
 
 from transconv.backend_triton import SizedLauncher
 from transconv.cost import AtSizes
@@ -63,14 +63,18 @@ class Table(Generic[Made]):
     conditions that hold for all, and the others with the counts of each estimate."""
 
     def __init__(self, kernels: Sequence[Kernels[Made]]) -> None:
-        self.kernels = kernels
+        self.count = len(kernels)
+        different: dict[Hashable, Kernels[Made]] = {}  # two examples may lead to one schedule
+        for k in kernels:
+            different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
+        kernels = list(different.values())
         each, names = [k.sizes for k in kernels], kernels[0].sizes.names
         first = [c for c in each[0].ranges if all(c in s.ranges for s in each)]
         more = [[c for c in s.requirements if c not in first] for s in each]
         counts = [[c for e in k.estimates for c in e.counts] for k in kernels]
         self.inside = values_of(first, names)
-        self.found = values_of([c for pair in zip(more, counts, strict=True) for part in pair for c in part],
-                               names)
+        both = zip(more, counts, strict=True)
+        self.found = values_of([c for pair in both for part in pair for c in part], names)
         self.places: list[tuple[Kernels[Made], int, int]] = []
         at = 0
         for k, conditions, values in zip(kernels, more, counts, strict=True):
@@ -87,7 +91,7 @@ class Table(Generic[Made]):
                 us = 0.0
                 for at, estimate in enumerate(k.estimates):
                     first = stop + 3 * at
-                    us += estimate(*found[first:first + 3])
+                    us += estimate.us(*found[first:first + 3])
                 taking.append((us, k))
         return taking
 
@@ -111,7 +115,7 @@ class Registry(Generic[Made]):
         found = self.estimates(sizes)
         if not found:
             raise Unsupported(waits or "sizes:refused", self._why_none(sizes))
-        us, best = min(found, key=_us)
+        us, best = _least(found)
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
         return Chosen(held, best.question, us, len(found), waits == COMPILING, self.kind)
 
@@ -120,9 +124,10 @@ class Registry(Generic[Made]):
         return len(self.there) + len(self.failed) >= len(self.questions)
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
-        """The plans that are there and take sizes, each with the microseconds that it is estimated to take."""
+        """The plans that are there and take sizes, each with the microseconds that it is estimated to
+        take."""
         table = self.table
-        if table is None or len(table.kernels) < len(self.there):
+        if table is None or table.count < len(self.there):
             kernels = list(self.there.values())  # other threads may add some
             if not kernels:
                 return []
@@ -132,7 +137,7 @@ class Registry(Generic[Made]):
     def fastest(self, sizes: Sequence[int]) -> Kernels[Made] | None:
         """What ``choose`` takes, if no plan may come; None where there is none."""
         found = self.estimates(sizes) if self.is_settled() else []
-        return min(found, key=_us)[1] if found else None
+        return _least(found)[1] if found else None
 
     def told(self, sizes: Sequence[int]) -> list[str]:
         """Its plans and what they are estimated to take for sizes, as lines; the one that is taken first
@@ -180,5 +185,10 @@ class Registry(Generic[Made]):
         return k.sizes.why_not(dict(zip(k.sizes.names, sizes, strict=True)))
 
 
-def _us(found: tuple[float, Kernels[Any]]) -> float:
-    return found[0]
+def _least(found: Sequence[tuple[float, Kernels[Made]]]) -> tuple[float, Kernels[Made]]:
+    """The first with the fewest microseconds."""
+    best = found[0]
+    for one in found:
+        if one[0] < best[0]:
+            best = one
+    return best

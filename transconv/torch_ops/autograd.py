@@ -26,8 +26,8 @@ is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtens
 
 
 class ConvolutionFunction(torch.autograd.Function):
-    """``apply(input, weight, bias, route)``, for calls that have no function of their own (``function_of``):
-    a class for each new size would cost more than its call."""
+    """``apply(input, weight, bias, route)``, for calls that have no function of their own
+    (``function_of``): a class for each new size would cost more than its call."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, route: Route) -> Tensor:

@@ -29,8 +29,8 @@ _lock = threading.Lock()
 
 
 class _Layer:
-    """One direction of a layer: the route of one size, from which those of other sizes are made. ``names``:
-    the plans' names of a call's tensors, the result last; ``dtype``: that of the result."""
+    """One direction of a layer: the route of one size, from which those of other sizes are made.
+    ``names``: the plans' names of a call's tensors, the result last; ``dtype``: that of the result."""
 
     __slots__ = ("begins", "device", "dtype", "like", "names")
 
@@ -68,8 +68,9 @@ def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor 
     """What calls of a layer share; None where the input has gaps."""
     channels_last = shapes.channels_last_result(x, w)
     order = order_of(x.shape, x.stride(), channels_last)
-    return order and (req, order, channels_last, x.shape[1:2], x.dtype, x.device, w.shape, w.stride(), w.dtype,
-                      w.device, aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+    return order and (
+        req, order, channels_last, x.shape[1:2], x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+        aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
 
 
 def forward(key: Hashable, x: torch.Tensor, w: torch.Tensor) -> Route | None:
@@ -88,8 +89,8 @@ def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> 
         _keep(key, _Layer(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far))
 
 
-def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mask: Sequence[bool],
-                 flags: execute.Flags, aligned: bool) -> Hashable:
+def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                 mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> Hashable:
     """What the gradients of a layer's calls share; None where a tensor has gaps."""
     channels_last = shapes.channels_last_result(x, w)
     orders = (order_of(x.shape, x.stride(), channels_last),
@@ -111,7 +112,7 @@ def backward(key: Hashable, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor
         return None
     src = grad.shape if params.transposed else x.shape
     for layer, wanted in zip(layers, (x, w), strict=True):
-        route = layer and layer.route(src, wanted.shape)
+        route = None if layer is None else layer.route(src, wanted.shape)
         if layer is not None and route is None:
             return None
         made.append(route)
@@ -124,8 +125,8 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):
         return
-    _keep(key, data and _Layer(data, x.device, x.dtype, "wei", data.far, data.near),
-          weight and _Layer(weight, x.device, x.dtype, weight.near, weight.far, "wei"))
+    _keep(key, None if data is None else _Layer(data, x.device, x.dtype, "wei", data.far, data.near),
+          None if weight is None else _Layer(weight, x.device, x.dtype, weight.near, weight.far, "wei"))
 
 
 def forget() -> None:
@@ -135,8 +136,7 @@ def forget() -> None:
 
 
 def _serves(route: Route) -> bool:
-    """Whether a route's registry answers for other sizes; one that waits for a better kernel does not yet,
-    nor does the interpreter, which has nothing to start."""
+    """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
     return route.registry is not None and not route.stands_in and route.types is None
 
 
