@@ -98,9 +98,9 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
 
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
-    return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types, r.registry,
-             r.compiled.schedule, r.reason, r.stands_in, r.adds_bias, r.copies_bias, r.aligned, r.device)
-            for r in found]
+    return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
+             r.registry, r.compiled.schedule, r.reason, r.stands_in, r.adds_bias, r.copies_bias, r.aligned,
+             r.device) for r in found]
 
 
 def numbers(found: Launched) -> Launched:
@@ -108,7 +108,8 @@ def numbers(found: Launched) -> Launched:
     return [tuple(x for x in given if not isinstance(x, int) or x < 2**20) for given in found]
 
 
-def test_the_routes_are_those_of_the_general_way(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_routes_are_those_of_the_general_way(launched: Launched,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     rng, w = random.Random(1), weight()
     sizes = [(8, 56, 56), (1, 14, 14), (1, 1, 1), (1, 1, 40), (16, 3, 2)]
     sizes += [(rng.randint(1, 16), rng.randint(1, 90), rng.randint(1, 90)) for _ in range(8)]

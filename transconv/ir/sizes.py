@@ -64,14 +64,9 @@ class Sizes(Node):
         return {s.name: s.like for s in self.each}
 
     @property
-    def ranges(self) -> tuple[ex.Expr, ...]:
-        """The ranges, as conditions. Where one does not hold, others may have no value."""
-        return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most))
-
-    @property
     def requirements(self) -> tuple[ex.Expr, ...]:
         """The ranges and ``where``, as conditions."""
-        return self.ranges + self.where
+        return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most)) + self.where
 
     def why_not(self, values: Values) -> str:
         """The first requirement that sizes do not meet, as a sentence; empty if they meet all."""

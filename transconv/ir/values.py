@@ -44,7 +44,8 @@ SPELLING = {ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.FloorDiv: "//", ex.Mod: "%
 
 def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
     """A function of sizes, in the order of their names, that computes expressions as ``value_at`` does, as
-    fast as Python can: what occurs more than once is computed once. KeyError for a name without a size."""
+    fast as Python can: what occurs more than once is computed once. Any number divided by 0 is itself: a
+    size that a condition excludes must not stop the others. KeyError for a name without a size."""
     text = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)}).text
     made: Callable[..., tuple[int, ...]] = eval(text, {"__builtins__": {"min": min, "max": max}})
     return made
@@ -98,6 +99,8 @@ class _Spelled:
                 return self.of(x)
             case ex.Min() | ex.Max():
                 return f"{type(e).__name__.lower()}({self.of(e.a)}, {self.of(e.b)})"
+            case ex.FloorDiv() | ex.Mod() if not isinstance(e.b, ex.Const):
+                return f"({self.of(e.a)} {SPELLING[type(e)]} ({self.of(e.b)} or 1))"
             case ex.Binary():
                 return f"({self.of(e.a)} {SPELLING[type(e)]} {self.of(e.b)})"
         raise TypeError(f"{e} is no expression of sizes")

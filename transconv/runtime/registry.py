@@ -13,7 +13,7 @@ from typing import Generic
 from transconv.backend_triton import SizedLauncher
 from transconv.cost import AtSizes
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
-from transconv.ir import Sizes, values_of
+from transconv.ir import Expr, Sizes, values_of
 from transconv.runtime.plans import Made
 from transconv.runtime.readiness import COMPILING, NEVER, Question, ready
 
@@ -54,37 +54,30 @@ class Kernels(Generic[Made]):
         self.sizes = self.plan.required.sizes
         sized = [s for s in self.plan.steps if isinstance(s.launcher, SizedLauncher)]
         # The computations are at hand; those of a plan from disk would be lowered anew.
-        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in
-                          zip(sized, self.plan.workload.computations, strict=True)]
+        each = self.plan.workload.computations
+        one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
+        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in zip(one, each, strict=True)]
 
 
 class Table(Generic[Made]):
-    """What a registry's plans require and what they are estimated to take, as two functions of sizes: the
-    conditions that hold for all, and the others with the counts of each estimate."""
+    """What a registry's plans require and what they are estimated to take, as one function of sizes: the
+    conditions of each plan, then the counts of its estimates."""
 
     def __init__(self, kernels: Sequence[Kernels[Made]]) -> None:
         self.count = len(kernels)
         different: dict[Hashable, Kernels[Made]] = {}  # two examples may lead to one schedule
         for k in kernels:
             different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
-        kernels = list(different.values())
-        each, names = [k.sizes for k in kernels], kernels[0].sizes.names
-        first = [c for c in each[0].ranges if all(c in s.ranges for s in each)]
-        more = [[c for c in s.requirements if c not in first] for s in each]
-        counts = [[c for e in k.estimates for c in e.counts] for k in kernels]
-        self.inside = values_of(first, names)
-        both = zip(more, counts, strict=True)
-        self.found = values_of([c for pair in both for part in pair for c in part], names)
         self.places: list[tuple[Kernels[Made], int, int]] = []
-        at = 0
-        for k, conditions, values in zip(kernels, more, counts, strict=True):
-            self.places.append((k, at, at + len(conditions)))
-            at += len(conditions) + len(values)
+        each: list[Expr] = []
+        for k in sorted(different.values(), key=lambda k: len(k.plan.steps)):  # of equals the first wins
+            first, conditions = len(each), k.sizes.requirements
+            self.places.append((k, first, first + len(conditions)))
+            each += [*conditions, *(c for e in k.estimates for c in e.counts)]
+        self.found = values_of(each, kernels[0].sizes.names)
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
         """The plans that take sizes, each with the microseconds that it is estimated to take."""
-        if not all(self.inside(*sizes)):
-            return []
         found, taking = self.found(*sizes), []
         for k, start, stop in self.places:
             if all(found[start:stop]):
@@ -98,10 +91,12 @@ class Table(Generic[Made]):
 
 class Registry(Generic[Made]):
     """The plans that answer ``questions``, each for any size: ``made`` is their type, ``kind`` what a size
-    is one of, such as a layer, ``title`` what it does."""
+    is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
+    with those before them are left out (0: none is)."""
 
-    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str) -> None:
-        self.questions, self.made, self.kind = [*questions], made, kind
+    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
+                 most: int = 0) -> None:
+        self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
         self.there: dict[Question, Kernels[Made]] = {}
         self.table: Table[Made] | None = None  # of those that are there
         self.failed: dict[Question, str] = {}
@@ -148,6 +143,11 @@ class Registry(Generic[Made]):
                 f"{f'{us[q]:10.4g} us' if q in us else self._why_not(k, sizes)}  "
                 f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
 
+    @property
+    def kernels(self) -> int:
+        """How many kernels its plans have."""
+        return sum(len(k.plan.steps) for k in self.there.values())
+
     def forget(self) -> None:
         """Ask for all plans anew, one of them having been found to be wrong."""
         self.there.clear()
@@ -163,10 +163,13 @@ class Registry(Generic[Made]):
             if question in self.there or question in self.failed:
                 continue
             try:
-                self.there[question] = Kernels(question, ready(
-                    question.workload, question.target, None, question.deterministic, self.made,
-                    question.aligned, mode))
-                self.table = None
+                plan = ready(question.workload, question.target, None, question.deterministic, self.made,
+                             question.aligned, mode)
+                if self.most and self.there and self.kernels + len(plan.steps) > self.most:
+                    self.failed[question] = f"its {len(plan.steps)} kernels would be more than {self.most}"
+                else:
+                    self.there[question] = Kernels(question, plan)
+                    self.table = None
             except Unsupported as error:
                 if error.reason in (COMPILING, NEVER):
                     waits = waits or error.reason

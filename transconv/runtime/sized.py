@@ -20,14 +20,12 @@ class Required:
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
     names: tuple[str, ...] = field(init=False, repr=False)
-    inside: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
-    holds: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of those inside the ranges
+    meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names = self.sizes.names
-        self.inside = values_of(self.sizes.ranges, self.names)
-        self.holds = values_of(self.sizes.where, self.names)
+        self.meets = values_of(self.sizes.requirements, self.names)
         self.lying = []
 
     def wanted(self, values: Values) -> tuple[Wanted, ...]:
@@ -38,8 +36,7 @@ class Required:
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
-        given = [values[n] for n in self.names]
-        if not (all(self.inside(*given)) and all(self.holds(*given))):
+        if not all(self.meets(*[values[n] for n in self.names])):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")
 
