@@ -28,8 +28,8 @@ def drawn(rng: random.Random, count: int) -> list[Expr]:
     for _ in range(count):
         a, b = rng.choice(made), rng.choice(made)
         more = as_expr(rng.randint(1, 9))
-        made.append(rng.choice([a + b, a - b, a * more, a // more, a % more, minimum(a, b), maximum(a, b), -a,
-                                Select(a <= b, a // more, b)]))
+        made.append(rng.choice([a + b, a - b, a * more, a // more, a % more, minimum(a, b), maximum(a, b),
+                                -a, Select(a <= b, a // more, b)]))
     return made + [a <= b for a, b in zip(made, made[1:], strict=False)]
 
 
