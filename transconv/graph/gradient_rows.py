@@ -20,22 +20,25 @@ from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 
 def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
             padding: Sequence[int], dilation: Sequence[int]) -> Piece:
-    """(..., i, k): the gradient of the window that has element i at its place k; 0 where there is none."""
+    """(..., i, j): the gradient of the last window but j that begins before element i or at it; 0 where
+    that one ends before it. A window with gaps counts as one without."""
     n = len(window)
     lead = len(grad.shape) - n
-
-    def ahead(at: Index) -> list[Expr]:
-        return [at[lead + d] + padding[d] - at[lead + n + d] * dilation[d] for d in range(n)]
+    last = [(k - 1) * d for k, d in zip(window, dilation, strict=True)]
+    reach = tuple(b // s + 1 for b, s in zip(last, stride, strict=True))
 
     def move(at: Index) -> Index:
-        return (*at[:lead], *(e // s if s > 1 else e for e, s in zip(ahead(at), stride, strict=True)))
+        behind = [at[lead + d] + padding[d] for d in range(n)]
+        windows = [e // s if s > 1 else e for e, s in zip(behind, stride, strict=True)]
+        return (*at[:lead], *(w - at[lead + n + d] for d, w in enumerate(windows)))
 
     def where(at: Index) -> Expr:
-        begun = [eq(e % s, 0) for e, s in zip(ahead(at), stride, strict=True) if s > 1]
         moved = move(at)[lead:]
         inside = [c for e, size in zip(moved, grad.shape[lead:], strict=True) for c in (e >= 0, e < size)]
-        return all_of([*inside, *begun])
-    shape = (*grad.shape[:lead], *sizes, *window)
+        ends = [at[lead + d] + padding[d] - moved[d] * stride[d] <= last[d]
+                for d in range(n) if (last[d] + 1) % stride[d]]
+        return all_of([*inside, *ends])
+    shape = (*grad.shape[:lead], *sizes, *reach)
     nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
     return Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
         Part(grad, move, where), Part(nothing, lambda at: at)))
