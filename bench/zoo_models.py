@@ -61,7 +61,8 @@ ZOO: dict[str, ZooModel] = {
     **dict.fromkeys((
         "convnextv2_tiny", "repvgg_b1", "vovnet39a", "cspresnet50", "fbnetc_100", "mixnet_m",
         "ghostnet_100", "nfnet_l0", "tf_efficientnetv2_b2", "res2net50_26w_4s", "resnest50d", "dpn68",
-        "edgenext_small", "levit_conv_256", "coatnet_0_rw_224", "maxvit_tiny_rw_224", "hrnet_w18"), ZooModel("timm")),
+        "edgenext_small", "levit_conv_256", "coatnet_0_rw_224", "maxvit_tiny_rw_224", "hrnet_w18"),
+        ZooModel("timm")),
 }
 
 

@@ -27,10 +27,12 @@ from transconv.graph.pieces import (
 from transconv.graph.sizes import like, same
 
 if TYPE_CHECKING:
+    from transconv.graph.groups import Group
     from transconv.graph.plan import Planner
 
 STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
 STORED_ANYWAY = "is handed out: read, not evaluated again"
+SHARED = 0.5  # of reading what the same kernel stores: others behind it read that anyway
 DEEPEST = 24  # operations that are evaluated again at most, one of the other
 
 
@@ -38,11 +40,12 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
     """The values to store, so that a later kernel has a value that another one computes. ``only_views``:
     it, or what it is a view of, or a wider type of, in the same kernel."""
     found: dict[Piece, tuple[float, tuple[Piece, ...]]] = {}
+    home = planner.home.get(piece)
 
     def cheapest(x: Piece, deep: int) -> tuple[float, tuple[Piece, ...]]:
         """Microseconds of moving it, and what is stored for it."""
         if x not in found:
-            found[x] = _stored(x, planner)
+            found[x] = _stored(x, planner, home)
             if deep < DEEPEST and not _is_there(x, planner) and _evaluates(x, planner, only_views):
                 parts = [cheapest(o, deep + 1) for o in x.operands]
                 work = price.ahead(x)
@@ -53,11 +56,12 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
     return [*cheapest(piece, 0)[1]]
 
 
-def _stored(x: Piece, planner: Planner) -> tuple[float, tuple[Piece, ...]]:
+def _stored(x: Piece, planner: Planner, home: Group | None) -> tuple[float, tuple[Piece, ...]]:
     if isinstance(x, (Constant, Counted)):
         return 0.0, ()
     if _is_there(x, planner):
-        return planner.rates.moved(x.bytes), ()
+        shared = home is not None and planner.plan.stored.get(x) is home
+        return planner.rates.moved(x.bytes) * (SHARED if shared else 1.0), ()
     times = 1 if x in planner.outputs else 2  # written and read
     return planner.rates.moved(times * x.bytes), (x,)
 
