@@ -64,10 +64,10 @@ def by_meaning() -> Iterator[list[str]]:
         compiled.launch = real
 
 
-def traced(f: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def traced(f: Callable[..., Any], inputs: Sequence[Tensor], **options: str) -> Callable[..., Any]:
     """The backend's function for what fx traces of a function: without Dynamo, which takes longer."""
     gm = fx.symbolic_trace(f) if not isinstance(f, fx.GraphModule) else f
-    return backend(gm, list(inputs), options={"rest": "eager"})
+    return backend(gm, list(inputs), options={"rest": "eager", **options})
 
 
 def results(made: Any) -> list[Tensor]:

@@ -25,6 +25,7 @@ from transconv.functional.launches import (
     refused,
 )
 from transconv.functional.operators import as_wanted
+from transconv.graph import smaller
 from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
@@ -214,9 +215,9 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
-             symbols: Symbols | None = None) -> Launches:
-    """The launches of a region on a device, which is a target, decided by rates of one. Raises Refused
-    where the text of a kernel cannot be read, which is a bug."""
+             symbols: Symbols | None = None, upsampling: str = "auto") -> Launches:
+    """The launches of a region on a device, which is a target, decided by rates of one. ``upsampling``:
+    see smaller.py. Raises Refused where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
@@ -230,8 +231,16 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
-        work = {w: None for k in kernels if k.group.product for w in (*weighed(k), *apart_or_not(k, plan))}
+        work = {w: None for k in kernels if k.group.product
+                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k))}
         rank(Question(w, target, deterministic()) for w in work)
+        if less := {k.group.product: why for k in kernels if k.group.product
+                    and (why := smaller.why_instead(k, plan, rates, upsampling))}:
+            for product, why in less.items():
+                assert product.instead is not None
+                product.become(product.instead.product)
+                apart[product] = (why,)
+            continue
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
         read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product

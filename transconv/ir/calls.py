@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir.dtype import DType
+from transconv.ir.dtype import DType, i32
 from transconv.ir.reductions import REDUCERS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -29,7 +29,8 @@ class Callee:
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
     ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
     may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
-    of a large x, a half unit of the product is many of the result."""
+    of a large x, a half unit of the product is many of the result. ``result``: the type of the result, if
+    not that of the operands."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -40,6 +41,7 @@ class Callee:
     ints: bool = False
     off: float = 4.0
     inside: float = 0.0
+    result: DType | None = None
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
@@ -73,6 +75,15 @@ def nearest(x):
     return {tl}.where({tl}.abs(x) < whole, near, x)
 '''
 
+# The bits of 1.5 * 2**23 + n are those of 1.5 * 2**23, and n. Conversions take longer than additions.
+NEAREST_SMALL = '''
+@{jit}
+def nearest_small(x):
+    """x, of up to 2**22, as the nearest whole number, halves as the even one; NaN as 0."""
+    near = {tl}.where(x == x, x, 0.0) + 12582912.0
+    return near.to({tl}.int32, bitcast=True) - 1262485504
+'''
+
 
 def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float = 4.0,
           inside: float = 0.0) -> Callee:
@@ -97,6 +108,8 @@ CALLS: dict[str, Callee] = {
     "floor": _same("floor", np.floor, off=0.0),
     "ceil": _same("ceil", np.ceil, off=0.0),
     "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
+    "nearest_small": Callee(1, lambda x: np.rint(np.where(np.isnan(x), 0, x)), "nearest_small",
+                            "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,), off=1.0),
     "fma": _same("fma", lambda x, y, z: x * y + z, 3, off=1.0),

@@ -1,6 +1,6 @@
 """Values converted to the type of a result: rounded to nearest, ties to even, and kept in its range.
 
-    f32 -> i8     i8(nearest(min(max(x, -128.0), 127.0)))
+    f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))
     i32 -> u8     u8(min(max(x, 0), 255))
     f32 -> f8e4m3 f8e4m3(min(max(x, -448.0), 448.0))       chips differ in what a cast makes of more
 """
@@ -14,6 +14,9 @@ from transconv.ir.expr import Const, Div, Expr
 from transconv.ir.operations import Call, Cast
 from transconv.ir.terms import maximum, minimum, select
 from transconv.ir.visit import ExprMutator
+
+MOST_SMALL = 1 << 22
+"""The largest number that ``nearest_small`` takes."""
 
 
 def saturated(x: Expr, to: DType) -> Expr:
@@ -49,7 +52,8 @@ def _rounded(x: Expr, to: DType) -> Expr:
     beyond = max(0, high.bit_length() - wide.dtype.digits)
     most = high if not beyond else high + 1 - 2**beyond
     inside = minimum(maximum(wide, Const(float(low), wide.dtype)), Const(float(most), wide.dtype))
-    made = Cast(Call("nearest", (inside,)), to)
+    is_small = wide.dtype is f32 and max(map(abs, to.limits)) <= MOST_SMALL
+    made = Cast(Call("nearest_small" if is_small else "nearest", (inside,)), to)
     return select(wide > Const(float(most), wide.dtype), Const(high, to), made) if beyond else made
 
 

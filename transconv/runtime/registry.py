@@ -49,8 +49,9 @@ class _Kernels(Generic[Made]):
     def __post_init__(self) -> None:
         sized = [s for s in self.plan.steps if isinstance(s.launcher, SizedLauncher)]
         # The computations are at hand; those of a plan from disk would be lowered anew.
-        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in
-                          zip(sized, self.plan.workload.computations, strict=True)]
+        each = self.plan.workload.computations
+        one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
+        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in zip(one, each, strict=True)]
 
     def us(self, sizes: Sequence[int]) -> float:
         return sum(e(*sizes) for e in self.estimates)
@@ -58,10 +59,12 @@ class _Kernels(Generic[Made]):
 
 class Registry(Generic[Made]):
     """The plans that answer ``questions``, each for any size: ``made`` is their type, ``kind`` what a size
-    is one of, such as a layer, ``title`` what it does."""
+    is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
+    with those before them are left out (0: none is)."""
 
-    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str) -> None:
-        self.questions, self.made, self.kind = [*questions], made, kind
+    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
+                 most: int = 0) -> None:
+        self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
         self.there: dict[Question, _Kernels[Made]] = {}
         self.failed: dict[Question, str] = {}
         self.looked = False
@@ -75,9 +78,8 @@ class Registry(Generic[Made]):
                  if k.plan.required and all(k.plan.required.meets(*sizes))]
         if not found:
             raise Unsupported(waits or "sizes:refused", self._why_none(sizes))
-        estimates = [k.us(sizes) for _, k in found]
-        us = min(estimates)
-        question, best = found[estimates.index(us)]
+        us, _, at = min((k.us(sizes), len(k.plan.steps), at) for at, (_, k) in enumerate(found))
+        question, best = found[at]
         assert best.plan.required is not None
         held = best.plan.held(dict(zip(best.plan.required.names, sizes, strict=True)))
         return Chosen(held, question, us, len(found), waits == COMPILING, self.kind)
@@ -88,6 +90,11 @@ class Registry(Generic[Made]):
         taken = self.choose(sizes, "now")
         return [f"{'taken' if q is taken.question else '     '}  {k.us(sizes):10.4g} us  "
                 f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels its plans have."""
+        return sum(len(k.plan.steps) for k in self.there.values())
 
     def forget(self) -> None:
         """Ask for all plans anew, one of them having been found to be wrong."""
@@ -103,9 +110,12 @@ class Registry(Generic[Made]):
             if question in self.there or question in self.failed:
                 continue
             try:
-                self.there[question] = _Kernels(ready(
-                    question.workload, question.target, None, question.deterministic, self.made,
-                    question.aligned, mode))
+                plan = ready(question.workload, question.target, None, question.deterministic, self.made,
+                             question.aligned, mode)
+                if self.most and self.there and self.kernels + len(plan.steps) > self.most:
+                    self.failed[question] = f"its {len(plan.steps)} kernels would be more than {self.most}"
+                else:
+                    self.there[question] = _Kernels(plan)
             except Unsupported as error:
                 if error.reason in (COMPILING, NEVER):
                     waits = waits or error.reason
